@@ -230,7 +230,7 @@ def test_plain_models_give_the_maps_they_would_multiply_by(options: dict[str, An
         close(got, wanted)
 
 
-def test_layers_without_a_map_are_named_or_told_apart() -> None:
+def test_layers_without_a_map_are_named_or_reported_apart() -> None:
     model = create_model(
         "vit_nano_p2_12", mixer=["softmax", "pooling", "softmax", "identity"], in_chans=3
     )
@@ -288,15 +288,17 @@ def torchvisions() -> nn.Module:
 def test_images_that_the_model_cannot_take_are_named(made: Callable[[], nn.Module]) -> None:
     model = made()
     before = [len(m._forward_hooks) for m in model.modules()]
-    with pytest.raises(UserError, match=r"cannot take images of shape \(1, 3, 20, 20\): ") as told:
+    with pytest.raises(
+        UserError, match=r"cannot take images of shape \(1, 3, 20, 20\): "
+    ) as caught:
         attention_maps(model, torch.randn(1, 3, 20, 20))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="cannot take images"):
         keymix.collapse(model, torch.randn(1, 3, 20, 20))
     assert [len(m._forward_hooks) for m in model.modules()] == before
 
 
-def test_what_fails_in_the_reading_is_not_told_as_bad_images(
+def test_what_fails_in_the_reading_is_not_reported_as_bad_images(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fails(*_: object) -> None:

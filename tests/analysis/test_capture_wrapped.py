@@ -71,7 +71,7 @@ def test_a_prefix_is_counted_where_no_grid_is_known() -> None:
     assert first.sink_in_prefix is not None
 
 
-def test_of_a_prefix_that_nobody_knows_no_share_is_told() -> None:
+def test_of_a_prefix_that_nobody_knows_no_share_is_reported() -> None:
     model = nn.Sequential(nn.Conv2d(3, 12, 8, 8), nn.Flatten(2), Turned(), Attention(12, 3))
     (layer,) = keymix.collapse(model.double(), images()).layers
     assert layer.sink is not None

@@ -191,9 +191,9 @@ def test_a_stream_of_batches_gives_what_one_batch_gives(images: Tensor) -> None:
     def stream() -> Iterator[Tensor]:
         yield from (images[:1], images[1:4], images[4:])
 
-    told: list[int] = []
-    same(at_once, collapse(model, stream(), progress=told.append).to_dict())
-    assert told == [1, 4, 5]
+    lines: list[int] = []
+    same(at_once, collapse(model, stream(), progress=lines.append).to_dict())
+    assert lines == [1, 4, 5]
 
 
 def test_images_cut_into_small_parts_give_the_same(monkeypatch, images: Tensor) -> None:
@@ -231,13 +231,13 @@ def test_columns_of_zeros_are_left_out_and_counted() -> None:
     ab, ac, _ = tally.pairs()
     assert [(p.columns, p.left_out) for p in (ab, ac)] == [(7, 1), (8, 0)]
     maps = [m.numpy() for m in (a, b)]
-    told = [
+    lines = [
         cosine(maps[0][0, h, :, t], maps[1][0, h, :, t])
         for h, t in np.ndindex(2, 4)
         if (h, t) != (1, 2)
     ]
-    assert ab.mean == pytest.approx(np.mean(told))
-    assert tally.nearest()["a"] == np.mean(np.array(told) > TAU)
+    assert ab.mean == pytest.approx(np.mean(lines))
+    assert tally.nearest()["a"] == np.mean(np.array(lines) > TAU)
 
 
 def test_columns_of_just_the_threshold_are_not_similar() -> None:
@@ -318,7 +318,7 @@ def test_layers_without_a_map_are_left_out_and_named(images: Tensor) -> None:
     assert found.layers[1].effective_rank is not None
     assert found.neighbours[0].second == "blocks.2.attn.mixer"  # the next that can be compared
     assert found.shared_from is None
-    assert any("block 2 (" in told for told in found.verdict.caveats)
+    assert any("block 2 (" in line for line in found.verdict.caveats)
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["images"] == 5
 
 

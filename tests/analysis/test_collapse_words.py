@@ -69,7 +69,7 @@ def test_blocks_that_share_a_map_are_named_with_the_evidence_for_every_two() -> 
     )
     assert "4 of 8 blocks (50 %) are similar to the one before" in verdict.evidence[1]
     assert found.similar_blocks == (5, 6, 7, 8)
-    assert any("keymix compare" in told for told in verdict.caveats)
+    assert any("keymix compare" in line for line in verdict.caveats)
 
 
 def test_the_rule_names_the_last_unique_block_and_the_command() -> None:
@@ -77,10 +77,10 @@ def test_the_rule_names_the_last_unique_block_and_the_command() -> None:
     (unique,) = found.unique_blocks
     assert (unique.block, unique.sharing, unique.least) == (4, (5, 6, 7, 8), 0.6)
     assert found.shared_from == 4
-    told = " ".join(found.verdict.evidence)
-    assert "block 4 is the last unique one: blocks 5–8 could take its map" in told
-    assert "agree in at least 60 % of columns (the rule looks at neighbours alone)" in told
-    assert "--model.options.shared_from 4" in told
+    text = " ".join(found.verdict.evidence)
+    assert "block 4 is the last unique one: blocks 5–8 could take its map" in text
+    assert "agree in at least 60 % of columns (the rule looks at neighbours alone)" in text
+    assert "--model.options.shared_from 4" in text
     model = create_model("vit_12b", depth=8, embed_dim=12, num_heads=3, shared_from=4, img_size=32)
     kinds = [block.attn.mixer.mixer_name for block in model.blocks]
     assert kinds == ["softmax"] * 4 + ["shared_map"] * 4
@@ -98,7 +98,7 @@ def test_a_last_block_that_is_unique_shares_nothing() -> None:
     found = study(all_of(range(2, 6), 0.99), 6)
     assert found.shared_from is None
     assert found.unique_blocks[0].block == 6
-    assert any("the last block is unique itself" in told for told in found.verdict.evidence)
+    assert any("the last block is unique itself" in line for line in found.verdict.evidence)
     assert found.verdict.headline.startswith("Blocks 2–5 share one map")
 
 
@@ -119,7 +119,7 @@ def test_when_nothing_collapses_it_says_so_with_the_most_alike() -> None:
     assert verdict.caveats == ()
 
 
-def test_even_maps_are_told_as_the_reason() -> None:
+def test_even_maps_are_reported_as_the_reason() -> None:
     layers = [layer(i, entropy_normalised=0.99) for i in range(1, 5)]
     verdict = study(all_of(range(1, 5), 1.0), 4, layers=layers).verdict
     assert "(nearly even attention)" in verdict.headline
@@ -134,10 +134,10 @@ def test_blocks_alike_in_evenness_only_are_not_said_to_share_a_map() -> None:
         "Blocks 1–4 are alike by DeepViT's measure (cosine above 0.5), but what is left after "
         "subtracting even attention differs: cosine 0.06 (entropy 0.50 of ln M)."
     )
-    assert any("even attention alone gives" in told for told in found.verdict.caveats)
+    assert any("even attention alone gives" in line for line in found.verdict.caveats)
     assert found.shared_from == 1
-    assert not [told for told in found.verdict.evidence if "shared_from" in told]
-    assert any("blocks 2–4 would take its map" in told for told in found.verdict.evidence)
+    assert not [line for line in found.verdict.evidence if "shared_from" in line]
+    assert any("blocks 2–4 would take its map" in line for line in found.verdict.evidence)
     verdict = study(all_of(range(1, 5), 1.0), 4, centred=-0.004).verdict
     assert "cosine 0.00 (" in verdict.headline
     assert "has a cosine of 0.00 on average" in verdict.evidence[0]
@@ -156,7 +156,7 @@ def test_a_map_is_shared_from_half_a_centred_cosine_or_where_nothing_is_left(
     assert ("nothing is left" in verdict.evidence[0]) is math.isnan(centred)
 
 
-def test_stretches_of_both_kinds_are_told_apart() -> None:
+def test_stretches_of_both_kinds_are_reported_apart() -> None:
     found = study(all_of(range(1, 4), 1.0) | all_of(range(4, 6), 1.0), 5)
     pairs = [
         replace(pair, centred=0.25 if pair.first == "blocks.3.attn" else 0.75)
@@ -197,7 +197,7 @@ def test_without_maps_or_pairs_nothing_is_said_about_collapse() -> None:
     assert none.verdict.collapsed is None
     assert none.verdict.headline.startswith("No layer has an attention map")
     assert none.verdict.caveats == ("Without a map: blocks 1–2 (pooling has none).",)
-    assert any("effective rank goes from 39.0" in told for told in none.verdict.evidence)
+    assert any("effective rank goes from 39.0" in line for line in none.verdict.evidence)
     single = study({}, 1)
     assert single.verdict.collapsed is None
     assert single.verdict.headline.startswith("No two layers can be compared")
@@ -205,33 +205,33 @@ def test_without_maps_or_pairs_nothing_is_said_about_collapse() -> None:
 
 
 def test_few_images_and_what_was_left_out_are_said() -> None:
-    told = study({}, 3, images=3, apart=("a and b: windows differ",)).verdict.caveats
-    assert told == (
+    lines = study({}, 3, images=3, apart=("a and b: windows differ",)).verdict.caveats
+    assert lines == (
         "Not compared: a and b: windows differ.",
         "Read on 3 images only: take more before you act on it.",
     )
 
 
-def test_sinks_are_told_from_three_tenths_on() -> None:
+def test_sinks_are_reported_from_three_tenths_on() -> None:
     layers = [layer(1), layer(2, sink=0.45, sink_in_prefix=0.9), layer(3)]
-    told = study({}, 3, layers=layers).verdict.evidence
-    assert any("sinks in block 2: in block 2 one token gets 45 % of a head" in t for t in told)
-    assert any("prefix token in 90 % of heads and images" in t for t in told)
+    lines = study({}, 3, layers=layers).verdict.evidence
+    assert any("sinks in block 2: in block 2 one token gets 45 % of a head" in t for t in lines)
+    assert any("prefix token in 90 % of heads and images" in t for t in lines)
     assert not any("sink" in t for t in study({}, 3).verdict.evidence)
 
 
 def test_of_a_sink_among_an_unknown_prefix_no_share_is_said() -> None:
     layers = [layer(1), layer(2, sink=0.45, sink_in_prefix=None), layer(3)]
-    (told,) = (t for t in study({}, 3, layers=layers).verdict.evidence if "sink" in t)
-    assert told.endswith("one token gets 45 % of a head's attention.")
+    (shown,) = (t for t in study({}, 3, layers=layers).verdict.evidence if "sink" in t)
+    assert shown.endswith("one token gets 45 % of a head's attention.")
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("found", "expected"),
     [([3], "block 3"), ([1, 2, 3, 7], "blocks 1–3, 7"), ([2, 9, 4], "blocks 2, 4, 9")],
 )
-def test_numbers_are_told_in_spans(found: list[int], told: str) -> None:
-    assert numbers("block", found) == told
+def test_numbers_are_reported_in_spans(found: list[int], expected: str) -> None:
+    assert numbers("block", found) == expected
 
 
 def test_a_model_of_pooling_is_answered_without_a_map() -> None:

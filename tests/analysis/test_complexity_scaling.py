@@ -51,8 +51,8 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 @pytest.mark.slow
 def test_every_registered_mixer_is_measured_at_every_number_of_tokens(no_process) -> None:
-    told: list[tuple[str, float]] = []
-    study = complexity(**SMALL, tokens=(4, 6), progress=lambda *step: told.append(step))
+    lines: list[tuple[str, float]] = []
+    study = complexity(**SMALL, tokens=(4, 6), progress=lambda *step: lines.append(step))
     names = list_mixers()
     assert [(row.tokens, row.mixer) for row in study.scaling] == [
         (n, name) for n in (4, 6) for name in names
@@ -71,10 +71,10 @@ def test_every_registered_mixer_is_measured_at_every_number_of_tokens(no_process
         found = counted(options)
         assert (row.params, row.macs) == (found.params, found.macs)
     assert no_process == [names, names]
-    shares = [share for _, share in told]
+    shares = [share for _, share in lines]
     assert shares == sorted(shares)
     assert 0 <= shares[0] < shares[-1] <= 1
-    assert any("round 1 of 1" in text for text, _ in told)
+    assert any("round 1 of 1" in text for text, _ in lines)
 
 
 def test_what_is_known_grows_part_by_part(no_process) -> None:
@@ -185,7 +185,7 @@ def test_a_mixer_of_ones_own_file_goes_into_the_fresh_process(
     assert seen["thrice_for_complexity"].imports == (str(file),)
 
 
-def test_free_memory_is_the_least_that_anybody_tells(
+def test_free_memory_is_the_least_that_anybody_reports(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     meminfo, group = tmp_path / "meminfo", tmp_path / "group"

@@ -139,7 +139,7 @@ class Product(nn.Module):
         ("3x1", 0, ("3x1",)),
     ],
 )
-def test_products_are_told_by_their_factors(
+def test_products_are_reported_by_their_factors(
     kind: str, dynamic: int, kernels: tuple[str, ...]
 ) -> None:
     x = torch.randn(1, 4, 4)

@@ -69,16 +69,18 @@ def test_models_are_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(cost.against is None for cost in costs.values())
 
 
-def test_a_batch_of_one_is_timed_once_and_rounds_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_of_one_is_timed_once_and_rounds_are_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     one_sample_a_round(monkeypatch)
     log: list[tuple[str, int]] = []
-    told: list[int] = []
+    lines: list[int] = []
     models = {"a": Recorder("a", log)}
     costs = measure_interleaved(
-        models, (4,), batch_size=1, repeats=3, warmup=1, on_round=told.append
+        models, (4,), batch_size=1, repeats=3, warmup=1, on_round=lines.append
     )
     assert log == [("a", 1)] * 6
-    assert told == [1, 2, 3]
+    assert lines == [1, 2, 3]
     assert costs["a"].images_per_s == pytest.approx(1000 / costs["a"].latency_ms)
 
 
@@ -205,7 +207,7 @@ def test_without_proc_the_peak_is_none_with_a_reason(
 
 
 @pytest.mark.gpu
-def test_on_cuda_the_allocator_tells_the_peak() -> None:
+def test_on_cuda_the_allocator_reports_the_peak() -> None:
     net = nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 512)).cuda()
     state = {k: v.clone() for k, v in net.state_dict().items()}
     cost = measure(net, (512,), batch_size=1024, repeats=3)
@@ -244,11 +246,11 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("simulated")
 def test_a_slow_spell_of_the_machine_leaves_the_ratio() -> None:
-    told = measure_paired(Working(0.01), Working(0.02), (2,), repeats=12)
-    assert (told.ratio_q1, told.ratio, told.ratio_q3) == pytest.approx((2, 2, 2))
-    assert told.other_ms / told.base_ms == pytest.approx(2)
-    assert told.base_ms in (pytest.approx(10), pytest.approx(30))
-    assert told.verdict == "different"
+    result = measure_paired(Working(0.01), Working(0.02), (2,), repeats=12)
+    assert (result.ratio_q1, result.ratio, result.ratio_q3) == pytest.approx((2, 2, 2))
+    assert result.other_ms / result.base_ms == pytest.approx(2)
+    assert result.base_ms in (pytest.approx(10), pytest.approx(30))
+    assert result.verdict == "different"
     assert measure_paired(Working(0.01), Working(0.02), (2,), repeats=9).verdict == "too few rounds"
 
 

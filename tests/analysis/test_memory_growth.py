@@ -79,7 +79,7 @@ def test_table_8_agrees_with_itself() -> None:
         assert low - 0.005 <= ratio <= high + 0.005, side
 
 
-def test_what_does_not_fit_is_told_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_reported_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "available_bytes", lambda device: 20 * MIB)
     study = memory_growth(sides=(10, 50))
     reasons = {(r.side, r.mixer): r.reason for r in study.rows}
@@ -90,18 +90,18 @@ def test_what_does_not_fit_is_told_and_left_out(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_parts_come_one_a_side_and_progress_grows() -> None:
-    told: list[tuple[str, float]] = []
+    lines: list[tuple[str, float]] = []
     parts = list(
         growth.memory_growth_parts(
-            "qkta", dim=8, sides=(3, 1, 3), progress=lambda *step: told.append(step)
+            "qkta", dim=8, sides=(3, 1, 3), progress=lambda *step: lines.append(step)
         )
     )
     assert [len(part.rows) for part in parts] == [1, 2]
     assert [part.complete for part in parts] == [False, True]
     assert parts[-1].sides == (1, 3)
-    shares = [share for _, share in told]
+    shares = [share for _, share in lines]
     assert shares == sorted(shares)
-    assert told[0][0] == "sqrt(N) = 1: qk_token"
+    assert lines[0][0] == "sqrt(N) = 1: qk_token"
 
 
 @together
@@ -118,6 +118,6 @@ def test_parts_come_one_a_side_and_progress_grows() -> None:
         ({"device": "meta"}, "device 'meta'"),
     ],
 )
-def test_mistakes_are_told_in_one_line(call: dict, match: str) -> None:
+def test_mistakes_are_reported_in_one_line(call: dict, match: str) -> None:
     with pytest.raises(UserError, match=match):
         memory_growth(**{"mixers": "qkta", "sides": (2,), **call})

@@ -35,7 +35,7 @@ def counts_of(predicted, target, classes=4, multilabel=False):
     )
 
 
-def told(counts):
+def scores_of(counts):
     """Mean, weighted mean and Dice of the organs, of counts summed over images."""
     pooled = counts.sum(0)
     return [float(f(pooled, ORGANS)) for f in (mean_jaccard, weighted_jaccard, mean_dice)]
@@ -53,38 +53,38 @@ def test_counts_and_scores_of_two_rows_counted_by_hand():
     assert counts.tolist() == [[[1, 2, 2], [2, 3, 3], [2, 3, 3], [0, 0, 0]]]
     np.testing.assert_allclose(jaccard(counts)[0], [1 / 3, 2 / 4, 2 / 4, NAN])
     np.testing.assert_allclose(dice(counts)[0], [2 / 4, 4 / 6, 4 / 6, NAN])
-    assert told(counts) == pytest.approx([0.5, 0.5, 2 / 3])
+    assert scores_of(counts) == pytest.approx([0.5, 0.5, 2 / 3])
 
 
 def test_weights_are_true_pixels_and_not_predicted_ones():
     # class 1: 6 true, all found, J = 6/8 (2 more predicted); class 2: 2 true, none found, J = 0
     counts = counts_of([[[1] * 8]], [[[1] * 6 + [2] * 2]])
-    assert told(counts) == pytest.approx([(0.75 + 0) / 2, 6 / 8 * 0.75, (12 / 14) / 2])
+    assert scores_of(counts) == pytest.approx([(0.75 + 0) / 2, 6 / 8 * 0.75, (12 / 14) / 2])
 
 
 def test_prediction_where_nothing_is_true_scores_nothing():
     counts = counts_of([[[0, 1, 1, 0]]], [[[0, 0, 0, 0]]])
     np.testing.assert_array_equal(jaccard(counts)[0, 1:], [0, NAN, NAN])
-    assert told(counts) == [0, 0, 0]
+    assert scores_of(counts) == [0, 0, 0]
 
 
 def test_truth_where_nothing_is_predicted_scores_nothing():
     counts = counts_of([[[0, 0, 0, 0]]], [[[0, 3, 3, 0]]])
     np.testing.assert_array_equal(dice(counts)[0, 1:], [NAN, NAN, 0])
-    assert told(counts) == [0, 0, 0]
+    assert scores_of(counts) == [0, 0, 0]
 
 
 def test_slice_without_organs_found_empty_scores_one():
     counts = counts_of([[[0, 0, 0, 0]]], [[[0, 0, 0, 0]]])
     assert np.isnan(jaccard(counts)[0, 1:]).all()
-    assert told(counts) == [1, 1, 1]
+    assert scores_of(counts) == [1, 1, 1]
 
 
 def test_one_pixel_found_is_one_and_missed_by_a_column_is_nothing():
     target = np.zeros((1, 5, 5), int)
     target[0, 2, 2] = 1
-    assert told(counts_of(target, target)) == [1, 1, 1]
-    assert told(counts_of(np.roll(target, 1, axis=2), target)) == [0, 0, 0]
+    assert scores_of(counts_of(target, target)) == [1, 1, 1]
+    assert scores_of(counts_of(np.roll(target, 1, axis=2), target)) == [0, 0, 0]
 
 
 def test_scores_of_a_split_pool_its_pixels():
@@ -93,7 +93,7 @@ def test_scores_of_a_split_pool_its_pixels():
     predicted = [[[1, 0, 0, 0, 0, 0, 0, 0, 0]], [[1, 0, 0, 0, 0, 0, 0, 0, 0]]]
     counts = counts_of(predicted, target)
     np.testing.assert_allclose(mean_jaccard(counts, ORGANS), [1, 1 / 9])
-    assert told(counts) == pytest.approx([0.2, 0.2, 4 / 12])
+    assert scores_of(counts) == pytest.approx([0.2, 0.2, 4 / 12])
 
 
 def test_ignored_pixels_count_nowhere():
@@ -106,7 +106,7 @@ def test_ignored_pixels_count_nowhere():
 def test_all_pixels_ignored_leave_no_class():
     counts = counts_of([[[1, 2]]], [[[255, 255]]])
     assert counts.sum() == 0
-    assert told(counts) == [1, 1, 1]
+    assert scores_of(counts) == [1, 1, 1]
 
 
 def test_overlapping_organs_count_each_for_itself():

@@ -179,10 +179,10 @@ def test_a_network_that_says_nothing_is_not_compared_with_its_ann_counterpart(
     assert study.to_dict()["twin"]["ratio"] == pytest.approx(study.ann_energy / study.energy[1])
     mute = small_net()
     nn.init.zeros_(mute.head.weight)
-    told = spike_study(mute, images(), batch_size=2)
-    assert (told.varies, told.rate) == (False, study.rate)
-    assert told.to_dict()["twin"]["ratio"] is None
-    assert "does not vary from image to image" in told.notes[0]
+    result = spike_study(mute, images(), batch_size=2)
+    assert (result.varies, result.rate) == (False, study.rate)
+    assert result.to_dict()["twin"]["ratio"] is None
+    assert "does not vary from image to image" in result.notes[0]
     assert spike_study(mute, images(1)).varies  # of one image nobody knows
 
 
@@ -191,9 +191,9 @@ def test_layers_that_give_no_spike_are_named() -> None:
     mixer = net.stages[0].blocks[0].attn.mixer
     for neuron in (net.sn2, mixer.q_sn, mixer.k_sn, mixer.attn_sn):
         neuron.v_threshold = 1e9
-    told = spike_study(net, images())
-    assert told.unspiking == ("sn2", *(f"{BLOCK}.attn.mixer.{n}_sn" for n in ("q", "k", "attn")))
-    (named,) = [note for note in told.notes if "gave no spike" in note]
+    result = spike_study(net, images())
+    assert result.unspiking == ("sn2", *(f"{BLOCK}.attn.mixer.{n}_sn" for n in ("q", "k", "attn")))
+    (named,) = [note for note in result.notes if "gave no spike" in note]
     assert named.startswith("4 of 8 layers of neurons gave no spike: sn2, stages")
     assert named.endswith("mixer.k_sn and 1 more.")
 
@@ -267,9 +267,13 @@ def test_values_count_what_is_above_the_largest_cell_in_it() -> None:
     values.add(torch.tensor([0.0, 1.0, 1.0]))
     assert (values.kind, values.to_dict()["shares"]) == ("binary", [1 / 3, 2 / 3])
     values.add(torch.tensor([0.0, 3.0, 20.0]))
-    told = values.to_dict()
-    assert (told["kind"], told["mean"], len(told["shares"])) == ("counts", 25 / 6, LARGEST + 1)
-    assert told["shares"][3] == told["shares"][LARGEST] == 1 / 6
+    record = values.to_dict()
+    assert (record["kind"], record["mean"], len(record["shares"])) == (
+        "counts",
+        25 / 6,
+        LARGEST + 1,
+    )
+    assert record["shares"][3] == record["shares"][LARGEST] == 1 / 6
     values.add(torch.tensor([-1.0]))
     assert (values.kind, values.to_dict()["shares"]) == ("real", None)
 

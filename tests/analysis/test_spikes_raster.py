@@ -43,12 +43,12 @@ def test_a_raster_is_one_head_of_what_the_mixer_forms() -> None:
 def test_rows_of_the_record_are_texts_of_0_and_1() -> None:
     (found,) = spike_rasters(small_net(), images()[0])
     assert (found.step, found.start, found.heads) == (2, 0, 2)  # the last of 3; all 12 tokens
-    told = found.to_dict()
-    assert [len(row) for row in told["attention"]] == [12] * 3
-    assert [[int(bit) for bit in row] for row in told["keys"]] == found.keys.int().tolist()
+    record = found.to_dict()
+    assert [len(row) for row in record["attention"]] == [12] * 3
+    assert [[int(bit) for bit in row] for row in record["keys"]] == found.keys.int().tolist()
 
 
-def test_the_segment_is_in_the_middle_unless_told() -> None:
+def test_the_segment_is_in_the_middle_unless_given() -> None:
     class Long(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -23,7 +23,7 @@ def test_unusable_device_is_one_line(
     with pytest.raises(SystemExit) as ended:
         bench["main"](["--device", device])
     assert ended.value.code == 2
-    told = capsys.readouterr()
-    assert not told.out
-    last = told.err.splitlines()[-1]
+    text = capsys.readouterr()
+    assert not text.out
+    last = text.err.splitlines()[-1]
     assert f"error: argument --device: device '{device}' cannot be used here: " in last

@@ -24,12 +24,12 @@ def test_the_benchmark_prints_each_start(
     bench = runpy.run_path(str(SCRIPT))
     words = ["--per-class", "10", "--events", "200", "--time-steps", "2"]
     assert bench["main"]([*words, "--folder", str(tmp_path / "set")]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith("100 recordings of 200 events")
-    assert re.findall(r"^(first|second|third) start: [\d.]+ s$", told, re.M) == [
+    text = capsys.readouterr().out
+    assert text.startswith("100 recordings of 200 events")
+    assert re.findall(r"^(first|second|third) start: [\d.]+ s$", text, re.M) == [
         "first",
         "second",
         "third",
     ]
-    assert "an epoch of 81 recordings in batches of 16" in told
+    assert "an epoch of 81 recordings in batches of 16" in text
     assert len(made) == 100

@@ -71,7 +71,7 @@ def test_formulas_are_compared_at_every_site_of_the_figure(study: Complexity) ->
     assert study.formulas[3].biases == {"key_conv.bias": 3 * 12}
 
 
-def test_a_wrong_formula_is_told_with_its_sites(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_formula_is_reported_with_its_sites(monkeypatch: pytest.MonkeyPatch) -> None:
     softmax = next(f for f in TABLE_6 if f.mixer == "softmax")
     wrong = replace(softmax, macs=lambda n, d: softmax.macs(n, d) + (n == 64))
     monkeypatch.setattr(papers, "TABLE_6", (wrong,))
@@ -182,7 +182,7 @@ def test_exponents_are_those_of_the_orders(monkeypatch: pytest.MonkeyPatch) -> N
     assert all(not row.disagree for row in rows.values())
 
 
-def test_a_formula_that_does_not_hold_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_formula_that_does_not_hold_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = replace(TABLE_1[4], formed=lambda n, d, h: h * n + (n == 64))
     monkeypatch.setattr(papers, "TABLE_1", (wrong,))
     monkeypatch.setattr(studying, "SWEEP", (16, 64))

@@ -28,9 +28,9 @@ def test_the_benchmark_prints_ratios_to_spikingjelly(
     peaks = {"SpikingJelly": 200.0, "keymix": 50.0, "keymix, one by one": 100.0}
     bench["main"].__globals__["peak"] = lambda name, setting: peaks[name]  # no fresh processes
     assert bench["main"](["--batch", "2", "--side", "32", "--rounds", "1"]) == 0
-    told = capsys.readouterr().out
-    assert "batch 2, 32 pixels, 1 rounds" in told
-    rows = {line[:20].strip(): line[20:].split() for line in told.splitlines() if "[" in line}
+    text = capsys.readouterr().out
+    assert "batch 2, 32 pixels, 1 rounds" in text
+    rows = {line[:20].strip(): line[20:].split() for line in text.splitlines() if "[" in line}
     rows.pop("step of")
     assert list(rows) == list(peaks)
     assert rows["SpikingJelly"][3] == "1.00"
@@ -38,7 +38,7 @@ def test_the_benchmark_prints_ratios_to_spikingjelly(
     assert {None, "plain_steps() asks for it"} == set(ways)
 
 
-def test_a_fresh_process_tells_its_peak(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fresh_process_reports_its_peak(capsys: pytest.CaptureFixture[str]) -> None:
     bench = runpy.run_path(str(SCRIPT))
     assert bench["main"](["--batch", "2", "--side", "32", "--peak-of", "keymix"]) == 0
     assert float(capsys.readouterr().out) >= 0

@@ -47,7 +47,7 @@ def measured(builds: Mapping[str, Build], shape: Sequence[int], **how: Any) -> d
             dtype="float32",
             peak_inference_mib=LATENCY[name] if "cvt" not in name else None,
             peak_training_mib=2 * LATENCY[name] ** 2,
-            peak_note="as told",
+            peak_note="as measured",
             against=None if name == base else paired(LATENCY[name] / LATENCY[base], name),
         )
         for name in builds
@@ -63,7 +63,7 @@ def test_the_benchmark_prints_ratios_to_the_same_encoder(
     assert main(["--models", *LATENCY, "--size", "32"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("keymix ")
-    assert lines.count("  memory: as told") == 2
+    assert lines.count("  memory: as measured") == 2
     rows = {line.split()[0]: line.split() for line in lines if line.startswith("setr_")}
     assert rows["setr_kv"][3:] == [
         f"{19.68 / 21.07:.3f}",

@@ -90,7 +90,7 @@ def test_json_is_the_whole_record(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_files_are_written_and_replaced_only_when_told(
+def test_files_are_written_and_replaced_only_when_asked(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     out = tmp_path / "deep" / "cost"
@@ -160,8 +160,8 @@ def test_ctrl_c_keeps_what_is_done(
     assert {row["tokens"] for row in record["scaling"]} == {4}
     assert not record["complete"]
     assert "Stopped early." in (out / "complexity.html").read_text()
-    told = capsys.readouterr().err.splitlines()[-1]
-    assert told == (
+    text = capsys.readouterr().err.splitlines()[-1]
+    assert text == (
         f"keymix: stopped by SIGINT: {str(out)!r} has what was measured at 4 tokens; the same "
         "command with --overwrite measures all"
     )
@@ -178,7 +178,7 @@ def test_ctrl_c_before_anything_says_so(
     assert not (tmp_path / "cost").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_told_before_the_work(
+def test_a_folder_that_cannot_be_made_is_reported_before_the_work(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("no folder")
@@ -240,7 +240,7 @@ def test_a_mixer_of_ones_own_enters(capsys: pytest.CaptureFixture[str], tmp_path
         (["complexty"], "unknown analysis 'complexty'. Did you mean 'complexity'?"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(
+def test_a_mistake_is_reported_in_one_line(
     words: list[str],
     message: str,
     capsys: pytest.CaptureFixture[str],
@@ -259,7 +259,7 @@ def test_a_mistake_is_told_in_one_line(
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["file", "full", "mine.txt"]
 
 
-def test_a_disk_that_refuses_is_told_in_one_line(
+def test_a_disk_that_refuses_is_reported_in_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -267,11 +267,11 @@ def test_a_disk_that_refuses_is_told_in_one_line(
     assert "cannot write" in capsys.readouterr().err
 
 
-def test_help_tells_every_option_and_analysis(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_reports_every_option_and_analysis(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", "--help"]) == 0
-    told = capsys.readouterr().out
+    text = capsys.readouterr().out
     study = get_study("complexity")
     for action in analyze.parser(study)._actions:
         if action.dest != "help":
-            assert action.option_strings[-1] in told
-    assert study.summary in told
+            assert action.option_strings[-1] in text
+    assert study.summary in text

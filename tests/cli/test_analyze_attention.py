@@ -93,9 +93,9 @@ def test_numbers_are_those_of_the_maps_and_every_picture_opens(
     assert "over layers 0, 3 only, 2 of 4 layers" in page
     assert "(mean)</td>" in page
     assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
-    told = capsys.readouterr()
-    assert f"{NAME} has random weights" in told.err
-    lines = [line.split("\t") for line in told.out.splitlines()]
+    text = capsys.readouterr()
+    assert f"{NAME} has random weights" in text.err
+    lines = [line.split("\t") for line in text.out.splitlines()]
     assert lines[0][:3] == ["model", "layer", "path"]
     assert [line[1] for line in lines[1:]] == ["0", "3"]
     assert float(lines[1][3]) == pytest.approx(model["layers"][0]["peak"], rel=1e-2)
@@ -119,8 +119,8 @@ def test_rollout_covers_all_layers_where_only_some_are_shown(
     np.testing.assert_allclose(arrays[model["rollout"]["array"]][:, 0], rolled.numpy(), rtol=1e-5)
     assert "It covers all layers" in (out / "attention.html").read_text()
     typed = from_json(AttentionRecord, record, where=str(out))
-    told = caption(typed, typed.models, "1,2")
-    assert "Its peak on the query itself is that identity, the residual path." in told
+    text = caption(typed, typed.models, "1,2")
+    assert "Its peak on the query itself is that identity, the residual path." in text
 
 
 def test_mixers_stand_below_one_another_and_those_without_maps_say_why(
@@ -168,9 +168,9 @@ def test_even_attention_in_windows_is_one_over_the_keys_of_a_window(
         window = int((weights[0] > 0).sum())
         assert window < layer["keys"] == weights[1].size
         assert layer["even"] == [window, layer["keys"]]
-        told = weights * np.array(layer["even"])[:, None, None]
-        assert told[0].sum() == pytest.approx(window, rel=1e-4)
-        assert layer["peak"] == pytest.approx(told.max((-2, -1)).mean(), rel=1e-4)
+        text = weights * np.array(layer["even"])[:, None, None]
+        assert text[0].sum() == pytest.approx(window, rel=1e-4)
+        assert layer["peak"] == pytest.approx(text.max((-2, -1)).mean(), rel=1e-4)
         assert layer["peak"] < 3, "random weights attend nearly evenly"
 
 
@@ -207,7 +207,7 @@ def test_windows_lie_on_the_image(photos: Path, tmp_path: Path) -> None:
     assert not np.array_equal(first > 0, second > 0)  # shifted
 
 
-def test_a_look_is_replaced_only_when_told_and_takes_its_pictures_along(
+def test_a_look_is_replaced_only_when_asked_and_takes_its_pictures_along(
     photos: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "deep" / "looks"
@@ -220,15 +220,15 @@ def test_a_look_is_replaced_only_when_told_and_takes_its_pictures_along(
     assert sorted(p.name for p in out.glob("*.png")) == ["01-jay-mean.png", "mine.png"]
 
 
-def test_a_damaged_image_is_left_out_and_told(
+def test_a_damaged_image_is_left_out_and_reported(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (photos / "bad.png").write_bytes(b"no image")
     out = tmp_path / "looks"
     words = [NAME, "--layers", "0", "--images", str(photos), "--out", str(out)]
     assert analyze.main(["attention", *words]) == 2
-    (told,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
-    assert "bad.png" in told
+    (shown,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert "bad.png" in shown
     record, _ = read(out)
     assert [Path(name).name for name in record["left_out"]] == ["bad.png"]
     assert len(record["images"]) == 2
@@ -252,7 +252,7 @@ def test_a_damaged_image_is_left_out_and_told(
         (["resnet18"], UserError, "no adapter knows"),
     ],
 )
-def test_mistakes_are_told_before_a_folder_is_left(
+def test_mistakes_are_reported_before_a_folder_is_left(
     words: list[str], error: type[UserError], said: str, photos: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "looks"
@@ -268,10 +268,10 @@ def test_weights_that_nobody_has_are_one_line(
 ) -> None:
     words = ["analyze", "attention", NAME, "--pretrained", "--images", str(photos)]
     assert main([*words, "--out", str(tmp_path / "looks")]) == 2
-    told = capsys.readouterr().err
-    assert told.splitlines()[-1].startswith("keymix: error: ")
-    assert f"{NAME} has no weights" in told or f"weights of '{NAME}' cannot be loaded" in told
-    assert "Traceback" not in told
+    text = capsys.readouterr().err
+    assert text.splitlines()[-1].startswith("keymix: error: ")
+    assert f"{NAME} has no weights" in text or f"weights of '{NAME}' cannot be loaded" in text
+    assert "Traceback" not in text
     assert not (tmp_path / "looks").exists()
 
 

@@ -54,14 +54,14 @@ def test_a_run_is_read_on_its_own_test_images(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert analyze.main(["collapse", str(run), "--limit", "4"]) == 0
-    told = capsys.readouterr()
-    rows = [line.split("\t") for line in told.out.splitlines()]
+    text = capsys.readouterr()
+    rows = [line.split("\t") for line in text.out.splitlines()]
     assert rows[0][:4] == ["model", "path", "block", "before"]
     assert [row[:3] for row in rows[1:]] == [
         ["deep", f"blocks.{i}.attn.mixer", str(i + 1)] for i in range(3)
     ]
     assert all(len(row) == len(rows[0]) for row in rows)
-    (headline,) = [line for line in told.err.splitlines() if line.startswith("deep: ")]
+    (headline,) = [line for line in text.err.splitlines() if line.startswith("deep: ")]
     assert headline.endswith(".")
 
 

@@ -32,7 +32,7 @@ def test_a_pipe_gets_a_line_a_measurement(capsys: pytest.CaptureFixture[str]) ->
     assert "sqrt(N) = 8: spiking_self" in err
 
 
-def test_files_are_written_and_replaced_only_when_told(
+def test_files_are_written_and_replaced_only_when_asked(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     out = tmp_path / "deep" / "memory"

@@ -88,8 +88,8 @@ def test_a_pipe_gets_lines_led_by_the_name_of_their_table(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert analyze.main(["spikes", str(run), "--limit", "4"]) == 0
-    told = capsys.readouterr()
-    rows = [line.split("\t") for line in told.out.splitlines()]
+    text = capsys.readouterr()
+    rows = [line.split("\t") for line in text.out.splitlines()]
     kinds = list(dict.fromkeys(row[0] for row in rows))
     assert kinds == ["total", "rates"]
     assert len(rows) < 20
@@ -98,10 +98,10 @@ def test_a_pipe_gets_lines_led_by_the_name_of_their_table(
         assert heading[1] == "model"
         assert {row[1] for row in rest} == {"qk"}
         assert {len(row) for row in rest} == {len(heading)}
-    assert "reading 4 images with qk" in told.err
-    assert "qk: 0." in told.err
-    assert "spikes per neuron and step over 3 steps" in told.err
-    assert "qk: Read on 4 images only" in told.err
+    assert "reading 4 images with qk" in text.err
+    assert "qk: 0." in text.err
+    assert "spikes per neuron and step over 3 steps" in text.err
+    assert "qk: Read on 4 images only" in text.err
 
 
 def test_a_dead_run_is_warned_of_and_not_compared_with_its_ann_counterpart(
@@ -126,15 +126,15 @@ def test_a_dead_run_is_warned_of_and_not_compared_with_its_ann_counterpart(
         }
         files.write_json(folder / files.SUMMARY, summary)
         assert analyze.main(["spikes", str(folder), *DIGITS]) == 0
-        told = capsys.readouterr()
-        heading, total = (r.split("\t") for r in told.out.splitlines() if r.startswith("total"))
+        text = capsys.readouterr()
+        heading, total = (r.split("\t") for r in text.out.splitlines() if r.startswith("total"))
         row = dict(zip(heading, total, strict=True))
         assert (row["rate"], row["twin_ratio"]) == ("0", "")
         assert float(row["twin_energy_pj"]) > 0
-        assert "times as much" not in told.err
-        assert "dead: 100.0 % of the neurons never fired" in told.err
-        assert "dead: What the network gives does not vary from image to image" in told.err
-        assert ("test accuracy, 15.0 %, is no better than chance" in told.err) == said
+        assert "times as much" not in text.err
+        assert "dead: 100.0 % of the neurons never fired" in text.err
+        assert "dead: What the network gives does not vary from image to image" in text.err
+        assert ("test accuracy, 15.0 %, is no better than chance" in text.err) == said
 
 
 def test_a_terminal_gets_words_and_the_table_of_the_paper(
@@ -143,14 +143,14 @@ def test_a_terminal_gets_words_and_the_table_of_the_paper(
     monkeypatch.setattr(type(console.out), "is_terminal", True)
     assert analyze.main(["spikes", str(run), *DIGITS]) == 0
     out = capsys.readouterr().out
-    for told in (
+    for expected in (
         "Read on 3 images only",
         "values above 1",
         "MLP layer 2",
         "0.3477",
         "synaptic operations",
     ):
-        assert told in out
+        assert expected in out
 
 
 @pytest.mark.slow
@@ -283,6 +283,6 @@ def test_a_broken_recording_is_named_and_the_others_are_read(
     (tmp_path / "a.aedat").write_bytes(b"nothing")
     np.savez(tmp_path / "b.npz", t=[1, 2], x=[3, 4], y=[5, 6], p=[0, 1])
     assert analyze.main(["spikes", str(run_on_events), "--images", str(tmp_path)]) == 2
-    told = capsys.readouterr().err
-    assert "reading 2 recordings with moving" in told
-    assert f"{tmp_path}/a.aedat: the header is broken" in told
+    text = capsys.readouterr().err
+    assert "reading 2 recordings with moving" in text
+    assert f"{tmp_path}/a.aedat: the header is broken" in text

@@ -203,9 +203,9 @@ def test_memory_that_runs_out_anywhere_is_one_line(
 
     monkeypatch.setattr("keymix.cli.list.main", run)
     assert main(["list"]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("keymix: error: out of memory in `keymix list`: ")
-    assert told.count("\n") == 1
+    text = capsys.readouterr().err
+    assert text.startswith("keymix: error: out of memory in `keymix list`: ")
+    assert text.count("\n") == 1
     error = RuntimeError("a mistake of keymix")
     with pytest.raises(RuntimeError, match="a mistake of keymix"):
         main(["list"])
@@ -216,9 +216,9 @@ def test_help_that_is_asked_for_is_no_mistake(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == 0
-    told = capsys.readouterr()
-    assert told.out.startswith(" ".join(["usage: keymix", *words[1:]]))
-    assert not told.err
+    text = capsys.readouterr()
+    assert text.out.startswith(" ".join(["usage: keymix", *words[1:]]))
+    assert not text.err
 
 
 def test_the_page_holds_the_table() -> None:

@@ -53,14 +53,14 @@ def test_a_broken_rule_ends_with_2_and_one_line(
 ) -> None:
     text = SUITE_ONLY.get(rule) or BROKEN[rule]
     code, out, err = checked(capsys, written(tmp_path, text), "--json")
-    (told,) = json.loads(out)
-    broken = {each["name"]: each["why"] for each in told["rules"] if not each["holds"]}
+    (record,) = json.loads(out)
+    broken = {each["name"]: each["why"] for each in record["rules"] if not each["holds"]}
     name = rule.partition(": ")[0]
-    tried = [each["name"] for each in told["rules"]]
+    tried = [each["name"] for each in record["rules"]]
     assert tried == NAMES[: len(tried)]
     assert list(broken) == [name]
     assert broken[name]
-    assert not told["holds"]
+    assert not record["holds"]
     assert code == 2
     assert len(err.splitlines()) == 1
     for part in ("'mine'", name, "mine.py", "docs/own-mixer.md"):

@@ -15,7 +15,7 @@ import pytest
 from commands import one_thread
 from keymix.analysis.statistics import Interval, Summary
 from keymix.cli import main
-from keymix.cli.comparison import tell
+from keymix.cli.comparison import print_result
 from keymix.compare.run import Comparison
 from keymix.report.record import CostRow, Outcome, OutcomeRow, opened
 
@@ -23,7 +23,7 @@ SMALL = ["--mixers", "mhsa", "--seeds", "1", "--limit", "100", "--epochs", "1", 
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         ("--mixers mhsa,sku", "ska"),
         ("--mixers mhsa,ska(activation=rellu)", "activation"),
@@ -51,14 +51,14 @@ SMALL = ["--mixers", "mhsa", "--seeds", "1", "--limit", "100", "--epochs", "1", 
         ("photos", "--data"),
     ],
 )
-def test_bad_input_is_one_line_and_leaves_nothing(words, told, tmp_path, capsys):
+def test_bad_input_is_one_line_and_leaves_nothing(words, expected, tmp_path, capsys):
     out = tmp_path / "out"
     assert main(["compare", *words.split(), "--out", str(out)]) == 2
     captured = capsys.readouterr()
     lines = captured.err.strip().splitlines()
     assert len(lines) == 1
     assert lines[0].startswith("keymix: error: ")
-    assert told in lines[0]
+    assert expected in lines[0]
     assert captured.out == ""
     assert not out.exists()
 
@@ -106,7 +106,7 @@ def _no_fresh_process(monkeypatch) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_no_fresh_process")
-def test_piped_it_tells_a_table_the_verdicts_and_where_the_report_is(tmp_path, capsys):
+def test_piped_it_reports_a_table_the_verdicts_and_where_the_report_is(tmp_path, capsys):
     out = tmp_path / "out"
     words = [*SMALL, "--match", "params", "--out", str(out)]
     assert main(["compare", *words]) == 0
@@ -124,10 +124,10 @@ def test_piped_it_tells_a_table_the_verdicts_and_where_the_report_is(tmp_path, c
     assert all(f"- {verdict}" in captured.out for verdict in verdicts)
 
     assert main(["compare", *words, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [row["mixer"] for row in told["mixers"]] == ["softmax", "identity"]
-    assert told["mixers"][0]["costs"]["params"] > 0
-    assert told["failed"] == []
+    stored = json.loads(capsys.readouterr().out)
+    assert [row["mixer"] for row in stored["mixers"]] == ["softmax", "identity"]
+    assert stored["mixers"][0]["costs"]["params"] > 0
+    assert stored["failed"] == []
 
 
 @pytest.mark.slow
@@ -165,13 +165,13 @@ def test_the_table_says_why_there_is_no_interval_over_seeds(tmp_path, capsys):
         OutcomeRow(
             mixer=name,
             scores={"top1": summary, "top5": Summary(n=0, mean=None, sd=None)},
-            seeds=told,
+            seeds=expected,
             images=None,
             verdict=None,
             headline=f"{name} stands.",
             detail="",
         )
-        for name, told in (("softmax", None), ("static_key", seeds), ("pooling", one))
+        for name, expected in (("softmax", None), ("static_key", seeds), ("pooling", one))
     )
     stored = Path(__file__).parents[2] / "docs/results/spiking-cifar10/results.json"
     record = replace(
@@ -182,7 +182,7 @@ def test_the_table_says_why_there_is_no_interval_over_seeds(tmp_path, capsys):
         outcome=Outcome(last=rows, best=rows),
         spikes=None,
     )
-    tell(Comparison(out=tmp_path, record=record))
+    print_result(Comparison(out=tmp_path, record=record))
     out = capsys.readouterr().out
     assert "\nstatic_key\t50.0 ± 0.0\t+1.0\t–\t" in out
     assert f"- static_key stands.\n  no interval over seeds: {note}.\n- pooling stands.\n" in out

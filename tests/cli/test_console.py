@@ -39,7 +39,7 @@ def test_lines_and_notes_show_escapes(written: io.StringIO) -> None:
     console.note(NAME)
     console.warn(NAME)
     console.line((NAME, "x"))
-    console.tell_broken([NAME])
+    console.report_broken([NAME])
     text = written.getvalue()
     assert text.count(ESCAPED) == 6
     assert not DRIVING & set(text)

@@ -152,9 +152,9 @@ def test_a_forward_that_fails_is_one_line(
     )
     words = ("--input-size", "3,8,8", "--import", str(file))
     assert main(["count", f"failing_{error.lower()}", *words]) == 2
-    told = capsys.readouterr().err
-    assert "it takes no image" in told
-    assert told.count("\n") == 1
+    text = capsys.readouterr().err
+    assert "it takes no image" in text
+    assert text.count("\n") == 1
 
 
 def test_a_mixer_that_looks_at_numbers_is_counted(
@@ -216,7 +216,7 @@ def test_a_mixer_of_ones_own_is_counted(capsys: pytest.CaptureFixture[str], tmp_
         (["qkformer_micro_32", "--time-steps", "1000000000"], "time_steps=1000000000"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(
+def test_a_mistake_is_reported_in_one_line(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["count", *words]) == 2

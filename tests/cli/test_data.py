@@ -28,8 +28,8 @@ def photos(tmp_path: Path) -> Path:
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     code = main(["data", *words])
-    told = capsys.readouterr()
-    return code, told.out, told.err
+    text = capsys.readouterr()
+    return code, text.out, text.err
 
 
 def test_the_verdict_stands_first(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,7 +58,7 @@ def test_bad_data_ends_with_one_and_lines_for_scripts(
     assert finding[4] == "5"
 
 
-def test_json_and_out_tell_everything(
+def test_json_and_out_report_everything(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for i in range(5):
@@ -66,9 +66,9 @@ def test_json_and_out_tell_everything(
     file = tmp_path / "report.json"
     code, out, _ = run(capsys, "check", str(photos), "--json", "--out", str(file))
     assert code == 1
-    told = json.loads(out)
-    assert told == json.loads(file.read_text())
-    assert len(told["findings"][0]["where"]) == 5
+    stored = json.loads(out)
+    assert stored == json.loads(file.read_text())
+    assert len(stored["findings"][0]["where"]) == 5
     code, _, err = run(capsys, "check", str(photos), "--out", str(file))
     assert code == 2
     assert "exists: name another file or add --overwrite" in err
@@ -88,7 +88,7 @@ def test_json_and_out_tell_everything(
         (["check", "folder:nowhere"], "there is no 'nowhere'. Check the path."),
     ],
 )
-def test_a_mistake_is_told_in_one_line(
+def test_a_mistake_is_reported_in_one_line(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = run(capsys, *words)
@@ -104,7 +104,7 @@ def test_help_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "keymix data check photos" in capsys.readouterr().out
 
 
-def test_long_work_is_told_where_there_is_no_terminal(
+def test_long_work_is_reported_where_there_is_no_terminal(
     photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("keymix.cli.data._SILENCE", 0.0)
@@ -119,7 +119,7 @@ def _name_that_is_no_utf8(photos: Path) -> None:
         pytest.skip("this file system takes names in UTF-8 only")
 
 
-def test_a_name_that_is_no_utf8_is_told(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_is_no_utf8_is_reported(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _name_that_is_no_utf8(photos)
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="utf-8"))
@@ -137,13 +137,13 @@ def test_names_with_control_characters_drive_no_terminal(
     name = "br\nok\x1b[2Jen.png"
     (photos / "cat" / name).write_bytes(b"x")
     assert main(["data", "check", str(photos)]) == 1
-    told = capsys.readouterr().out
-    assert r"br\nok\x1b[2Jen.png: not an image" in told
-    assert "\x1b" not in told
+    text = capsys.readouterr().out
+    assert r"br\nok\x1b[2Jen.png: not an image" in text
+    assert "\x1b" not in text
     assert main(["train", "digits_vit", "--data", f"folder:{photos}", "--out", "x"]) == 2
-    told = capsys.readouterr().err
-    assert r"br\nok\x1b[2Jen.png" in told
-    assert len(told.splitlines()) == 1
+    text = capsys.readouterr().err
+    assert r"br\nok\x1b[2Jen.png" in text
+    assert len(text.splitlines()) == 1
 
 
 def test_classes_with_control_characters_drive_no_terminal(
@@ -151,10 +151,10 @@ def test_classes_with_control_characters_drive_no_terminal(
 ) -> None:
     (photos / "cat").rename(photos / "c\x1b]0;x\x07\nat")
     assert main(["data", "check", str(photos)]) == 0
-    told = capsys.readouterr().out
-    assert r"c\x1b]0;x\x07\nat" in told
-    assert not {"\x1b", "\x07"} & set(told)
-    assert all("\t" in line for line in told.splitlines())
+    text = capsys.readouterr().out
+    assert r"c\x1b]0;x\x07\nat" in text
+    assert not {"\x1b", "\x07"} & set(text)
+    assert all("\t" in line for line in text.splitlines())
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def scans(tmp_path: Path) -> Path:
     return write_uwgi(tmp_path / "uw", cases=8, slices=3)
 
 
-def test_masks_are_told_class_by_class(scans: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_masks_are_reported_class_by_class(scans: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "check", str(scans))
     assert code == 0
     lines = [line.split("\t") for line in out.splitlines()]
@@ -185,17 +185,17 @@ def test_masks_are_told_class_by_class(scans: Path, capsys: pytest.CaptureFixtur
     }
 
 
-def test_options_of_masks_change_what_is_told(
+def test_options_of_masks_change_what_is_reported(
     scans: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--masks", "multilabel", "--stack", "3", "--test-fraction", "0.3", "--json"]
     code, out, _ = run(capsys, "check", f"uwgi:{scans}", *words)
-    told = json.loads(out)
+    stored = json.loads(out)
     assert code == 0
-    assert told["masks"]["kind"] == "multilabel"
-    assert list(told["classes"]) == ["large_bowel", "small_bowel", "stomach"]
-    assert told["cases"] == {"train": 5, "val": 1, "test": 2}
-    (stacks,) = [each for each in told["findings"] if each["level"] == "note"]
+    assert stored["masks"]["kind"] == "multilabel"
+    assert list(stored["classes"]) == ["large_bowel", "small_bowel", "stomach"]
+    assert stored["cases"] == {"train": 5, "val": 1, "test": 2}
+    (stacks,) = [each for each in stored["findings"] if each["level"] == "note"]
     assert (stacks["what"], stacks["count"]) == ("stacks with missing neighbours", 16)
     assert stacks["where"][0]["missing"] == 1
     code, out, _ = run(capsys, "check", f"uwgi:{scans}", "--split-by", "slice")
@@ -203,7 +203,7 @@ def test_options_of_masks_change_what_is_told(
     assert "would falsify results: cases in more than one split (" in out
 
 
-def test_a_set_that_cannot_be_split_is_told_whole(
+def test_a_set_that_cannot_be_split_is_reported_whole(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = write_uwgi(tmp_path / "one", cases=1, slices=2)
@@ -226,7 +226,7 @@ def test_a_set_that_cannot_be_split_is_told_whole(
         (["uwgi:scans"], "there is no 'scans'. Check the path."),
     ],
 )
-def test_mistakes_with_masks_are_told_in_one_line(
+def test_mistakes_with_masks_are_reported_in_one_line(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = run(capsys, "check", *words)

@@ -17,6 +17,6 @@ def test_an_empty_value_is_one_line(
     out = tmp_path / "run"
     assert main(["train", "digits_vit", *option, "--out", str(out)]) == 2
     name = option[0].rstrip("=")
-    told = capsys.readouterr().err
-    assert told == f"keymix: error: option {name} is empty: give it a value, or leave it out.\n"
+    text = capsys.readouterr().err
+    assert text == f"keymix: error: option {name} is empty: give it a value, or leave it out.\n"
     assert not out.exists()

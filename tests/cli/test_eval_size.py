@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def told(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict:
+def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict:
     capsys.readouterr()
     assert main(["eval", *words, "--json"]) == 0
     said = capsys.readouterr()
@@ -42,14 +42,14 @@ def told(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict:
 def test_another_size_is_scored_by_either_policy(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = told([str(run)], capsys)
+    own = printed([str(run)], capsys)
     assert (own["image_size"], own["resize"]) == ([12, 12], None)
     losses = {own["loss"]}
     for resize in ("interpolate", "pool_values"):
-        same = told([str(run), "--image-size", "12", "--resize", resize], capsys)
+        same = printed([str(run), "--image-size", "12", "--resize", resize], capsys)
         assert same["loss"] == own["loss"]
         for size, pixels in (("16", [16, 16]), ("12,20", [12, 20]), ("8x8", [8, 8])):
-            scores = told([str(run), "--image-size", size, "--resize", resize], capsys)
+            scores = printed([str(run), "--image-size", size, "--resize", resize], capsys)
             assert (scores["image_size"], scores["resize"]) == (pixels, resize)
             assert scores["images"] == own["images"]
             losses.add(scores["loss"])
@@ -74,7 +74,7 @@ def test_predict_takes_what_eval_takes(
         assert main([*words, *given]) == 0
         seen.add(capsys.readouterr().out)
     assert len(seen) == 2  # 12 is the run's own size
-    for given, told in (
+    for given, expected in (
         (["--image-size", "16"], "--resize interpolate or pool_values"),
         (["--resize", "interpolate"], "give --image-size too"),
         (["--image-size", "wide"], "--image-size wide"),
@@ -86,7 +86,7 @@ def test_predict_takes_what_eval_takes(
         for verb in (words[:3], ["eval", str(run)]):
             assert main([*verb, *given]) == 2
             said = capsys.readouterr().err
-            assert told in said
+            assert expected in said
             assert said.count("\n") == 1
 
 

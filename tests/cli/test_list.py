@@ -90,7 +90,7 @@ def test_json_is_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
-def test_data_sets_tell_how_to_write_them_and_whether_they_download(
+def test_data_sets_report_how_to_write_them_and_whether_they_download(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     rows = {line.split("\t")[0]: line.split("\t") for line in run(capsys, "data").splitlines()}
@@ -108,7 +108,7 @@ def test_data_sets_tell_how_to_write_them_and_whether_they_download(
         (["models", "*nothing*"], "nothing matches '*nothing*'"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(
+def test_a_mistake_is_reported_in_one_line(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["list", *words]) == 2

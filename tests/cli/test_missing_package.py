@@ -33,8 +33,8 @@ def test_a_missing_package_is_named_with_what_to_install(
         monkeypatch.delitem(sys.modules, name)  # what they took from the package goes with them
     monkeypatch.setitem(sys.modules, module, None)
     assert main(words) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert told == [f"keymix: error: package {module!r} is not installed: {install}"]
+    text = capsys.readouterr().err.splitlines()
+    assert text == [f"keymix: error: package {module!r} is not installed: {install}"]
 
 
 @pytest.mark.parametrize("code", ["import keymix.not_there", "import json.not_there", "import _no"])

@@ -84,7 +84,7 @@ def test_a_damaged_image_is_named_and_left_out(photos: Path) -> None:
 
 
 @pytest.mark.slow
-def test_random_weights_are_told_and_the_same_each_time(run: Path) -> None:
+def test_random_weights_are_reported_and_the_same_each_time(run: Path) -> None:
     said: list[str] = []
     models = load_models([NAME, str(run)])
     warn_of_random(models, said.append)
@@ -95,7 +95,7 @@ def test_random_weights_are_told_and_the_same_each_time(run: Path) -> None:
     assert all(torch.equal(t, again[name]) for name, t in models[0].model.state_dict().items())
 
 
-def test_labels_tell_models_apart(run: Path) -> None:
+def test_labels_distinguish_models(run: Path) -> None:
     other = run.parent / "deeper"
     other.mkdir(exist_ok=True)
     link = other / "little"
@@ -153,8 +153,8 @@ def test_weights_that_cannot_be_had_are_refused_in_one_line(monkeypatch) -> None
     monkeypatch.setattr("keymix.models.pretrained.get_hf_file_metadata", offline)
     with pytest.raises(UserError) as raised:
         load_models(["vit_small_patch16_224"], pretrained=True)
-    told = str(raised.value)
-    assert told.startswith(
+    message = str(raised.value)
+    assert message.startswith(
         "weights of 'vit_small_patch16_224' cannot be fetched (no route to host)"
     )
-    assert "\n" not in told
+    assert "\n" not in message

@@ -79,7 +79,7 @@ def test_a_folder_is_an_analysis(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out.startswith("Numbers\n\n| n |")
 
 
-def test_every_analysis_is_told_in_the_docs() -> None:
+def test_every_analysis_is_reported_in_the_docs() -> None:
     docs = Path(__file__).parents[2] / "docs"
     pages = "".join(page.read_text("utf-8") for page in docs.glob("*.md"))
     for name in list_studies():

@@ -34,7 +34,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # where predictions/ goes
 
 
-def test_the_own_test_split_is_told_as_pixels_and_areas(
+def test_the_own_test_split_is_reported_as_pixels_and_areas(
     masks_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["predict", masks_run]) == 0
@@ -49,8 +49,8 @@ def test_the_own_test_split_is_told_as_pixels_and_areas(
         assert float(area) == pytest.approx(2.25 * int(pixels), abs=0.05)
     assert f"masks of {len(names)} images" in said.err
     assert "predictions.csv" in said.err
-    told = json.loads((tmp_path / "predictions" / "predictions.json").read_text())
-    assert (told["split"], told["weights"]) == ("test", "last")
+    stored = json.loads((tmp_path / "predictions" / "predictions.json").read_text())
+    assert (stored["split"], stored["weights"]) == ("test", "last")
 
 
 def test_a_split_of_data_and_its_files_are_the_same(
@@ -58,11 +58,11 @@ def test_a_split_of_data_and_its_files_are_the_same(
 ) -> None:
     words = ["predict", masks_run, "--data", f"uwgi:{scans}", "--split", "val", "--out", "split"]
     assert main([*words, "--format", "json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told
-    files = [each["path"] for each in told]
+    stored = json.loads(capsys.readouterr().out)
+    assert stored
+    files = [each["path"] for each in stored]
     assert main(["predict", masks_run, *files, "--format", "json", "--out", "files"]) == 0
-    assert json.loads(capsys.readouterr().out) == told
+    assert json.loads(capsys.readouterr().out) == stored
     one, other = (tmp_path / name / "predictions.csv" for name in ("split", "files"))
     assert one.read_bytes() == other.read_bytes()
     assert json.loads((tmp_path / "split" / "predictions.json").read_text())["split"] == "val"

@@ -58,10 +58,10 @@ def on_frames(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_attention_names_the_analysis_of_spikes(on_images: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as raised:
         analyze.main(["attention", on_images, "--out", str(tmp_path / "out")])
-    told = str(raised.value)
-    assert "forms no attention map" in told
-    assert told.endswith(f"`keymix analyze spikes {on_images}` shows its spikes")
-    assert "\n" not in told
+    message = str(raised.value)
+    assert "forms no attention map" in message
+    assert message.endswith(f"`keymix analyze spikes {on_images}` shows its spikes")
+    assert "\n" not in message
     assert not (tmp_path / "out").exists()
 
 
@@ -79,11 +79,11 @@ def test_collapse_ends_in_the_analysis_of_spikes(
     on_images: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert analyze.main(["collapse", on_images, "--limit", "2"]) == 0
-    told = capsys.readouterr().err
-    assert f"images: spikes form no attention map; `keymix analyze spikes {on_images}`" in told
+    text = capsys.readouterr().err
+    assert f"images: spikes form no attention map; `keymix analyze spikes {on_images}`" in text
 
 
 @pytest.mark.parametrize("name", ["qkformer_micro_32", "cvt_micro_32"])
-def test_models_that_embed_in_stages_tell_their_channels(name: str) -> None:
+def test_models_that_embed_in_stages_report_their_channels(name: str) -> None:
     model = create_model(name, in_chans=2)
     assert default_input_size(model) == input_size(model) == (2, 32, 32)

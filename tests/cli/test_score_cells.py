@@ -15,23 +15,25 @@ CLASSIFICATION, SEGMENTATION = map(get_task, ("classification", "segmentation"))
 
 
 def test_cells_stand_under_their_heads() -> None:
-    told = {"loss": 0.25, "jaccard": 0.1, "weighted_jaccard": 0.2, "dice": 0.3}
-    under = dict(zip(scores.heads(SEGMENTATION), scores.cells(told, SEGMENTATION), strict=True))
+    entries = {"loss": 0.25, "jaccard": 0.1, "weighted_jaccard": 0.2, "dice": 0.3}
+    under = dict(zip(scores.heads(SEGMENTATION), scores.cells(entries, SEGMENTATION), strict=True))
     assert under == {
         "loss": "0.2500",
         "Jaccard %": "10.00",
         "weighted %": "20.00",
         "Dice %": "30.00",
     }
-    told = {"loss": 1.5, "top1": 0.4, "top5": None}
-    under = dict(zip(scores.heads(CLASSIFICATION), scores.cells(told, CLASSIFICATION), strict=True))
+    entries = {"loss": 1.5, "top1": 0.4, "top5": None}
+    under = dict(
+        zip(scores.heads(CLASSIFICATION), scores.cells(entries, CLASSIFICATION), strict=True)
+    )
     assert under == {"loss": "1.5000", "top-1 %": "40.00", "top-5 %": "–"}
 
 
 def test_each_class_has_its_own_scores(capsys: pytest.CaptureFixture[str]) -> None:
     bowel = ClassScores(name="bowel", jaccard=0.1, dice=0.2, hausdorff_mm=3.25, missed=4)
     stomach = ClassScores(name="stomach", jaccard=0.5, dice=None, hausdorff_mm=None, missed=6)
-    told = SplitScores(
+    result = SplitScores(
         scores={"jaccard": 0.7, "weighted_jaccard": 0.75, "dice": 0.8},
         own=Own.of(
             MaskDetails(
@@ -42,7 +44,7 @@ def test_each_class_has_its_own_scores(capsys: pytest.CaptureFixture[str]) -> No
             )
         ),
     )
-    scores.tell_details(told, SEGMENTATION, "test")
+    scores.print_details(result, SEGMENTATION, "test")
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines() if "\t" in line]
     assert lines == [
         ["class", "Jaccard %", "Dice %", "Hausdorff px", "in one alone"],
@@ -50,5 +52,5 @@ def test_each_class_has_its_own_scores(capsys: pytest.CaptureFixture[str]) -> No
         ["stomach", "50.00", "–", "–", "6"],
         ["all", "70.00", "80.00", "9.0", "10"],
     ]
-    scores.tell_details(SplitScores(scores={}), CLASSIFICATION, "test")
+    scores.print_details(SplitScores(scores={}), CLASSIFICATION, "test")
     assert capsys.readouterr().out == ""

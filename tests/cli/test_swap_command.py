@@ -51,8 +51,8 @@ def swapped(trained: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def record(folder: Path) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads((folder / "swap.json").read_text(encoding="utf-8"))
-    return told
+    stored: dict[str, Any] = json.loads((folder / "swap.json").read_text(encoding="utf-8"))
+    return stored
 
 
 @pytest.mark.slow
@@ -74,27 +74,27 @@ def test_the_folder_holds_what_swap_gives(trained: str, swapped: Path) -> None:
         assert torch.allclose(there(images), model(images), atol=1e-5)
 
 
-def test_the_record_tells_measured_numbers(trained: str, swapped: Path) -> None:
-    told = record(swapped)
+def test_the_record_reports_measured_numbers(trained: str, swapped: Path) -> None:
+    result = record(swapped)
     before, after = evaluate(trained, split="val"), evaluate(swapped, split="val")
-    assert told["held_out"] == before["images"]
-    assert told["before"]["top1"] == pytest.approx(before["top1"])
-    assert told["after"]["top1"] == pytest.approx(after["top1"])
-    assert told["after"]["loss"] == pytest.approx(after["loss"], rel=1e-4)
-    assert told["sentence"].startswith("2 of 3 layers, ")
-    assert told["after"]["share"] == pytest.approx(2 / 3)
-    assert told["test"]["before"]["top1"] == evaluate(trained)["top1"]
-    assert told["test"]["after"]["top1"] == evaluate(swapped)["top1"]
-    assert [row["path"] for row in told["report"]["rows"]] == ["blocks.1.attn", "blocks.2.attn"]
+    assert result["held_out"] == before["images"]
+    assert result["before"]["top1"] == pytest.approx(before["top1"])
+    assert result["after"]["top1"] == pytest.approx(after["top1"])
+    assert result["after"]["loss"] == pytest.approx(after["loss"], rel=1e-4)
+    assert result["sentence"].startswith("2 of 3 layers, ")
+    assert result["after"]["share"] == pytest.approx(2 / 3)
+    assert result["test"]["before"]["top1"] == evaluate(trained)["top1"]
+    assert result["test"]["after"]["top1"] == evaluate(swapped)["top1"]
+    assert [row["path"] for row in result["report"]["rows"]] == ["blocks.1.attn", "blocks.2.attn"]
     page = (swapped / "report.html").read_text(encoding="utf-8")
-    assert f"<h1>{told['sentence']}</h1>" in page
+    assert f"<h1>{result['sentence']}</h1>" in page
     assert "blocks.2.attn" in page
 
 
 def test_the_command_it_names_recovers_with_the_original_as_teacher(swapped: Path) -> None:
-    told = record(swapped)
-    assert [line.split()[1] for line in told["next"]] == ["eval", "train"]
-    for line in told["next"]:
+    result = record(swapped)
+    assert [line.split()[1] for line in result["next"]] == ["eval", "train"]
+    for line in result["next"]:
         assert keymix(shlex.split(line)[1:]) == 0
     recovered = load_run(Path(f"{swapped}-recovered"))
     assert "train_distill" in recovered.metrics()[0]
@@ -128,7 +128,7 @@ def test_the_terminal_gets_the_layers_and_the_sentence(
 
 
 @pytest.mark.slow
-def test_a_stopped_search_goes_on_and_tells_every_step(
+def test_a_stopped_search_goes_on_and_reports_every_step(
     trained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
@@ -154,20 +154,20 @@ def test_a_stopped_search_goes_on_and_tells_every_step(
     assert main(words) == 0
     # the same model, third trial, original, steps, written, the original's answers
     assert calls == 4 + 1 + 1 + 1 + 3 + 1 + 1
-    told = record(out)
-    assert told["search"]["trials"][:2] == kept["trials"]
-    assert told["search"]["layers"] == sorted(told["search"]["steps"][2]["layers"])
-    assert told["after"] == told["search"]["steps"][2]
-    assert told["sentence"] == told["search"]["sentence"]
+    result = record(out)
+    assert result["search"]["trials"][:2] == kept["trials"]
+    assert result["search"]["layers"] == sorted(result["search"]["steps"][2]["layers"])
+    assert result["after"] == result["search"]["steps"][2]
+    assert result["sentence"] == result["search"]["sentence"]
     with (out / "search.csv").open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert [row["step"] for row in rows] == ["0", "1", "2", "3"]
-    assert [float(row["loss"]) for row in rows] == [s["loss"] for s in told["search"]["steps"]]
+    assert [float(row["loss"]) for row in rows] == [s["loss"] for s in result["search"]["steps"]]
     page = (out / "report.html").read_text(encoding="utf-8")
     assert page.count("<svg") == 3
     assert 'class="met"' in page
     names = [m.mixer_name for m in find_mixers(load_run(out).model()).values()]
-    assert [i for i, name in enumerate(names) if name == "static_key"] == told["search"]["layers"]
+    assert [i for i, name in enumerate(names) if name == "static_key"] == result["search"]["layers"]
 
 
 @pytest.mark.slow
@@ -196,7 +196,7 @@ def test_a_model_by_name_brings_weights_and_teaches_itself(trained: str, tmp_pat
         (["--cost", "macs"], "--cost is of a search"),
         (["--search", "--budget", "0"], r"budget=0\.0 must be above 0 and at most 1"),
         (["--search", "--budget", "nan"], "budget=nan must be above 0"),
-        (["--search", "--init", "fresh"], "--init fresh starts keys anew"),
+        (["--search", "--init", "fresh"], "--init fresh draws new keys"),
         (["--search", "--mixer", "ska/ska/mhsa"], "a search puts one mixer into every layer"),
         (["--images", "5000"], "--images 5000: take 1 to .* images, as many as the train"),
         (["--images", "0"], "--images 0"),

@@ -43,10 +43,10 @@ def test_the_command_calls_drift_and_cost_undefined(
     assert f"2 of 2 layers; what it costs is {nothing}" in said.out
     assert "points" not in said.out
     assert f"drift of the output is {nothing}" in said.err
-    told = json.loads((tmp_path / "out" / "swap.json").read_text(encoding="utf-8"))
-    drift = told["report"]["output"]
+    stored = json.loads((tmp_path / "out" / "swap.json").read_text(encoding="utf-8"))
+    drift = stored["report"]["output"]
     assert (drift["relative"], drift["top1_agreement"], drift["varies"]) == (None, None, False)
-    assert all(row["drift"]["output"] > 0 for row in told["report"]["rows"])
+    assert all(row["drift"]["output"] > 0 for row in stored["report"]["rows"])
 
 
 def test_a_search_is_refused(dead: Path, tmp_path: Path) -> None:
@@ -64,8 +64,8 @@ def test_one_answer_for_all_images_costs_nothing_either(dead: Path) -> None:
     images, labels = torch.randn(8, 1, 12, 12), torch.arange(8)
     held = HeldOut(images, labels)
     assert held.varies(model)
-    told = held.says_nothing(model)
-    assert told == "the model gives every held-out image the same answer"
+    result = held.says_nothing(model)
+    assert result == "the model gives every held-out image the same answer"
     assert held.says_nothing(other) is None
     assert HeldOut(images, torch.full((8,), 3)).says_nothing(model) is None
     assert HeldOut(images[:7], labels[:7]).says_nothing(model) is None
@@ -92,14 +92,14 @@ def test_a_layer_that_gives_nothing_has_no_drift(dead: Path) -> None:
 
 
 def test_outputs_vary_where_any_differs_by_more_than_rounding() -> None:
-    told = Varies()
-    told.see(torch.full((1, 3), 2.0))
-    assert told.varied()
-    told.see(torch.full((4, 3), 2.0 + 1e-6))
-    assert not told.varied()
-    told.see(torch.tensor([[2.0, 2.0, 2.1]]))
-    told.see(torch.full((4, 3), 2.0))
-    assert told.varied()
+    result = Varies()
+    result.see(torch.full((1, 3), 2.0))
+    assert result.varied()
+    result.see(torch.full((4, 3), 2.0 + 1e-6))
+    assert not result.varied()
+    result.see(torch.tensor([[2.0, 2.0, 2.1]]))
+    result.see(torch.full((4, 3), 2.0))
+    assert result.varied()
     lost = Varies()
     lost.see(torch.full((2, 3), torch.nan))
     assert not lost.varied()

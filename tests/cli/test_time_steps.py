@@ -37,7 +37,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written_run(tmp_path_factory.mktemp("dense") / "run")
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     capsys.readouterr()
     assert main([*words]) == 0
     return capsys.readouterr().out
@@ -55,8 +55,8 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_a_run_is_scored_at_another_number_of_steps(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = json.loads(told(capsys, "eval", str(run), "--json"))
-    scores = json.loads(told(capsys, "eval", str(run), "--time-steps", "5", "--json"))
+    own = json.loads(printed(capsys, "eval", str(run), "--json"))
+    scores = json.loads(printed(capsys, "eval", str(run), "--time-steps", "5", "--json"))
     assert (own["time_steps"], scores["time_steps"]) == (2, 5)
     from keymix import data
 
@@ -75,9 +75,9 @@ def test_a_run_is_scored_at_another_number_of_steps(
 def test_the_table_says_the_steps_where_they_were_named(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    heads, row = told(capsys, "eval", str(run), "--time-steps", "3").splitlines()
+    heads, row = printed(capsys, "eval", str(run), "--time-steps", "3").splitlines()
     assert dict(zip(heads.split("\t"), row.split("\t"), strict=True))["T"] == "3"
-    assert "T" not in told(capsys, "eval", str(run)).splitlines()[0].split("\t")
+    assert "T" not in printed(capsys, "eval", str(run)).splitlines()[0].split("\t")
 
 
 def test_predict_takes_what_eval_takes(
@@ -85,9 +85,9 @@ def test_predict_takes_what_eval_takes(
 ) -> None:
     Image.new("L", (30, 20), 90).save(tmp_path / "grey.png")
     words = ("predict", str(run), str(tmp_path), "--format", "json")
-    own = told(capsys, *words)
-    assert told(capsys, *words, "--time-steps", "2") == own
-    assert told(capsys, *words, "--time-steps", "5") != own
+    own = printed(capsys, *words)
+    assert printed(capsys, *words, "--time-steps", "2") == own
+    assert printed(capsys, *words, "--time-steps", "5") != own
 
 
 def test_models_without_steps_and_no_steps_are_refused_in_one_line(
@@ -142,10 +142,11 @@ def test_counts_are_of_all_steps_and_say_so(
         assert int(cells[f"MACs, dense, T={steps}"]) == wanted[steps]
         assert int(cells[f"FLOPs, dense, T={steps}"]) == 2 * wanted[steps]
         assert f"over all T={steps} time steps" in said.err
-        record = json.loads(told(capsys, "count", "qkformer_micro_32", *words, "--json"))
+        record = json.loads(printed(capsys, "count", "qkformer_micro_32", *words, "--json"))
         assert (record["time_steps"], record["macs"]) == (steps, wanted[steps])
         assert f"over all T={steps} time steps" in record["note"]
-    several = told(capsys, "count", "qkformer_micro_32", "--mixer", "qkta,ssa", "--time-steps", "2")
+    words = ("--mixer", "qkta,ssa", "--time-steps", "2")
+    several = printed(capsys, "count", "qkformer_micro_32", *words)
     assert "MACs, dense, T=2" in several.splitlines()[0].split("\t")
 
 
@@ -154,6 +155,6 @@ def test_counts_of_dense_models_say_nothing_of_steps(capsys: pytest.CaptureFixtu
     said = capsys.readouterr()
     assert said.out.splitlines()[0].split("\t")[2:4] == ["params", "MACs"]
     assert said.err == ""
-    record = json.loads(told(capsys, "count", "vit_nano_p2_12", "--json"))
+    record = json.loads(printed(capsys, "count", "vit_nano_p2_12", "--json"))
     assert record["time_steps"] is None
     assert "note" not in record

@@ -71,7 +71,7 @@ def test_mistake_is_one_line_and_exit_code_2(
     assert not out.exists()
 
 
-def test_recipe_is_asked_for_and_near_names_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_recipe_is_asked_for_and_near_ones_are_given(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train"]) == 2
     assert "digits_vit" in capsys.readouterr().err
     assert main(["train", "digit_vit"]) == 2
@@ -125,7 +125,7 @@ def test_config_overrides_the_recipe_and_options_override_both(
     assert "optim.lr" in capsys.readouterr().err
 
 
-def test_training_tells_epochs_and_a_table(
+def test_training_reports_epochs_and_a_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
@@ -137,11 +137,13 @@ def test_training_tells_epochs_and_a_table(
     assert [line[0] for line in lines[1:]] == ["last", "best"]
 
 
-def test_done_run_is_told_again_as_json(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_done_run_is_printed_again_as_json(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", str(trained), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["status"] == "done"
-    assert told["folder"] == str(trained)
+    stored = json.loads(capsys.readouterr().out)
+    assert stored["status"] == "done"
+    assert stored["folder"] == str(trained)
 
 
 def test_a_runs_recipe_file_runs_again(
@@ -186,9 +188,9 @@ def test_folder_of_another_run_is_refused(
 
 def test_eval_repeats_the_runs_test(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", str(trained), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    stored = json.loads(capsys.readouterr().out)
     summary = json.loads((trained / "summary.json").read_text())
-    assert told["top1"] == summary["last"]["test"]["top1"]
+    assert stored["top1"] == summary["last"]["test"]["top1"]
     assert main(["eval", str(trained), "--weights", "best"]) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["digits", "test", "best"]
 

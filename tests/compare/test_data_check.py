@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from few_digits import small
 
-from keymix.cli.comparison import plain, tell
+from keymix.cli.comparison import plain, print_result
 from keymix.compare import folder
 from keymix.compare.events import Event
 from keymix.compare.record import checked_data, data_check, finding_lines, narrow_note
@@ -87,7 +87,7 @@ def test_the_page_and_the_result_begin_with_them(done: Comparison, capsys) -> No
     assert "images in more than one split" in page
     findings = plain(done)["data_check"]["findings"]
     assert [found["grade"] for found in findings] == ["falsifies results"] * 2
-    tell(done)
+    print_result(done)
     assert "falsifies results: images with more than one label (1)" in capsys.readouterr().out
 
 

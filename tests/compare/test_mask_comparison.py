@@ -19,7 +19,7 @@ from PIL import Image
 
 from keymix.analysis.mask_pictures import GREY
 from keymix.analysis.overlap import mean_jaccard, overlap_counts
-from keymix.cli.comparison import plain, tell
+from keymix.cli.comparison import plain, print_result
 from keymix.compare.pictures import normalised
 from keymix.compare.plan import choose_mixers, make_plan
 from keymix.compare.run import Comparison, rebuild
@@ -136,7 +136,7 @@ def test_attention_is_read_on_slices_of_different_cases(done):
 
 
 def test_terminal_and_page_speak_of_overlap(done, capsys):
-    tell(done)
+    print_result(done)
     printed = capsys.readouterr().out
     for word in ("Jaccard %", "weighted Jaccard %", "Dice %", "Hausdorff px", "95% cases"):
         assert word in printed

@@ -125,13 +125,13 @@ def test_the_ann_counterpart_is_the_baselines_network_with_relu_at_one_step_unde
 
 
 def test_page_and_terminal_show_what_spikes_cost(with_ann, capsys):
-    from keymix.cli.comparison import plain, tell
+    from keymix.cli.comparison import plain, print_result
 
     page = with_ann.report.read_text(encoding="utf-8")
     assert "What spikes cost" in page
     assert "Test accuracy against energy per image, µJ" in page
     assert "with ReLU in place of every neuron, at one time step" in page
-    tell(with_ann)
+    print_result(with_ann)
     lines = capsys.readouterr().out.splitlines()
     (head,) = [i for i, line in enumerate(lines) if line.startswith("mixer\tspikes/neuron/step")]
     assert [line.split("\t")[0] for line in lines[head + 1 : head + 4]] == [
@@ -149,11 +149,11 @@ def test_page_and_terminal_show_what_spikes_cost(with_ann, capsys):
 
 
 def test_multiply_adds_say_that_they_are_dense_and_of_how_many_steps(with_ann, capsys):
-    from keymix.cli.comparison import plain, tell
+    from keymix.cli.comparison import plain, print_result
     from keymix.report.comparison import render
     from keymix.report.wording import dense_over
 
-    tell(with_ann)
+    print_result(with_ann)
     heads, *rows = (line.split("\t") for line in capsys.readouterr().out.splitlines()[:4])
     cells = [row[heads.index("MACs, dense, T=2")] for row in rows]
     assert [cell.endswith(" (T=1)") for cell in cells] == [False, False, True]

@@ -117,7 +117,7 @@ def _fashion(folder: Path, address: str, patch: pytest.MonkeyPatch) -> list[Path
 
 
 class _Silent(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *told: object) -> None:
+    def log_message(self, *expected: object) -> None:
         self.server.asked.append(f"{self.command} {self.path}")  # type: ignore[attr-defined]
 
 

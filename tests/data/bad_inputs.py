@@ -132,7 +132,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         "images without class folders",
         "folder:photos/cat",
-        "photos/cat has no folders inside. Lay the images as cat/<class>/<image>.",
+        "photos/cat has no folders inside. Arrange the images as cat/<class>/<image>.",
         photos,
     ),
     Row(
@@ -258,7 +258,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         "ImageNet without val",
         "imagenet:ilsvrc",
-        "data imagenet:ilsvrc: ilsvrc has no folder val. Lay the images as train/<WordNet id>/ "
+        "data imagenet:ilsvrc: ilsvrc has no folder val. Arrange the images as train/<WordNet id>/ "
         "and val/<WordNet id>/, or give the folder of ILSVRC.",
         imagenet_without_val,
     ),

@@ -131,7 +131,7 @@ def test_bad_values_are_refused(options: dict, says: str) -> None:
 
 def test_sets_it_cannot_serve_are_refused(make_folder) -> None:
     digits = load("digits", limit=50)
-    with pytest.raises(UserError, match=r"held in memory.*augment\.rand_augment"):
+    with pytest.raises(UserError, match=r"kept in memory.*augment\.rand_augment"):
         Loader(digits.train, digits, batch_size=8, train=True, augment=Augment(auto_augment=CONFIG))
     with pytest.raises(UserError, match="3 channels, not 1"):
         AutoAugment(CONFIG, 1, 40, 40)

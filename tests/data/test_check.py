@@ -122,7 +122,7 @@ def test_the_same_pixels_in_two_splits_falsify_whatever_the_file(make_folder) ->
     assert details(report, "images in more than one split")[0][1]["split"] == "test"
 
 
-def test_copies_within_a_split_are_told_by_class(make_folder) -> None:
+def test_copies_within_a_split_are_reported_by_class(make_folder) -> None:
     root = make_folder(
         {"train/a": 40, "train/b": 9, "val/a": 2, "val/b": 2, "test/a": 2, "test/b": 2}
     )
@@ -165,7 +165,7 @@ def test_the_worst_stands_first(make_folder) -> None:
     assert levels == ["stops", "falsifies", "warning", "note"]
 
 
-def test_kinds_of_files_are_told_with_what_is_done(make_folder) -> None:
+def test_kinds_of_files_are_reported_with_what_is_done(make_folder) -> None:
     root = make_folder({"a": 20, "b": 20})
     a = root / "a"
     for name, made in {
@@ -206,7 +206,7 @@ def test_a_camera_s_previews_are_no_animation(make_folder) -> None:
     assert check(str(root)).verdict == "fit for training"
 
 
-def test_sixteen_bit_colour_is_told(make_folder) -> None:
+def test_sixteen_bit_colour_is_reported(make_folder) -> None:
     def chunk(kind: bytes, body: bytes) -> bytes:
         return (
             struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -223,7 +223,7 @@ def test_sixteen_bit_colour_is_told(make_folder) -> None:
     assert found(check(str(root))) == {"16-bit images": ("note", 1)}
 
 
-def test_sizes_and_very_small_images_are_told(make_folder) -> None:
+def test_sizes_and_very_small_images_are_reported(make_folder) -> None:
     root = make_folder({"a": 9, "b": 9}, (64, 48))
     picture(1, (15, 11)).save(root / "a" / "small.png")
     picture(2, (100, 90)).save(root / "b" / "large.png")
@@ -236,7 +236,7 @@ def test_sizes_and_very_small_images_are_told(make_folder) -> None:
     assert found(report) == {"images with a side below 12 pixels": ("warning", 1)}
 
 
-def test_imbalance_and_single_images_are_told(make_folder) -> None:
+def test_imbalance_and_single_images_are_reported(make_folder) -> None:
     report = check(str(make_folder({"a": 40, "b": 4, "rare": 1})))
     assert found(report) == {
         "classes of one training image": ("warning", 1),
@@ -274,14 +274,14 @@ def test_parquet_rows_are_checked_row_group_by_row_group(make_parquet) -> None:
     )
 
 
-def test_an_unreadable_file_among_others_is_told_and_passed_over(make_parquet) -> None:
+def test_an_unreadable_file_among_others_is_reported_and_passed_over(make_parquet) -> None:
     make_parquet([0, 1] * 10)
     folder = make_parquet([0, 1], file="test-0.parquet", first_seed=50)
     (folder / "test-0.parquet").write_bytes(b"PAR1")
     assert found(check(str(folder))) == {"unreadable files": ("stops", 1)}
 
 
-def test_a_damaged_row_group_is_told_as_broken_images(make_parquet) -> None:
+def test_a_damaged_row_group_is_reported_as_broken_images(make_parquet) -> None:
     folder = make_parquet([0, 1] * 10)
     file = folder / "train-00000-of-00001.parquet"
     content = bytearray(file.read_bytes())
@@ -292,7 +292,7 @@ def test_a_damaged_row_group_is_told_as_broken_images(make_parquet) -> None:
     assert "is not a readable parquet file" in where(report, "broken images")
 
 
-def test_a_set_that_cannot_be_opened_is_told_not_raised(make_parquet, tmp_path: Path) -> None:
+def test_a_set_that_cannot_be_opened_is_reported_not_raised(make_parquet, tmp_path: Path) -> None:
     folder = make_parquet([0, 1] * 10)
     (folder / "train-00000-of-00001.parquet").write_bytes(b"PAR1 half")
     report = check(str(folder))
@@ -346,9 +346,9 @@ def test_the_report_is_plain_data(make_folder) -> None:
     root = make_folder({"a": 9, "b": 9})
     (root / "a" / "000.png").write_bytes(b"x")
     report = check(str(root))
-    told = json.loads(json.dumps(report.to_dict()))
-    assert told["fit"] is False
-    (finding,) = told["findings"]
+    stored = json.loads(json.dumps(report.to_dict()))
+    assert stored["fit"] is False
+    (finding,) = stored["findings"]
     assert (finding["level"], finding["what"], finding["count"]) == ("stops", "broken images", 1)
     assert finding["where"] == [
         {

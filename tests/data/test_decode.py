@@ -191,10 +191,10 @@ def test_a_very_large_image_is_named_in_a_warning_of_one_line(
 ) -> None:
     path = saved(picture(0, (16, 16)), tmp_path / "wide.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 200)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         read_image(path, 4)
-    (ours,) = [str(each.message) for each in told if each.category is KeymixWarning]
+    (ours,) = [str(each.message) for each in caught if each.category is KeymixWarning]
     assert f"{path} has 16x16 pixels" in ours
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with pytest.raises(UserError, match=r"wide\.png"):

@@ -141,7 +141,7 @@ def test_damaged_frames_are_made_anew(
     before = opened(root)
     expected = before.train.read(0).clone()
     damage(root)
-    with pytest.warns(KeymixWarning, match="are damaged .* and are made anew"):
+    with pytest.warns(KeymixWarning, match="are damaged .* and are rebuilt"):
         again = opened(root)
     assert len(made) == 48
     assert again.record() == before.record()
@@ -163,7 +163,7 @@ def test_no_manifest_stands_while_the_array_is_replaced(
     root: Path, made: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened(root)
-    (root / ".keymix" / f"{STEM}.npy").unlink()  # so that it is made anew, of the same data
+    (root / ".keymix" / f"{STEM}.npy").unlink()  # so that it is rebuilt, of the same data
     replace, stood = Path.replace, []
 
     class Killed(BaseException):
@@ -178,7 +178,7 @@ def test_no_manifest_stands_while_the_array_is_replaced(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", half)
-        with pytest.warns(KeymixWarning, match="made anew"), pytest.raises(Killed):
+        with pytest.warns(KeymixWarning, match="rebuilt"), pytest.raises(Killed):
             opened(root)
     assert stood == [False]
     with warnings.catch_warnings():
@@ -266,7 +266,7 @@ def test_frames_travel_to_workers_by_their_path(root: Path) -> None:
     assert (pickle.loads(sent).tensor(np.array([3])) == frames.tensor(np.array([3]))).all()
 
 
-def test_the_cache_goes_where_it_is_told(
+def test_the_cache_goes_where_it_is_asked_to(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KEYMIX_CACHE", str(tmp_path / "kept"))
@@ -313,14 +313,14 @@ def test_no_room_is_one_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_what_is_wrong_with_a_recording_is_remembered(root: Path, made: list[int]) -> None:
     write_npz(root / "b" / "005.npz", [(5, 1, 1, 1), (4, 1, 1, 1)], (16, 16))
-    told = []
+    lines = []
     for _ in range(2):
         with pytest.raises(UserError) as error:
             opened(root)
-        told.append(str(error.value))
+        lines.append(str(error.value))
     assert len(made) == 23
-    assert told[0] == told[1]
-    assert told[0].startswith(f"{root}/b/005.npz: event 1 is at 4 us, before event 0 at 5 us.")
+    assert lines[0] == lines[1]
+    assert lines[0].startswith(f"{root}/b/005.npz: event 1 is at 4 us, before event 0 at 5 us.")
     data = opened(root, skip_corrupt=True)
     assert len(made) == 23
     assert data.record().left_out_count == 1
@@ -328,18 +328,18 @@ def test_what_is_wrong_with_a_recording_is_remembered(root: Path, made: list[int
 
 
 @pytest.mark.slow
-def test_few_events_are_told_by_a_warm_cache_too(root: Path, made: list[int]) -> None:
+def test_few_events_are_reported_by_a_warm_cache_too(root: Path, made: list[int]) -> None:
     for name, count in (("a/003", 3), ("b/005", 1), ("b/006", 4)):
         write_npz(root / f"{name}.npz", random_events(count, seed=count, side=16))
     for frames_by in ("number", "time"):
         cold, warm = (opened(root, frames_by=frames_by) for _ in range(2))
-        told = few_events(cold)
+        faults = few_events(cold)
         assert re.fullmatch(
             rf"2 of 24 recordings have fewer events than T = 4 \(first: {root}/(a/003|b/005)\.npz"
             r"\): some of their frames are empty; take fewer time steps",
-            told,
+            faults,
         )
-        assert few_events(warm) == told
+        assert few_events(warm) == faults
     assert len(made) == 2 * 24
     assert few_events(opened(root, time_steps=2)).startswith("1 of 24 recordings has fewer events")
     assert not few_events(opened(root, time_steps=1))

@@ -34,10 +34,10 @@ def test_an_own_folder_is_checked(tmp_path: Path, spec: str) -> None:
     (root / "b" / "notes.txt").touch()
     done: list[tuple[int, int]] = []
     report = check(spec.format(root), progress=lambda *some: done.append(some))
-    told = found(report)
-    assert told["broken recordings"] == 1
-    assert told["recordings with more than one label"] == 1
-    assert told["files that are no recordings by their name"] == 1
+    faults = found(report)
+    assert faults["broken recordings"] == 1
+    assert faults["recordings with more than one label"] == 1
+    assert faults["files that are no recordings by their name"] == 1
     assert done[-1] == (41, 41)
     (broken,) = (f for f in report.findings if f.what == "broken recordings")
     assert broken.where[0].startswith(f"{root}/b/005.npz: event 0 at x=16, y=0 is outside")
@@ -49,8 +49,8 @@ def test_published_sets_are_checked(tmp_path: Path) -> None:
     assert check(f"dvs128:{root}").fit
     (root / "user01_led.aedat").write_bytes(aedat3(random_events(50))[:-5])
     (root / "user02_led_labels.csv").unlink()
-    told = found(check(f"dvs128:{root}"))
-    assert told["broken recordings"] == 11
-    assert told["recordings without labels"] == 1
+    faults = found(check(f"dvs128:{root}"))
+    assert faults["broken recordings"] == 11
+    assert faults["recordings without labels"] == 1
     with pytest.raises(UserError, match="Download DvsGesture"):
         check(f"dvs128:{tmp_path}/absent")

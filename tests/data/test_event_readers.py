@@ -29,11 +29,11 @@ def as_list(path: Path, **options: Any) -> list[tuple[int, ...]]:
 
 
 def refusal(path: Path, **options: Any) -> str:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         read_events(path, **options)
-    assert "\n" not in str(told.value)
-    assert str(told.value).startswith(f"{path}: ")
-    return str(told.value).removeprefix(f"{path}: ")
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"{path}: ")
+    return str(caught.value).removeprefix(f"{path}: ")
 
 
 @pytest.fixture
@@ -103,8 +103,8 @@ def test_npz_without_a_sensor_takes_one_that_is_named(tmp_path: Path) -> None:
 
 def test_aedat2_that_ends_in_mid_event_is_refused(file: Any) -> None:
     for lost in range(1, 8):
-        told = refusal(file(aedat2(random_events(10))[:-lost]))
-        assert told.startswith(f"the file ends in mid-event: event 9 has {8 - lost} of 8 bytes")
+        text = refusal(file(aedat2(random_events(10))[:-lost]))
+        assert text.startswith(f"the file ends in mid-event: event 9 has {8 - lost} of 8 bytes")
 
 
 def test_aedat3_that_is_cut_anywhere_is_refused(file: Any) -> None:
@@ -119,7 +119,7 @@ def test_aedat3_that_is_cut_anywhere_is_refused(file: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         (b"", "the file is empty"),
         (aedat2([(0, 0, 0, 0)], b"#!AER-DAT1.0\r\n"), "the file begins with b'#!AER-DAT1.0', not"),
@@ -146,9 +146,9 @@ def test_aedat3_that_is_cut_anywhere_is_refused(file: Any) -> None:
     ],
 )
 def test_broken_headers_and_empty_recordings_are_refused(
-    file: Any, content: bytes, told: str
+    file: Any, content: bytes, expected: str
 ) -> None:
-    assert told in refusal(file(content))
+    assert expected in refusal(file(content))
 
 
 def test_events_outside_the_sensor_are_refused_by_number(file: Any, tmp_path: Path) -> None:
@@ -183,14 +183,14 @@ def test_swapped_axes_are_named(tmp_path: Path) -> None:
 
 def test_falling_times_are_refused_by_number(file: Any, tmp_path: Path) -> None:
     events = [(5, 0, 0, 0), (7, 0, 0, 0), (6, 0, 0, 0)]
-    told = "event 2 is at 6 us, before event 1 at 7 us"
-    assert refusal(file(aedat2(events))).startswith(told)
-    assert refusal(file(AEDAT3_HEADER + packet(events))).startswith(told)
-    assert refusal(write_npz(tmp_path / "a.npz", events)).startswith(told)
+    message = "event 2 is at 6 us, before event 1 at 7 us"
+    assert refusal(file(aedat2(events))).startswith(message)
+    assert refusal(file(AEDAT3_HEADER + packet(events))).startswith(message)
+    assert refusal(write_npz(tmp_path / "a.npz", events)).startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "expected"),
     [
         ({"t": None}, "has no array 't'"),
         ({"x": np.zeros(3, dtype=int)}, "x has the shape (3,), t (4,)"),
@@ -201,8 +201,8 @@ def test_falling_times_are_refused_by_number(file: Any, tmp_path: Path) -> None:
         ({"x": np.array([1, 2, 3, 2**40])}, f"event 3 at x={2**40}"),
     ],
 )
-def test_unfit_arrays_are_refused(tmp_path: Path, changed: dict[str, Any], told: str) -> None:
-    assert told in refusal(write_npz(tmp_path / "a.npz", random_events(4, side=16), **changed))
+def test_unfit_arrays_are_refused(tmp_path: Path, changed: dict[str, Any], expected: str) -> None:
+    assert expected in refusal(write_npz(tmp_path / "a.npz", random_events(4, side=16), **changed))
 
 
 @pytest.mark.parametrize("sensor", [(16,), (0, 16), (16.0, 16.0), (1 << 20, 16)])
@@ -240,8 +240,8 @@ def zipped(path: Path, **arrays: Any) -> Path:
 
 def header(shape: tuple[int, ...]) -> bytes:
     stream = io.BytesIO()
-    told = {"descr": "<i8", "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(stream, told)
+    entries = {"descr": "<i8", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(stream, entries)
     return stream.getvalue()
 
 

@@ -43,10 +43,10 @@ def numbers(table: Recordings) -> dict[str, list[int]]:
 
 
 def refusal(spec: str, **options: Any) -> str:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         load(spec, **options)
-    assert "\n" not in str(told.value)
-    return str(told.value)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
 @pytest.fixture(scope="module")
@@ -95,15 +95,15 @@ def test_named_splits_are_chosen_and_recorded(tmp_path: Path) -> None:
     assert "140 of the set's 10,000 recordings" in first.record().notes
 
 
-def test_missing_sets_tell_where_to_get_them(tmp_path: Path) -> None:
-    told = refusal(f"cifar10dvs:{tmp_path}/absent")
-    assert "is not there. Download the ten archives from https://figshare.com" in told
-    assert "4724671" in told
+def test_missing_sets_report_where_to_get_them(tmp_path: Path) -> None:
+    text = refusal(f"cifar10dvs:{tmp_path}/absent")
+    assert "is not there. Download the ten archives from https://figshare.com" in text
+    assert "4724671" in text
     shutil.rmtree(write_cifar10dvs(tmp_path / "c", per_class=1, events=3) / "cat")
     assert "has no folder cat. Download" in refusal(f"cifar10dvs:{tmp_path}/c")
-    told = refusal(f"dvs128:{tmp_path}/absent")
-    assert "https://ibm.ent.box.com/" in told
-    assert "trials_to_train.txt" in told
+    text = refusal(f"dvs128:{tmp_path}/absent")
+    assert "https://ibm.ent.box.com/" in text
+    assert "trials_to_train.txt" in text
     assert "there is no" in refusal(f"events:{tmp_path}/absent")
 
 
@@ -111,8 +111,8 @@ def test_a_damaged_file_is_named_with_its_event(tmp_path: Path) -> None:
     root = write_cifar10dvs(tmp_path)
     file = root / "dog" / "cifar10_dog_4.aedat"
     file.write_bytes(file.read_bytes()[:-3])
-    told = refusal(f"cifar10dvs:{root}")
-    assert told.startswith(f"{file}: the file ends in mid-event: event 59 has 5 of 8 bytes.")
+    text = refusal(f"cifar10dvs:{root}")
+    assert text.startswith(f"{file}: the file ends in mid-event: event 59 has 5 of 8 bytes.")
     data = load(f"cifar10dvs:{root}", skip_corrupt=True)
     assert data.record().left_out_count == 1
     assert data.record().left_out[0].id == str(file)
@@ -158,7 +158,7 @@ def test_gestures_may_overlap_and_end_before_their_last_microsecond(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("table", "told"),
+    ("table", "expected"),
     [
         ("a,b\n", "the first line is not 'class,startTime_usec,endTime_usec'"),
         ("\n1,2,x\n", "line 2 is '1,2,x'; a class and two times"),
@@ -171,12 +171,12 @@ def test_gestures_may_overlap_and_end_before_their_last_microsecond(tmp_path: Pa
         ("\n1,1,2\n", "there is no event from 1 to 2 us"),
     ],
 )
-def test_bad_labels_are_named_with_their_line(tmp_path: Path, table: str, told: str) -> None:
+def test_bad_labels_are_named_with_their_line(tmp_path: Path, table: str, expected: str) -> None:
     root = write_dvs128(tmp_path) / "DvsGesture"
     head = "class,startTime_usec,endTime_usec" if table.startswith("\n") else ""
     (root / "user01_led_labels.csv").write_text(head + table)
     line = refusal(f"dvs128:{root}")
-    assert told in line
+    assert expected in line
     assert "user01_led" in line
 
 
@@ -201,8 +201,8 @@ def test_no_recording_is_listed_twice(tmp_path: Path) -> None:
     kept = lists["test"].read_text()
     for again, first in (("user01_led.aedat", "train"), ("user24_led.aedat", "test")):
         lists["test"].write_text(f"{kept}{again}\n")
-        told = refusal(f"dvs128:{root}")
-        assert told.startswith(
+        text = refusal(f"dvs128:{root}")
+        assert text.startswith(
             f"{lists['test']}: {again} is in {lists[first].name} already. Remove it from one list"
         )
         assert ("recordings listed twice", 1) in [
@@ -210,7 +210,7 @@ def test_no_recording_is_listed_twice(tmp_path: Path) -> None:
         ]
 
 
-def test_notes_tell_of_people_and_of_recordings_in_no_list(tmp_path: Path) -> None:
+def test_notes_report_of_people_and_of_recordings_in_no_list(tmp_path: Path) -> None:
     root = write_dvs128(tmp_path) / "DvsGesture"
     shutil.copy(root / "user01_led.aedat", root / "user30_led.aedat")
     people, unlisted = load(f"dvs128:{root}").record().notes
@@ -263,8 +263,8 @@ def test_an_own_folder_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     assert "has one class only (a)" in refusal(f"events:{root}")
     shutil.move(tmp_path / "b", root / "b")
     odd = write_npz(root / "b" / "odd.npz", random_events(4, side=8), (8, 8))
-    told = refusal(f"events:{root}")
-    assert "Keep recordings of one sensor together" in told
+    text = refusal(f"events:{root}")
+    assert "Keep recordings of one sensor together" in text
     odd.unlink()
     write_npz(
         root / "b" / "empty.npz",
@@ -279,9 +279,9 @@ def test_an_own_folder_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 def test_settings_of_events_are_refused_for_images(tmp_path: Path) -> None:
     for name, value in (("time_steps", 4), ("frames_by", "time"), ("event_split", "tebn")):
-        told = refusal("digits", **{name: value})
+        text = refusal("digits", **{name: value})
         own = "; a spiking model's steps on images are model.options.time_steps"
-        assert told == (
+        assert text == (
             f"data.{name} = {value!r}: data digits holds images, not events. Leave it out"
             f"{own if name == 'time_steps' else ''}."
         )

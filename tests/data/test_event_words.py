@@ -66,10 +66,10 @@ HOW = {
 
 
 def spoilt(file: Path, how: str) -> str:
-    """Spoil a recording, and say what is told of it."""
-    spoil, told = HOW[how]
+    """Spoil a recording, and say what is expected of it."""
+    spoil, expected = HOW[how]
     spoil(file, file.read_bytes())
-    return told
+    return expected
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -77,27 +77,27 @@ def test_a_file_that_is_no_recording_is_one_line_with_its_name_once(
     how: str, tmp_path: Path
 ) -> None:
     file = write_npz(tmp_path / "a.npz", random_events(40, side=16))
-    told = spoilt(file, how)
+    text = spoilt(file, how)
     with pytest.raises(UserError) as error:
         read_events(file)
-    assert str(error.value) == f"{file}: {told}"
+    assert str(error.value) == f"{file}: {text}"
 
 
 @pytest.mark.parametrize("how", ["empty", "text", "array"])
 def test_training_names_the_file_once_and_one_choice(how: str, tmp_path: Path) -> None:
     root = write_folder(tmp_path / "mine", {"a": 12, "b": 12})
-    told = spoilt(root / "a" / "003.npz", how)
+    text = spoilt(root / "a" / "003.npz", how)
     with pytest.raises(UserError) as error:
         load(f"events:{root}", time_steps=4)
     assert str(error.value) == (
-        f"{root}/a/003.npz: {told} Or leave such recordings out with --data.skip_corrupt true; "
+        f"{root}/a/003.npz: {text} Or leave such recordings out with --data.skip_corrupt true; "
         "`keymix data check` names them all."
     )
     record = load(f"events:{root}", time_steps=4, skip_corrupt=True).record()
-    assert record.left_out == (LeftOutImage(id=f"{root}/a/003.npz", reason=told.rstrip(".")),)
+    assert record.left_out == (LeftOutImage(id=f"{root}/a/003.npz", reason=text.rstrip(".")),)
     assert any(note.startswith("broken recordings left out: 1 of") for note in record.notes)
     (broken,) = (f for f in check(f"events:{root}").findings if f.what == "broken recordings")
-    assert list(broken.where) == [f"{root}/a/003.npz: {told.rstrip('.')}"]
+    assert list(broken.where) == [f"{root}/a/003.npz: {text.rstrip('.')}"]
 
 
 def test_the_file_of_many_recordings_is_named_once(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_the_file_of_many_recordings_is_named_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cifar10dvs", "dvs128"])
-def test_a_set_that_is_not_there_is_told_with_its_place_once(kind: str, tmp_path: Path) -> None:
+def test_a_set_that_is_not_there_is_reported_with_its_place_once(kind: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         load(f"{kind}:{tmp_path}/absent")
     assert str(error.value).count(f"{tmp_path}/absent") == 1 + (kind == "dvs128")

@@ -83,7 +83,7 @@ def test_other_files_and_nested_folders(make_folder) -> None:
     picture(0).save(root / "loose.png")
     data = load(f"folder:{root}")
     assert sum(map(len, data.splits)) == 9
-    assert "1 images beside the class folders are left out" in data.record().notes
+    assert "1 images outside the class folders are left out" in data.record().notes
 
 
 def test_one_class_is_refused(make_folder) -> None:

@@ -71,7 +71,7 @@ def online(monkeypatch: pytest.MonkeyPatch, shelf: Path, revisions: dict[str, li
     return fetched
 
 
-def told(argument: str) -> str:
+def refusal(argument: str) -> str:
     with pytest.raises(UserError) as caught:
         load(f"hf:{argument}")
     assert "\n" not in str(caught.value)
@@ -107,10 +107,10 @@ def test_only_the_wanted_configuration_is_fetched(make_parquet, cache, monkeypat
         "full_numbers/train-00000-of-00001.parquet",
     ]
     fetched = online(monkeypatch, made, {"main": names})
-    line = told("ufldl-stanford/svhn")
+    line = refusal("ufldl-stanford/svhn")
     assert "has several configurations" in line
     assert "Write hf:ufldl-stanford/svhn/CONFIG with one of: cropped_digits, full_numbers." in line
-    assert "has no configuration 'full'" in told("ufldl-stanford/svhn/full")
+    assert "has no configuration 'full'" in refusal("ufldl-stanford/svhn/full")
     assert not fetched
     load("hf:ufldl-stanford/svhn/cropped_digits")
     assert fetched == [("main", ["cropped_digits/train-00000-of-00001.parquet"])]
@@ -129,7 +129,8 @@ def test_the_conversion_is_fetched_where_main_has_no_parquet(
     assert fetched[0][0] == "refs/convert/parquet"
     assert any("only a part of this set" in note for note in notes)
     del revisions["refs/convert/parquet"]
-    assert "has no parquet files. Download its images, and use folder:PATH" in told("some/photos")
+    line = refusal("some/photos")
+    assert "has no parquet files. Download its images, and use folder:PATH" in line
 
 
 @together
@@ -158,9 +159,9 @@ def test_files_of_no_split_are_train(make_parquet, cache: Path) -> None:
     assert sum(len(split) for split in load(f"hf:{REPO}").splits) == 20
 
 
-def test_half_a_cache_is_told(make_parquet, cache: Path) -> None:
+def test_half_a_cache_is_reported(make_parquet, cache: Path) -> None:
     put(cache, make_parquet(TWENTY, file="data/train-00000-of-00002.parquet"))
-    line = told(REPO)
+    line = refusal(REPO)
     assert "lacks data/train-00001-of-00002.parquet" in line
     assert "Name or service not known" in line
 
@@ -168,18 +169,18 @@ def test_half_a_cache_is_told(make_parquet, cache: Path) -> None:
 def test_a_link_to_a_file_that_is_gone_is_no_file(make_parquet, cache: Path) -> None:
     snapshot = put(cache, make_parquet(TWENTY, file="data/train-00000-of-00002.parquet"))
     (snapshot / "data" / "train-00001-of-00002.parquet").symlink_to(cache / "blobs" / "gone")
-    assert "lacks data/train-00001-of-00002.parquet" in told(REPO)
+    assert "lacks data/train-00001-of-00002.parquet" in refusal(REPO)
 
 
-def test_without_network_and_cache_the_address_is_told(cache: Path) -> None:
-    line = told(REPO)
+def test_without_network_and_cache_the_address_is_reported(cache: Path) -> None:
+    line = refusal(REPO)
     for words in (f"https://huggingface.co/datasets/{REPO}", str(cache), "use parquet:PATH"):
         assert words in line
 
 
-def test_without_training_files_that_is_told(make_parquet, cache: Path) -> None:
+def test_without_training_files_that_is_reported(make_parquet, cache: Path) -> None:
     put(cache, make_parquet(TWENTY, file="data/test-00000-of-00001.parquet"))
-    assert "has no parquet files of a train split, only test" in told(REPO)
+    assert "has no parquet files of a train split, only test" in refusal(REPO)
 
 
 @pytest.mark.parametrize(
@@ -189,22 +190,22 @@ def test_without_training_files_that_is_told(make_parquet, cache: Path) -> None:
         (errors.GatedRepoError, "asks for its terms to be accepted"),
     ],
 )
-def test_refusals_of_the_hub_are_told(cache, monkeypatch, kind, message: str) -> None:
+def test_refusals_of_the_hub_are_reported(cache, monkeypatch, kind, message: str) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise kind("401", response=SimpleNamespace(headers={}, request=None, status_code=401))
 
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", refuse)
-    assert message in told(REPO)
+    assert message in refusal(REPO)
 
 
 @pytest.mark.parametrize("argument", ["cifar10", "uoft-cs/", "/cifar10", "uoft-cs//x"])
-def test_bad_names_are_told(cache: Path, argument: str) -> None:
-    assert "write hf:OWNER/NAME" in told(argument)
+def test_bad_names_are_reported(cache: Path, argument: str) -> None:
+    assert "write hf:OWNER/NAME" in refusal(argument)
 
 
-def test_a_name_the_hub_cannot_have_is_told(cache: Path, monkeypatch) -> None:
+def test_a_name_the_hub_cannot_have_is_reported(cache: Path, monkeypatch) -> None:
     monkeypatch.undo()  # the client itself refuses, before it asks anyone
-    assert "'a b/c' is no name of the Hub" in told("a b/c")
+    assert "'a b/c' is no name of the Hub" in refusal("a b/c")
 
 
 def test_the_client_s_own_connection_error_falls_back_to_the_cache(

@@ -74,33 +74,33 @@ def test_classes_get_their_words_and_keep_apart(kaggle: Path) -> None:
     assert data.classes == ("tench", "crane (n02012849)", "crane (n03126707)")
 
 
-def told(spec: Path) -> str:
+def refusal(spec: Path) -> str:
     with pytest.raises(UserError) as caught:
         load(f"imagenet:{spec}")
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def test_missing_parts_are_told(plain: Path, kaggle: Path, tmp_path: Path) -> None:
-    assert "has no folder train and no val" in told(plain / "train")
+def test_missing_parts_are_reported(plain: Path, kaggle: Path, tmp_path: Path) -> None:
+    assert "has no folder train and no val" in refusal(plain / "train")
     (kaggle / "LOC_val_solution.csv").unlink()
-    line = told(kaggle / "ILSVRC" / "Data" / "CLS-LOC")
+    line = refusal(kaggle / "ILSVRC" / "Data" / "CLS-LOC")
     assert "no LOC_val_solution.csv" in line
-    assert "there is no" in told(tmp_path / "nowhere")
+    assert "there is no" in refusal(tmp_path / "nowhere")
 
 
-def test_answers_that_train_does_not_have_are_told(kaggle: Path) -> None:
+def test_answers_that_train_does_not_have_are_reported(kaggle: Path) -> None:
     file = kaggle / "LOC_val_solution.csv"
     whole = file.read_text()
     file.write_text(whole.replace(f"00000002,{IDS[1]}", "00000002,n09999999"))
-    assert "val_00000002.JPEG is 'n09999999', which train does not have" in told(kaggle)
+    assert "val_00000002.JPEG is 'n09999999', which train does not have" in refusal(kaggle)
     file.write_text("".join(line for line in whole.splitlines(True) if "00000003" not in line))
-    assert "val_00000003.JPEG has no answer" in told(kaggle)
+    assert "val_00000003.JPEG has no answer" in refusal(kaggle)
 
 
-def test_a_class_of_val_that_train_lacks_is_told(plain: Path) -> None:
+def test_a_class_of_val_that_train_lacks_is_reported(plain: Path) -> None:
     fill(plain / "val" / "n09999999", 1)
-    assert "class 'n09999999' is not in train" in told(plain)
+    assert "class 'n09999999' is not in train" in refusal(plain)
 
 
 def test_of_large_tables_contents_and_headers_are_sampled(

@@ -58,7 +58,7 @@ def scans(tmp_path: Path) -> Path:
     return root
 
 
-def test_a_clean_set_is_fit_and_its_facts_are_told(scans: Path) -> None:
+def test_a_clean_set_is_fit_and_its_facts_are_reported(scans: Path) -> None:
     done: list[tuple[int, int]] = []
     report = check(str(scans), progress=lambda *some: done.append(some))
     assert report.spec == f"uwgi:{scans}"
@@ -113,13 +113,13 @@ def test_every_fault_of_scans_is_named_once_with_file_and_row(scans: Path) -> No
     shutil.copy(scan_path(scans, 5, 0, 3, (6, 9)), copy)
     (small.parent / "notes.txt").touch()
     report = check(f"uwgi:{scans}")
-    told = {f.what: f for f in report.findings}
+    entries = {f.what: f for f in report.findings}
     for what, start in first.items():
-        assert told[what].level == "stops"
-        assert told[what].count == 1, what
-        assert told[what].where[0].startswith(start), what
-        assert told[what].details[0]["id"], what
-    assert told["several scans of one slice"].count == 1
+        assert entries[what].level == "stops"
+        assert entries[what].count == 1, what
+        assert entries[what].where[0].startswith(start), what
+        assert entries[what].details[0]["id"], what
+    assert entries["several scans of one slice"].count == 1
     assert str(copy) in where(report, "images with more than one mask")[0]
     assert where(report, "files that are no images by their name") == [
         str(small.parent / "notes.txt")
@@ -176,15 +176,15 @@ def test_every_kind_of_fault_has_words_and_a_remedy() -> None:
         assert remedy
 
 
-def test_a_case_in_two_splits_is_told(scans: Path) -> None:
+def test_a_case_in_two_splits_is_reported(scans: Path) -> None:
     """Of given splits it stops training; where slices are split on purpose, it falsifies."""
     ids = sorted({row[0] for row in read(scans / "train.csv")[1:]})
     rows = [[name, "test" if name.startswith("case8") else "train"] for name in ids]
     rows[0][1], rows[5][1] = "test", "val"
     write(scans / "splits.csv", [["id", "split"], *rows])
     report = check(f"uwgi:{scans}")
-    told = where(report, "cases in two splits")
-    assert [line.split()[1] for line in told] == ["'case2'", "'case1'"]
+    faults = where(report, "cases in two splits")
+    assert [line.split()[1] for line in faults] == ["'case2'", "'case1'"]
     report = check(f"uwgi:{scans}", split_by="slice")
     assert "cases in two splits" not in found(report)
     assert found(report)["cases in more than one split"] == ("falsifies", 2)
@@ -257,7 +257,7 @@ def test_empty_and_ignored_masks_are_facts_and_warnings(tmp_path: Path) -> None:
     assert "cases" not in report.facts  # nothing says which images are of one
 
 
-def test_copies_are_told_by_split_and_mask_and_blank_images_are_none(tmp_path: Path) -> None:
+def test_copies_are_reported_by_split_and_mask_and_blank_images_are_none(tmp_path: Path) -> None:
     root = mask_set(tmp_path / "m", {"train": 12, "test": 4})
     train, test = root / "train", root / "test"
 
@@ -299,22 +299,22 @@ def test_other_spacings_are_noted(scans: Path) -> None:
     assert line.endswith("slice_0002_9_6_1.63_1.63.png: 1.63x1.63 mm")
 
 
-def test_stacks_tell_missing_neighbours_and_a_broken_one_once(scans: Path) -> None:
+def test_stacks_report_missing_neighbours_and_a_broken_one_once(scans: Path) -> None:
     report = check(f"uwgi:{scans}", stack=3)
     assert found(report)["stacks with missing neighbours"] == ("note", 16)  # first and last of 8
     assert report.fit
-    # copies are told by the slice itself, whatever stands beside it
+    # copies are faults by the slice itself, whatever stands beside it
     shutil.copy(scan_path(scans, 1, 0, 1, (6, 9)), scan_path(scans, 2, 0, 2, (6, 9)))
-    told = found(check(f"uwgi:{scans}", stack=3))
+    faults = found(check(f"uwgi:{scans}", stack=3))
     copies = ("images in more than one split", "images repeated with the same mask")
-    assert sum(told[what][1] for what in copies if what in told) == 1
+    assert sum(faults[what][1] for what in copies if what in faults) == 1
     middle = scan_path(scans, 1, 0, 2, (6, 9))
     middle.write_bytes(b"x")
     report = check(f"uwgi:{scans}", stack=3)
     assert where(report, "broken images") == [f"cannot read image {middle}: not an image"]
 
 
-def test_what_a_table_does_not_tell_by_its_kind_is_told_all_the_same() -> None:
+def test_what_a_table_does_not_report_by_its_kind_is_reported_all_the_same() -> None:
     class Gone(Scans):
         def mask(self, i: int):
             if i == 1:

@@ -20,17 +20,17 @@ from keymix.train.recipe import read_mapping
 
 
 def refused(spec: str, name: str, **options: object) -> str:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         load(spec, **options)
-    assert name in str(told.value)
-    assert "\n" not in str(told.value)
-    return str(told.value)
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ODD)
 @pytest.mark.parametrize("side", [16, 120], ids=["in memory", "one by one"])
 def test_images_that_are_no_files_are_broken(make_folder, kind: str, side: int) -> None:
-    make, told = ODD[kind]
+    make, expected = ODD[kind]
     root = make_folder({"a": 12, "b": 12}, size=(side, side))
     make(root / "a" / "odd.png")
     (root / "b" / "folder.png").mkdir()
@@ -38,8 +38,8 @@ def test_images_that_are_no_files_are_broken(make_folder, kind: str, side: int) 
     assert finding.what == "broken images"
     (line,) = finding.where
     assert line.startswith(f"{root}/a/odd.png: ")
-    assert told in line
-    assert told in refused(f"folder:{root}", "odd.png")
+    assert expected in line
+    assert expected in refused(f"folder:{root}", "odd.png")
     assert load(f"folder:{root}", skip_corrupt=True).record().left_out_count == 1
 
 

@@ -175,9 +175,9 @@ def test_labels_that_name_no_class_get_one_verdict(
         load(f"parquet:{folder}")
     assert "'label'" in str(refused.value)
     assert main(["data", "check", str(folder)]) == 1
-    told = capsys.readouterr().out
-    assert told.startswith(f"verdict\tparquet:{folder}: would stop training: ")
-    assert str(refused.value) in told
+    text = capsys.readouterr().out
+    assert text.startswith(f"verdict\tparquet:{folder}: would stop training: ")
+    assert str(refused.value) in text
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_missing_paths_and_other_files_are_named(make_parquet, tmp_path: Path) -
     errs(tmp_path / "nowhere", "there is no")
     (tmp_path / "empty").mkdir()
     errs(tmp_path / "empty", "no *.parquet files")
-    errs(make_parquet(TWENTY, file="test-0.parquet"), "no train-*.parquet beside test-0.parquet")
+    errs(make_parquet(TWENTY, file="test-0.parquet"), "no train-*.parquet next to test-0.parquet")
 
 
 def test_real_cifar10_loads(real_data: Path) -> None:

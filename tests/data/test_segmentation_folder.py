@@ -31,17 +31,17 @@ def mask_of(root: Path, values: NDArray[Any] | Image.Image) -> NDArray[np.uint8]
 
 def test_values_are_classes_whatever_the_mode(tmp_path: Path) -> None:
     root = mask_set(tmp_path / "set", {"": 1}, size=(2, 3))
-    told = np.array([[0, 1, 2], [255, 1, 0]], dtype=np.uint8)
-    assert (mask_of(root, told) == told).all()
-    assert (mask_of(root, told.astype(np.uint16)) == told).all()
-    palette = Image.fromarray(told).convert("L")
-    coloured = Image.frombytes("P", palette.size, told.tobytes())
+    result = np.array([[0, 1, 2], [255, 1, 0]], dtype=np.uint8)
+    assert (mask_of(root, result) == result).all()
+    assert (mask_of(root, result.astype(np.uint16)) == result).all()
+    palette = Image.fromarray(result).convert("L")
+    coloured = Image.frombytes("P", palette.size, result.tobytes())
     coloured.putpalette([k * 37 % 256 for k in range(768)])
-    assert (mask_of(root, coloured) == told).all()
-    assert (mask_of(root, told == 1) == (told == 1)).all()  # a picture of one bit
+    assert (mask_of(root, coloured) == result).all()
+    assert (mask_of(root, result == 1) == (result == 1)).all()  # a picture of one bit
 
 
-def test_data_of_a_folder_tell_classes_channels_and_what_is_empty(tmp_path: Path) -> None:
+def test_data_of_a_folder_report_classes_channels_and_what_is_empty(tmp_path: Path) -> None:
     root = mask_set(tmp_path / "set", {"": 12})
     Image.fromarray(np.full((6, 9), 255, dtype=np.uint8)).save(root / "masks" / "p3.png")
     Image.fromarray(np.zeros((6, 9), dtype=np.uint8)).save(root / "masks" / "p4.png")
@@ -165,26 +165,26 @@ OF_AN_IMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
 
 @pytest.mark.parametrize("what", OF_AN_IMAGE)
 def test_a_fault_of_an_image_is_named_once_refused_or_left_out(tmp_path: Path, what: str) -> None:
-    spoil, kind, told = OF_AN_IMAGE[what]
+    spoil, kind, expected = OF_AN_IMAGE[what]
     root = mask_set(tmp_path / "set", {"": 9})
     spoil(root)
-    told = told.format(root=root)
+    expected = expected.format(root=root)
     assert kind in KINDS
     table = table_of(root)
     found = [(fault.kind, fault.message) for i in range(9) for fault in table.inspect(i).faults]
     assert len(found) == 1
     assert found[0][0] == kind
-    assert told in found[0][1]
+    assert expected in found[0][1]
     with pytest.raises(UserError) as caught:
         load(f"masks:{root}")
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     assert str(caught.value).endswith("`keymix data check` names them all.")
     with pytest.raises(UserError) as caught:
         table.read(2, (6, 9))
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     record = load(f"masks:{root}", skip_corrupt=True).record()
     assert record.left_out_count == 1
-    assert told in record.left_out[0].reason
+    assert expected in record.left_out[0].reason
     assert sum(record.sizes.values()) == 8
 
 
@@ -193,7 +193,7 @@ def write(text: str) -> Callable[[Path], object]:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "expected"),
     [
         (lambda root: (root / "classes.txt").unlink(), "{root}/classes.txt is missing."),
         (write("background\n\nleaf\n"), "{root}/classes.txt: line 2 is empty;"),
@@ -214,18 +214,18 @@ def write(text: str) -> Callable[[Path], object]:
     ],
 )
 def test_a_mistake_of_the_folder_is_one_line(
-    tmp_path: Path, spoil: Callable[[Path], object], told: str
+    tmp_path: Path, spoil: Callable[[Path], object], expected: str
 ) -> None:
     root = mask_set(tmp_path / "set", {"": 9})
     spoil(root)
     with pytest.raises(UserError) as caught:
         load(f"masks:{root}")
-    assert str(caught.value).startswith(told.format(root=root))
+    assert str(caught.value).startswith(expected.format(root=root))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "expected"),
     [
         ("a/b", "class 'a/b' has '/' in it"),
         ("a\\b", "class 'a\\\\b' has '\\\\' in it"),
@@ -237,7 +237,7 @@ def test_a_mistake_of_the_folder_is_one_line(
 )
 @pytest.mark.parametrize("multilabel", [False, True])
 def test_a_class_that_no_folder_can_be_called_is_refused(
-    tmp_path: Path, name: str, told: str, multilabel: bool
+    tmp_path: Path, name: str, expected: str, multilabel: bool
 ) -> None:
     root = mask_set(tmp_path / "set", {"": 9})
     if multilabel:
@@ -246,13 +246,13 @@ def test_a_class_that_no_folder_can_be_called_is_refused(
     with pytest.raises(UserError) as caught:
         load(f"masks:{root}")
     line = str(caught.value)
-    assert line.startswith(f"{root}/classes.txt: line 2: {told}, and masks are stored under")
+    assert line.startswith(f"{root}/classes.txt: line 2: {expected}, and masks are stored under")
     assert line.endswith("Give it another name.")
     assert "\n" not in line
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         ({"stack": 3}, r"data\.stack = 3: images of masks:.* have no neighbours"),
         (
@@ -266,10 +266,10 @@ def test_a_class_that_no_folder_can_be_called_is_refused(
     ],
 )
 def test_a_setting_that_does_not_fit_is_refused(
-    tmp_path: Path, options: dict[str, Any], told: str
+    tmp_path: Path, options: dict[str, Any], expected: str
 ) -> None:
     root = mask_set(tmp_path / "set", {"": 9})
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=expected):
         load(f"masks:{root}", **options)
 
 
@@ -304,7 +304,7 @@ def test_a_group_in_two_given_splits_is_refused_unless_images_are_split(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "expected"),
     [
         ([["p0", "a"], ["p1", "a"]], "has no group for 1 images: p2. Add their rows."),
         ([["p0", "a"], ["p9", "a"]], "line 3: there is no image 'p9'."),
@@ -313,10 +313,10 @@ def test_a_group_in_two_given_splits_is_refused_unless_images_are_split(tmp_path
     ],
 )
 def test_mistakes_in_a_list_of_groups_are_named(
-    tmp_path: Path, rows: list[list[str]], told: str
+    tmp_path: Path, rows: list[list[str]], expected: str
 ) -> None:
     root = groups(mask_set(tmp_path / "set", {"": 3}), rows)
     with pytest.raises(UserError) as caught:
         load(f"masks:{root}")
     assert str(caught.value).startswith(f"{root}/groups.csv")
-    assert told in str(caught.value)
+    assert expected in str(caught.value)

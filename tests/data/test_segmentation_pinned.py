@@ -65,7 +65,7 @@ def test_a_case_in_two_splits_is_refused_unless_slices_are_split(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("head", "rows", "kind", "told"),
+    ("head", "rows", "kind", "expected"),
     [
         ("case", [*CASES, ["case1", "test"]], "case in two splits",
          "line 5: 'case1' is in test, but in train by line 2."),
@@ -80,12 +80,12 @@ def test_a_case_in_two_splits_is_refused_unless_slices_are_split(tmp_path: Path)
     ],
 )  # fmt: skip
 def test_mistakes_in_a_list_of_splits_are_named(
-    tmp_path: Path, head: str, rows: list[list[str]], kind: str, told: str
+    tmp_path: Path, head: str, rows: list[list[str]], kind: str, expected: str
 ) -> None:
     root = pinned(tmp_path, head, rows)
     with pytest.raises(UserError) as caught:
         load(f"uwgi:{root}", split_by="slice")
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     assert str(root / "splits.csv") in str(caught.value)
     faults = Faults(collect=True)
     open_source(str(root), faults)
@@ -93,7 +93,7 @@ def test_mistakes_in_a_list_of_splits_are_named(
     assert kind in KINDS
 
 
-def test_the_fingerprint_tells_a_slice_left_out_from_none(tmp_path: Path) -> None:
+def test_the_fingerprint_differs_where_a_slice_is_left_out(tmp_path: Path) -> None:
     root = pinned(tmp_path, "case", CASES)
     path = scan_path(root, 1, 0, 2, (6, 9))
     path.write_bytes(b"no picture")

@@ -20,10 +20,10 @@ SIDES = st.integers(1, 9)
 
 def test_runs_count_from_one_row_by_row() -> None:
     mask = rle.decode("2 2 7 3", 3, 4)
-    told = [[0, 1, 1, 0], [0, 0, 1, 1], [1, 0, 0, 0]]
+    lines = [[0, 1, 1, 0], [0, 0, 1, 1], [1, 0, 0, 0]]
     assert mask.dtype == np.bool_
-    assert (mask == np.array(told)).all()
-    assert rle.encode(np.array(told)) == "2 2 7 3"
+    assert (mask == np.array(lines)).all()
+    assert rle.encode(np.array(lines)) == "2 2 7 3"
     assert rle.encode(np.ones((2, 5))) == "1 10"
 
 
@@ -61,7 +61,7 @@ def test_runs_in_any_order_and_touching_runs_mean_the_same(lengths: list[int], r
 
 @together
 @pytest.mark.parametrize(
-    ("text", "kind", "told"),
+    ("text", "kind", "expected"),
     [
         ("1 2 3", "odd run lengths", "3 numbers, an odd count: starts and lengths come in pairs."),
         ("1 2 x 4", "bad run lengths", "'x' is not a whole number of 1 or more."),
@@ -84,10 +84,10 @@ def test_runs_in_any_order_and_touching_runs_mean_the_same(lengths: list[int], r
         ),
     ],
 )
-def test_what_is_no_mask_is_said(text: str, kind: str, told: str) -> None:
+def test_what_is_no_mask_is_said(text: str, kind: str, expected: str) -> None:
     with pytest.raises(rle.RunsError) as caught:
         rle.decode(text, 3, 4)
-    assert (caught.value.kind, str(caught.value)) == (kind, told)
+    assert (caught.value.kind, str(caught.value)) == (kind, expected)
 
 
 def test_the_last_pixel_is_of_the_image() -> None:

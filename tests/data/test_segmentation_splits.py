@@ -18,7 +18,7 @@ from keymix.data.kinds import MaskKind
 from keymix.data.segmentation import inputs as loading
 from keymix.data.segmentation.table import ScanSource
 from keymix.data.sources.masks import Meaning, Pair, Pairs
-from keymix.data.splits import Part, carve, choose_groups
+from keymix.data.splits import Part, choose_groups, make_splits
 from keymix.data.streams import Stream
 from keymix.errors import UserError
 
@@ -50,7 +50,7 @@ def carved(
     split_by: str = "case",
 ) -> dict[str, Part]:
     shares = {"test_fraction": test_fraction, "split_by": split_by}
-    return carve(source, "x", limit, val_fraction, seed, **shares)[0]  # type: ignore[arg-type]
+    return make_splits(source, "x", limit, val_fraction, seed, **shares)[0]  # type: ignore[arg-type]
 
 
 @given(COUNTS, st.integers(0, 2**31), st.floats(0.01, 0.6), st.floats(0.01, 0.6))
@@ -99,16 +99,16 @@ def test_a_large_set_is_split_eighty_sixteen_four() -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "told"),
+    ("counts", "expected"),
     [
         ([5], "data x: 1 case to make train, val and test of; 3 are needed. Add some, or take d"),
         ([5, 5], "data x: 2 cases to make train, val and test of; 3 are needed."),
     ],
 )
-def test_too_few_cases_are_told(counts: list[int], told: str) -> None:
+def test_too_few_cases_are_reported(counts: list[int], expected: str) -> None:
     with pytest.raises(UserError) as caught:
         carved(source_of(counts))
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(expected)
     parts = carved(source_of(counts), split_by="slice")
     assert sum(len(part.rows) for part in parts.values()) == sum(counts)
 
@@ -155,7 +155,7 @@ def test_images_are_held_or_read_alike(tmp_path: Path, monkeypatch: pytest.Monke
     root = scan_set(tmp_path, {1: 3, 2: 3, 3: 3, 4: 3})
     options = {"image_size": (4, 5), "val_fraction": 0.3, "stack": 3}
     held = load(f"uwgi:{root}", **options)  # type: ignore[arg-type]
-    monkeypatch.setattr(loading, "HELD_BYTES", 0)
+    monkeypatch.setattr(loading, "IN_MEMORY_BYTES", 0)
     read = load(f"uwgi:{root}", **options)  # type: ignore[arg-type]
     assert held.record().cached
     assert not read.record().cached
@@ -183,10 +183,10 @@ def test_a_view_of_what_is_held_has_its_own_images_and_masks(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["images", "masks"])
-def test_faults_of_a_set_that_is_not_held_are_told_at_once(
+def test_faults_of_a_set_that_is_not_held_are_reported_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(loading, "HELD_BYTES", 0)
+    monkeypatch.setattr(loading, "IN_MEMORY_BYTES", 0)
     root = mask_set(tmp_path / "set", {"train": 4, "val": 2, "test": 2})
     file = root / "test" / kind / "p1.png"
     content = file.read_bytes()
@@ -204,7 +204,7 @@ def test_mean_and_deviation_are_those_of_the_training_pixels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: bool
 ) -> None:
     if not held:
-        monkeypatch.setattr(loading, "HELD_BYTES", 0)
+        monkeypatch.setattr(loading, "IN_MEMORY_BYTES", 0)
     scans = scan_set(tmp_path / "scans", {1: 2, 2: 2, 3: 2, 4: 2})
     files = mask_set(tmp_path / "files", {"train": 5, "val": 3, "test": 3})
     for spec, stack in ((f"uwgi:{scans}", 3), (f"masks:{files}", None)):
@@ -227,7 +227,7 @@ def test_the_fingerprint_is_of_images_and_masks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: bool
 ) -> None:
     if not held:
-        monkeypatch.setattr(loading, "HELD_BYTES", 0)
+        monkeypatch.setattr(loading, "IN_MEMORY_BYTES", 0)
     scans = scan_set(tmp_path / "scans", {1: 2, 2: 2, 3: 2})
     files = mask_set(tmp_path / "files", {"": 6})
     first = [sha(load(f"uwgi:{scans}")), sha(load(f"masks:{files}"))]

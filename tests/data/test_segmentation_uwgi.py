@@ -30,7 +30,7 @@ def one_slice(root: Path, pixels: np.ndarray | None = None, **runs: str) -> Path
     return root
 
 
-def test_names_tell_columns_before_rows_and_their_spacing(tmp_path: Path) -> None:
+def test_names_report_columns_before_rows_and_their_spacing(tmp_path: Path) -> None:
     table = table_of(one_slice(tmp_path, stomach="10 1"))  # 6 rows of 9 columns, 1.50_2.00
     assert scan_path(tmp_path, 1, 0, 1, (6, 9)).name == "slice_0001_9_6_1.50_2.00.png"
     assert table.size(0) == (6, 9)
@@ -65,9 +65,9 @@ def test_the_later_organ_is_kept_and_overlaps_are_counted(tmp_path: Path) -> Non
         [0, 0, 1, 1, 1, 1, 0, 0, 0],
         [0, 0, 0, 1, 0, 0, 0, 0, 0],
     ]
-    told = "classes overlap in 2 pixels of 1 image: the later class is kept"
+    message = "classes overlap in 2 pixels of 1 image: the later class is kept"
     notes = load(f"uwgi:{root}").record().notes
-    assert [note for note in notes if note.startswith(told)]
+    assert [note for note in notes if note.startswith(message)]
     many = load(f"uwgi:{root}", masks="multilabel")
     assert not [note for note in many.record().notes if "overlap" in note]
     assert many.classes == ("large_bowel", "small_bowel", "stomach")
@@ -169,35 +169,35 @@ OF_A_SLICE: dict[str, tuple[Callable[[Path], None], str, str]] = {
 
 @pytest.mark.parametrize("what", OF_A_SLICE)
 def test_a_fault_of_a_slice_is_named_once_refused_or_left_out(tmp_path: Path, what: str) -> None:
-    spoil, kind, told = OF_A_SLICE[what]
+    spoil, kind, expected = OF_A_SLICE[what]
     root = scan_set(tmp_path, {1: 4, 2: 4, 3: 4})
     spec = f"uwgi:{root}"
     options = {"val_fraction": 0.3, "test_fraction": 0.3}
     whole = load(spec, **options)  # type: ignore[arg-type]
     spoil(root)
-    told = told.format(root=root, scan=scan_2(root))
+    expected = expected.format(root=root, scan=scan_2(root))
     assert kind in KINDS
 
     table = table_of(root)
     found = [(fault.kind, fault.message) for i in range(12) for fault in table.inspect(i).faults]
     assert len(found) == 1
     assert found[0][0] == kind
-    assert told in found[0][1]
+    assert expected in found[0][1]
 
     with pytest.raises(UserError) as caught:
         load(spec, **options)  # type: ignore[arg-type]
     line = str(caught.value)
-    assert told in line
+    assert expected in line
     assert "\n" not in line
     assert line.endswith("`keymix data check` names them all.")
     with pytest.raises(UserError) as caught:
         table.read(1, (6, 9))
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
     kept = load(spec, **options, skip_corrupt=True)  # type: ignore[arg-type]
     record = kept.record()
     assert record.left_out_count == 1
-    assert told in record.left_out[0].reason
+    assert expected in record.left_out[0].reason
     assert [note for note in record.notes if note.startswith("broken images left out: 1 of ")]
     assert ids(whole) - ids(kept) == {"case1_day0_slice_0002"}
     assert record.fingerprint != whole.record().fingerprint
@@ -262,12 +262,12 @@ OF_THE_TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("what", OF_THE_TABLE)
 def test_a_mistake_of_the_table_is_one_line(tmp_path: Path, what: str) -> None:
-    spoil, told = OF_THE_TABLE[what]
+    spoil, expected = OF_THE_TABLE[what]
     root = scan_set(tmp_path, {1: 2, 2: 2, 3: 2})
     spoil(root)
     with pytest.raises(UserError) as caught:
         load(f"uwgi:{root}")
-    assert str(caught.value).startswith(f"{root}/{told}")
+    assert str(caught.value).startswith(f"{root}/{expected}")
     assert "\n" not in str(caught.value)
 
 
@@ -294,7 +294,7 @@ def test_columns_may_stand_in_any_order_and_runs_be_long(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("spec", ["uwgi:none", "uwgi:."])
-def test_a_folder_that_is_none_is_told(
+def test_a_folder_that_is_none_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

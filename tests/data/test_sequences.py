@@ -54,18 +54,18 @@ def shuffled(count: int) -> list[int]:
 def test_two_sequences_are_found_whatever_their_frames_are_called(
     frames: Pixels, names: list[str], rows: dict[str, int]
 ) -> None:
-    told = found(names, frames)
-    assert told is not None
-    assert told.images == rows
-    assert (told.count, told.of) == (233, 233)
+    faults = found(names, frames)
+    assert faults is not None
+    assert faults.images == rows
+    assert (faults.count, faults.of) == (233, 233)
 
 
 def test_frames_are_found_in_any_order_and_over_several_splits(frames: Pixels) -> None:
     order = shuffled(233)
     parts = [("train", "val", "test")[k % 3] for k in order]
-    told = found([TWO[k] for k in order], [frames[k] for k in order], parts)
-    assert told is not None
-    assert told.count == 233
+    faults = found([TWO[k] for k in order], [frames[k] for k in order], parts)
+    assert faults is not None
+    assert faults.count == 233
     twice = found(TWO[:60] * 2, [*frames[:60], *film(60, 5)], ["train"] * 60 + ["test"] * 60)
     assert twice is not None
     assert twice.images == {"test/Seq05VD_f#": 60, "train/Seq05VD_f#": 60}
@@ -118,10 +118,10 @@ def test_digits_of_one_hand_after_another_are_no_frames() -> None:
 def test_a_clip_among_photos_is_named_and_they_are_not(frames: Pixels) -> None:
     photos = [np.asarray(picture(2000 + i, (32, 32))) for i in range(90)]
     names = [f"IMG_{i:04d}" for i in range(90)] + [f"clip_{i}" for i in range(60)]
-    told = found(names, [*photos, *frames[:60]])
-    assert told is not None
-    assert told.images == {"clip_#": 60}
-    assert told.of == 150
+    faults = found(names, [*photos, *frames[:60]])
+    assert faults is not None
+    assert faults.images == {"clip_#": 60}
+    assert faults.of == 150
 
 
 def test_few_images_are_opened_and_none_when_it_is_late(frames: Pixels) -> None:
@@ -143,11 +143,11 @@ def test_the_check_names_frames_taken_for_independent_images(
     tmp_path: Path, kind: str, make_folder: Callable[..., Path]
 ) -> None:
     root = save_frames(tmp_path / "film", kind=kind)
-    (told,) = [each for each in check(f"{kind}:{root}").findings if each.what == IN_SEQUENCES]
-    assert told.level == "warning"
-    assert len(told.where) == 2
-    assert "too narrow" in told.remedy
-    assert ("groups.csv" in told.remedy) == (kind == "masks")
+    (shown,) = [each for each in check(f"{kind}:{root}").findings if each.what == IN_SEQUENCES]
+    assert shown.level == "warning"
+    assert len(shown.where) == 2
+    assert "too narrow" in shown.remedy
+    assert ("groups.csv" in shown.remedy) == (kind == "masks")
     photos = make_folder({"a": 40, "b": 40})
     assert IN_SEQUENCES not in {each.what for each in check(str(photos)).findings}
 

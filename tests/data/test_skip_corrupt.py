@@ -132,7 +132,7 @@ def test_an_empty_split_is_an_error(make_folder) -> None:
 
 
 @pytest.mark.parametrize("side", [16, 120])
-def test_without_it_the_error_tells_the_way_out(make_folder, side: int) -> None:
+def test_without_it_the_error_reports_the_way_out(make_folder, side: int) -> None:
     root = make_folder({"a": 9, "b": 9}, (side, side))
     (root / "a" / "002.png").write_bytes(b"broken")
     with pytest.raises(UserError) as caught:

@@ -123,13 +123,13 @@ def test_an_argument_in_brackets_may_be_left_out() -> None:
         (["train/case1/case1_day0/scans"], "folder"),
     ],
 )
-def test_the_kind_of_a_folder_is_told(tmp_path: Path, folders: list[str], kind: str) -> None:
+def test_the_kind_of_a_folder_is_recognised(tmp_path: Path, folders: list[str], kind: str) -> None:
     for folder in folders:
         (tmp_path / folder).mkdir(parents=True)
     assert kind_of(tmp_path) == kind
 
 
-def test_run_lengths_beside_cases_are_told_apart(tmp_path: Path) -> None:
+def test_run_lengths_beside_cases_are_reported_apart(tmp_path: Path) -> None:
     (tmp_path / "train.csv").touch()
     assert kind_of(tmp_path) == "folder"
     (tmp_path / "train" / "case1").mkdir(parents=True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from keymix.data.sources.base import Faults, Source
 from keymix.data.sources.digits import open_source
-from keymix.data.splits import carve, choose, digest, rest
+from keymix.data.splits import choose, digest, make_splits, rest
 from keymix.data.streams import Stream
 from keymix.errors import UserError
 
@@ -56,7 +56,7 @@ def test_rest_is_the_complement() -> None:
     assert rest(5, np.array([1, 3])).tolist() == [0, 2, 4]
 
 
-def test_digest_tells_rows_and_tables_apart() -> None:
+def test_digest_distinguishes_rows_and_tables() -> None:
     rows = np.array([1, 2, 3])
     assert len(digest("train", rows)) == 64
     assert digest("train", rows) == digest("train", rows.astype(np.int32))
@@ -71,7 +71,7 @@ def digits() -> Source:
 
 @pytest.mark.parametrize("limit", [None, 20, 300])
 def test_parts_never_share_a_row(digits: Source, limit: int | None) -> None:
-    parts, _ = carve(digits, "digits", limit, 0.1, 3)
+    parts, _ = make_splits(digits, "digits", limit, 0.1, 3)
     rows = np.concatenate([part.rows for part in parts.values()])
     assert len(np.unique(rows)) == len(rows)
     if limit is not None:
@@ -80,7 +80,7 @@ def test_parts_never_share_a_row(digits: Source, limit: int | None) -> None:
 
 
 def test_the_test_split_does_not_move_with_the_split_seed(digits: Source) -> None:
-    one, other = (carve(digits, "digits", None, 0.1, seed)[0] for seed in (0, 1))
+    one, other = (make_splits(digits, "digits", None, 0.1, seed)[0] for seed in (0, 1))
     assert (one["test"].rows == other["test"].rows).all()
     assert (one["val"].rows != other["val"].rows).any()
 
@@ -89,17 +89,17 @@ def test_a_source_with_all_three_splits_keeps_its_validation(digits: Source) -> 
     third = np.arange(len(digits.train)) % 3
     tables = [digits.train.select(np.flatnonzero(third == k)) for k in range(3)]
     source = Source(classes=digits.classes, train=tables[0], val=tables[1], test=tables[2])
-    parts, notes = carve(source, "x", None, 0.1, 0)
+    parts, notes = make_splits(source, "x", None, 0.1, 0)
     assert [len(parts[n].rows) for n in ("train", "val", "test")] == [599, 599, 599]
     assert parts["val"].origin == "val"
-    parts, _ = carve(source, "x", 100, 0.1, 0)
+    parts, _ = make_splits(source, "x", 100, 0.1, 0)
     assert [len(parts[n].rows) for n in ("train", "val", "test")] == [90, 10, 100]
     assert "validation = the source's validation split" in notes
 
 
 def test_validation_serves_as_test_where_there_is_no_test(digits: Source) -> None:
     source = Source(classes=digits.classes, train=digits.train, val=digits.train)
-    parts, notes = carve(source, "x", None, 0.1, 0)
+    parts, notes = make_splits(source, "x", None, 0.1, 0)
     assert parts["test"].origin == "val"
     assert parts["val"].origin == "train"
     assert any(note.startswith("test = the source's validation") for note in notes)
@@ -108,4 +108,4 @@ def test_validation_serves_as_test_where_there_is_no_test(digits: Source) -> Non
 def test_a_validation_that_leaves_nothing_to_learn_from_is_refused(digits: Source) -> None:
     whole = replace(digits, val=digits.train, test=digits.train)
     with pytest.raises(UserError, match="none is left for train"):
-        carve(whole, "x", 40, 0.999, 0)
+        make_splits(whole, "x", 40, 0.999, 0)

@@ -18,7 +18,7 @@ from keymix.cli import main
 from keymix.data import Augment, ImageData, Loader, load
 from keymix.data import specs as known
 from keymix.data.augment import check_augment
-from keymix.data.check import check, glance
+from keymix.data.check import check, quick_check
 from keymix.data.kinds import IMAGE, PLACE
 from keymix.data.sources.base import Arrays, Faults, Source
 from keymix.data.sources.folder import Files
@@ -216,8 +216,8 @@ def test_groups_stay_whole(sources: Path) -> None:
         source = dials(argument, faults)
         groups = [f"patient{k // 5}" for k in range(60)]
         targets = ArrayTargets(np.arange(60), groups=groups)
-        assert source.train.held is not None
-        return replace(source, train=Arrays("dials", source.train.held, targets))
+        assert source.train.in_memory is not None
+        return replace(source, train=Arrays("dials", source.train.in_memory, targets))
 
     register_source(replace(parse("dials")[0], open_with=grouped))
     data = load("dials")
@@ -252,8 +252,8 @@ def test_targets_that_do_not_fit_their_inputs_are_refused(sources: Path) -> None
 
     def unnamed(argument: str, faults: Faults) -> Source:
         source = dials(argument, faults)
-        assert source.train.held is not None
-        return replace(source, train=Arrays("x", source.train.held, np.arange(60) % 2))
+        assert source.train.in_memory is not None
+        return replace(source, train=Arrays("x", source.train.in_memory, np.arange(60) % 2))
 
     register_source(replace(parse("dials")[0], open_with=unnamed))
     with pytest.raises(UserError, match="no classes"):
@@ -298,7 +298,7 @@ def test_a_check_reads_all_of_them(sources: Path, spec: str) -> None:
     assert "classes" not in report.facts
     assert sum(report.facts["splits"].values()) == sum(report.facts["images"].values())
     assert report.facts["sizes"]["different"] == (1 if spec == "dials" else 15)
-    found = glance(load(spec))
+    found = quick_check(load(spec))
     assert found.fit
     assert found.facts["looked_at"]["images"] == found.facts["looked_at"]["of"]
 
@@ -307,7 +307,7 @@ def test_a_check_finds_copies_with_other_targets(sources: Path) -> None:
     def copied(argument: str, faults: Faults) -> Source:
         source = dials(argument, faults)
         assert isinstance(source.train, Arrays)
-        held = source.train.held.copy()
+        held = source.train.in_memory.copy()
         held[1] = held[0]
         return replace(source, train=Arrays("dials", held, source.train.targets))
 

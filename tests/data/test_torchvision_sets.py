@@ -49,7 +49,7 @@ def place(name: str, root: Path) -> Path:
     return folder
 
 
-def told(spec: str) -> str:
+def refusal(spec: str) -> str:
     with pytest.raises(UserError) as caught:
         load(spec)
     assert "\n" not in str(caught.value)
@@ -126,11 +126,11 @@ def test_archives_put_there_by_hand_serve_without_a_network(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_without_a_network_the_line_tells_address_folder_and_ways_out(
+def test_without_a_network_the_line_reports_address_folder_and_ways_out(
     offline, tmp_path: Path, name: str
 ) -> None:
     files, root = offline(name), tmp_path / "root"
-    line = told(f"{name}:{root}")
+    line = refusal(f"{name}:{root}")
     assert all(f"{NOWHERE}/{file.name}" in line for file in files)
     for words in ("Connection refused", f"into {place(name, root)}", "or use hf:", "parquet:PATH"):
         assert words in line
@@ -143,7 +143,7 @@ def test_half_an_archive_is_named(offline, tmp_path: Path, name: str) -> None:
         shutil.copy(file, place(name, root))
     victim = place(name, root) / files[0].name
     victim.write_bytes(victim.read_bytes()[:-40])
-    line = told(f"{name}:{root}")
+    line = refusal(f"{name}:{root}")
     assert f"{victim} is damaged or incomplete (its MD5 differs)" in line
     assert f"Put {NOWHERE}/{victim.name} into" in line
 
@@ -167,10 +167,10 @@ def test_half_an_archive_is_fetched_anew_where_there_is_a_network(online, tmp_pa
     assert len(load(f"cifar10:{root}").test) == archives.TEST
 
 
-def test_a_server_that_sends_something_else_is_told(online, tmp_path: Path) -> None:
+def test_a_server_that_sends_something_else_is_reported(online, tmp_path: Path) -> None:
     (archive,), _ = online("cifar10")
     archive.write_bytes(b"<html>moved</html>")
-    line = told(f"cifar10:{tmp_path / 'root'}")
+    line = refusal(f"cifar10:{tmp_path / 'root'}")
     assert "cifar-10-python.tar.gz is damaged or incomplete (its MD5 differs)" in line
 
 
@@ -183,7 +183,7 @@ def test_a_damaged_batch_is_unpacked_again(offline, tmp_path: Path) -> None:
     assert len(load(f"cifar10:{root}").test) == archives.TEST
 
 
-def test_a_damaged_unpacked_file_of_fashion_mnist_is_told(offline, tmp_path: Path) -> None:
+def test_a_damaged_unpacked_file_of_fashion_mnist_is_reported(offline, tmp_path: Path) -> None:
     root = tmp_path / "root"
     for file in offline("fashion_mnist"):
         shutil.copy(file, place("fashion_mnist", root))
@@ -191,7 +191,7 @@ def test_a_damaged_unpacked_file_of_fashion_mnist_is_told(offline, tmp_path: Pat
     load(spec)
     raw = place("fashion_mnist", root) / "train-images-idx3-ubyte"
     raw.write_bytes(raw.read_bytes()[:1000])
-    line = told(spec)
+    line = refusal(spec)
     assert "the unpacked files in" in line
     raw.unlink()
     load(spec)
@@ -209,7 +209,7 @@ def test_processes_that_start_together_download_once(online, tmp_path: Path) -> 
 
 def test_the_limit_on_waiting_is_taken_back(offline, tmp_path: Path) -> None:
     offline("cifar10")
-    told(f"cifar10:{tmp_path}")
+    refusal(f"cifar10:{tmp_path}")
     assert socket.getdefaulttimeout() is None
 
 

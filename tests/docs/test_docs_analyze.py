@@ -42,5 +42,5 @@ def test_the_page_holds_what_is_counted(key: str, counted: dict[str, Table]) -> 
 
 def test_every_mixer_was_measured() -> None:
     after = PAGE.partition("<!-- multiples")[2]
-    told = {line.split("|")[1].strip() for line in after.splitlines() if line.startswith("| ")}
-    assert told >= set(own_mixers())
+    result = {line.split("|")[1].strip() for line in after.splitlines() if line.startswith("| ")}
+    assert result >= set(own_mixers())

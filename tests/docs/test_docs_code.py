@@ -26,13 +26,13 @@ import lightning_fabric, matplotlib.pyplot, numpy, timm, torch, torchmetrics
 import torchvision.transforms.v2
 torch.set_num_threads(1)  # other tests compute at the same time
 for request in sys.stdin:
-    handed, folder, told = json.loads(request)
+    handed, folder, log = json.loads(request)
     child = os.fork()
     if not child:
         code = 1
         try:
             os.chdir(folder)
-            said = os.open(told, os.O_WRONLY | os.O_CREAT)
+            said = os.open(log, os.O_WRONLY | os.O_CREAT)
             os.dup2(said, 1), os.dup2(said, 2)
             namespace = {"__name__": "__main__"}
             for path, line, text in handed:
@@ -59,10 +59,10 @@ def driver() -> Iterator[subprocess.Popen[str]]:
 def run_blocks(driver: subprocess.Popen[str], chosen: list[Block], folder: Path) -> tuple[str, str]:
     """Run blocks in a folder; returns the exit status and what was printed."""
     handed = [(str(b.path), b.line, b.text) for b in chosen]
-    told = folder.parent / f"{folder.name}.txt"
-    driver.stdin.write(json.dumps([handed, str(folder), str(told)]) + "\n")
+    message = folder.parent / f"{folder.name}.txt"
+    driver.stdin.write(json.dumps([handed, str(folder), str(message)]) + "\n")
     driver.stdin.flush()
-    return driver.stdout.readline().strip(), told.read_text(encoding="utf-8")
+    return driver.stdout.readline().strip(), message.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -71,19 +71,19 @@ def test_python_blocks_run_in_order(
     path: Path, tmp_path: Path, driver: subprocess.Popen[str]
 ) -> None:
     chosen = [b for b in blocks(path) if b.language == "python" and b.not_run is None]
-    status, told = run_blocks(driver, chosen, tmp_path)
-    assert status == "0", told
+    status, output = run_blocks(driver, chosen, tmp_path)
+    assert status == "0", output
 
 
 @pytest.mark.slow
-def test_a_block_that_fails_is_told_with_its_line(
+def test_a_block_that_fails_is_reported_with_its_line(
     tmp_path: Path, driver: subprocess.Popen[str]
 ) -> None:
     page = tmp_path / "page.md"
     page.write_text("# Page\n\n```python\nx = 1\nraise LookupError(x)\n```\n", encoding="utf-8")
-    status, told = run_blocks(driver, blocks(page), tmp_path)
+    status, output = run_blocks(driver, blocks(page), tmp_path)
     assert status == "1"
-    assert 'page.md", line 5' in told
+    assert 'page.md", line 5' in output
 
 
 def test_blocks_that_are_not_run_say_why() -> None:
@@ -157,5 +157,5 @@ def test_the_lines_on_the_authors_code_do_what_the_page_says(
     page = tmp_path / "aligned.md"
     page.write_text(f"```python\n{ALIGNED}```\n", encoding="utf-8")
     given = [b for b in blocks(DOCS / "papers.md") if b.language == "python"]
-    status, told = run_blocks(driver, [*given, *blocks(page)], tmp_path)
-    assert status == "0", told
+    status, output = run_blocks(driver, [*given, *blocks(page)], tmp_path)
+    assert status == "0", output

@@ -24,14 +24,14 @@ COMMANDS = {
 @cache
 def options_of(verb: str) -> set[str]:
     """The options of a verb, read from its help."""
-    told = io.StringIO()
-    with contextlib.redirect_stdout(told):
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
         try:
             code = main([verb, "--help"])
         except SystemExit as stop:
             code = stop.code
     assert code == 0, f"keymix {verb} --help ended with {code}"
-    return set(re.findall(r"--[A-Za-z][\w.-]*", told.getvalue()))
+    return set(re.findall(r"--[A-Za-z][\w.-]*", text.getvalue()))
 
 
 @each("words", COMMANDS)

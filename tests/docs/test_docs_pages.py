@@ -43,7 +43,7 @@ def test_every_page_is_in_the_index_and_in_the_navigation() -> None:
         assert f"- mechanisms/{page.name}\n" in navigation
 
 
-def test_the_index_tells_every_name() -> None:
+def test_the_index_reports_every_name() -> None:
     for name in own_mixers():
         names = ", ".join(f"`{n}`" for n in (name, *aliases_of(name)))
         assert f"| {names} |" in INDEX
@@ -55,7 +55,7 @@ def test_page_has_the_five_headings_in_order(page: Path) -> None:
 
 
 @each("page", {page.stem: (page,) for page in PAGES})
-def test_page_tells_names_and_file_of_its_mixer(page: Path) -> None:
+def test_page_reports_names_and_file_of_its_mixer(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for name in (page.stem, *aliases_of(page.stem)):
         assert f"`{name}`" in text
@@ -70,8 +70,8 @@ def test_measured_numbers_stand_beside_their_command(page: Path) -> None:
 
 
 def test_the_cost_table_has_every_mixer_that_fits_the_model() -> None:
-    told = {row[0].strip("`") for row in table(INDEX, "cost-table")}
-    assert told == set(own_mixers("dense"))
+    result = {row[0].strip("`") for row in table(INDEX, "cost-table")}
+    assert result == set(own_mixers("dense"))
 
 
 @pytest.mark.slow
@@ -83,12 +83,12 @@ def test_the_cost_table_is_what_count_says(row: list[str]) -> None:
     assert [number(cell) for cell in numbers] == [cost.params, cost.macs, cost.activation_bytes]
 
 
-def test_the_api_pages_tell_every_public_name() -> None:
-    told = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
+def test_the_api_pages_report_every_public_name() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
     missing = [
         name
         for name in keymix.__all__
-        if not name.startswith("_") and not re.search(rf"\b{name}\b", told)
+        if not name.startswith("_") and not re.search(rf"\b{name}\b", text)
     ]
     assert not missing
 

@@ -28,7 +28,7 @@ def base(name: str) -> str:
     return name.removesuffix("_wide")
 
 
-def test_every_model_is_told_and_every_name_is_a_model() -> None:
+def test_every_model_is_reported_and_every_name_is_a_model() -> None:
     assert {base(name) for name in list_models()} == set(TOLD)
 
 

@@ -229,10 +229,12 @@ def test_keys_per_window_are_resized_for_the_size_that_is_set() -> None:
     model.image_size = (16, 24)
     put_mixers(model, "static_key", {"resize": "interpolate"})
     model.double()
-    with pytest.raises(UserError, match=r"model\.image_size = .*find_host\(model\)\.tell\(model\)"):
+    with pytest.raises(
+        UserError, match=r"model\.image_size = .*find_host\(model\)\.update_grids\(model\)"
+    ):
         model(image(18, 34))
     model.image_size = (18, 34)
-    find_host(model).tell(model)
+    find_host(model).update_grids(model)
     assert {tuple(p.shape) for k, p in model.named_parameters() if k.endswith("key")} == {
         (15, 2, 12, 6),
         (6, 3, 12, 8),

@@ -164,7 +164,7 @@ def test_another_image_size_reaches_the_mixers_there_are() -> None:
     put_mixers(model, "static_key", {"resize": "interpolate"})
     model.encoder.layers[1].self_attention = nn.MultiheadAttention(12, 3, batch_first=True)
     model.image_size = 20
-    host.tell(model)
+    host.update_grids(model)
     mixer: Any = find_mixers(model)[f"{place.path}.mixer"]
     assert mixer.site.grid == (5, 5)
     assert mixer.key.shape == (3, 26, 4)

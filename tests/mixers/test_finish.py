@@ -35,7 +35,7 @@ def finish(role: str) -> nn.Module | None:
 
 
 def built(name: str, made: object = finish) -> MapMixer:
-    site = Site(dim=12, num_heads=3, grid=(2, 3), num_prefix_tokens=1, finish=made)
+    site = Site(dim=12, num_heads=3, grid=(2, 3), num_prefix_tokens=1, post_projection=made)
     mixer = create_mixer(name, site=site, dtype=torch.float64)
     assert isinstance(mixer, MapMixer)
     return mixer.double().eval()

@@ -48,9 +48,9 @@ def test_names_joined_by_slashes_are_answered_with_the_list() -> None:
         lambda: create_model("qkformer_micro_32", mixer="qkta/ssa"),
         lambda: create_model("caformer_micro_32", mixer="qkta/ssa", match="params"),
     ):
-        with pytest.raises(UserError) as told:
+        with pytest.raises(UserError) as caught:
             build()
-        assert str(told.value) == "'qkta/ssa' names 2 mixers: give a list, ['qkta', 'ssa']"
+        assert str(caught.value) == "'qkta/ssa' names 2 mixers: give a list, ['qkta', 'ssa']"
 
 
 @together

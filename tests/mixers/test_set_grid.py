@@ -241,7 +241,7 @@ class Step:
         return Halved(1 if role == "q" else self.stride, 0)
 
 
-def test_a_stride_that_is_told_is_not_guessed() -> None:
+def test_a_stride_that_is_reported_is_not_guessed() -> None:
     """On one token, one key says nothing of the stride."""
     site = Site(dim=DIM, num_heads=3, grid=(1, 1), key_grid=(1, 1), project=Step(2))
     assert site.on((4, 5)).key_grid == (2, 3)
@@ -267,7 +267,7 @@ def test_strides_that_fit() -> None:
         strided((8, 8), (9, 9), (4, 4))
 
 
-def test_the_smallest_tokens_tell_the_stride_by_their_number() -> None:
+def test_the_smallest_tokens_report_the_stride_by_their_number() -> None:
     mixer = halved("static_key", "interpolate", (1, 1), (1, 1))
     assert mixer(on(mixer, (4, 6)), grid=(4, 6)).shape == (2, 25, DIM)
     assert differs(mixer.key, torch.zeros_like(mixer.key))

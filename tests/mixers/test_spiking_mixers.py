@@ -316,7 +316,7 @@ def test_tokens_without_steps_are_refused_in_one_line(name: str) -> None:
 def test_what_cannot_be_served_is_refused_at_construction(name: str) -> None:
     for more in (
         {"project": lambda role: torch.nn.Identity()},
-        {"finish": lambda role: None},
+        {"post_projection": lambda role: None},
         {"grid": (4, 4), "key_grid": (2, 2)},
     ):
         with pytest.raises(UserError, match=f"{name}.*spiking model"):

@@ -31,9 +31,9 @@ def test_a_broken_rule_is_named_in_one_line(rule: str, tmp_path: Path) -> None:
     for _ in range(2):  # it is refused whenever it is used
         with pytest.raises(UserError, match=r"docs/own-mixer\.md") as caught:
             create_mixer("mine", **SITE)
-        told = str(caught.value)
-        assert f"mixer 'mine' breaks the rule {rule.partition(': ')[0]!r}" in told
-        assert "\n" not in told
+        message = str(caught.value)
+        assert f"mixer 'mine' breaks the rule {rule.partition(': ')[0]!r}" in message
+        assert "\n" not in message
 
 
 @pytest.mark.parametrize("rule", ["shape: averaged away", "signature"])
@@ -247,6 +247,6 @@ def test_a_name_of_keymix_is_taken_even_before_its_mixers_are_loaded() -> None:
 def test_a_role_that_is_projected_for_nothing_is_named() -> None:
     mixer: Any = make("softmax").eval()
     mixer.factors = lambda inputs: (inputs["q"], inputs["q"])
-    told = breaks_roles(mixer, ACCURACY)
-    assert told is not None
-    assert re.search(r"role 'k'", told)
+    result = breaks_roles(mixer, ACCURACY)
+    assert result is not None
+    assert re.search(r"role 'k'", result)

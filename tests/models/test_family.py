@@ -12,7 +12,7 @@ from each import together
 from keymix.hosts import find_mixers
 from keymix.mixers.base import TokenMixer
 from keymix.models import create_model
-from keymix.models.family import lay_over
+from keymix.models.family import overridden
 from mixer_cases import refused
 
 FORMS = {
@@ -40,11 +40,11 @@ def test_options_of_every_form_join_those_of_the_row(form: str) -> None:
 @pytest.mark.parametrize("given", [{"static_key": {"scale": False}}, [{}, {"scale": False}]])
 def test_options_of_a_row_of_several_mixers_are_joined_one_by_one(own: Any, given: Any) -> None:
     row = {"mixer": ("softmax", "static_key"), "mixer_options": own}
-    joined = lay_over(row, {"mixer_options": given})["mixer_options"]
+    joined = overridden(row, {"mixer_options": given})["mixer_options"]
     assert joined[1] == {"head_dim": 5, "scale": False}
     assert joined[0] == ({"head_dim": 5} if own == {"head_dim": 5} else {})
-    assert lay_over(row, {})["mixer_options"] == own
-    assert lay_over(row, {"mixer": "ska", "mixer_options": given})["mixer_options"] == given
+    assert overridden(row, {})["mixer_options"] == own
+    assert overridden(row, {"mixer": "ska", "mixer_options": given})["mixer_options"] == given
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_images_of_other_sizes_go_in_without_rebuilding() -> None:
 def test_the_layout_is_that_of_the_last_call() -> None:
     model = awake()
     host = find_host(model)
-    host.listen(model)
+    host.follow_calls(model)
     place = host.places(model)[-1]
     assert host.layout(model, place).grid == (2, 3)
     model(torch.zeros(1, 3, 64, 32, dtype=torch.float64))

@@ -113,9 +113,9 @@ def test_logits_and_features_are_spikingjellys(qka_type: str, mixer: str, traini
     for stage in model.stages:
         stage.register_forward_hook(lambda m, args, out: seen.append(out))
     close(model(x), wanted)
-    for found, told in zip(seen, features, strict=True):
-        assert torch.equal(found, told.to(found))  # counts of spikes, whole numbers
-        assert told.unique().numel() > 3
+    for found, expected in zip(seen, features, strict=True):
+        assert torch.equal(found, expected.to(found))  # counts of spikes, whole numbers
+        assert expected.unique().numel() > 3
     assert wanted.std() > 0.1
 
 
@@ -132,9 +132,9 @@ def test_gradients_are_spikingjellys() -> None:
     other(x).square().sum().backward()
     model(x).square().sum().backward()
     own = {name: p.grad for name, p in model.named_parameters()}
-    told = {name: p.grad for name, p in other.named_parameters()}
+    entries = {name: p.grad for name, p in other.named_parameters()}
     seen = set()
-    for name, grad in mapped(told):
+    for name, grad in mapped(entries):
         if name in own:  # not the biases that a norm takes out again
             close(own[name], grad.reshape(own[name].shape))
             seen.add(name)
@@ -163,6 +163,6 @@ def test_their_neurons_in_our_model_are_ours() -> None:
         close(result, wanted)
     wanted.square().sum().backward()
     result.square().sum().backward()
-    told = dict(plain.named_parameters())
+    outcome = dict(plain.named_parameters())
     for name, p in foreign.named_parameters():
-        close(p.grad, told[name].grad)
+        close(p.grad, outcome[name].grad)

@@ -18,17 +18,20 @@ from keymix.swap import swap
 
 def structure(model: nn.Module) -> dict[str, Any]:
     """Which objects a model is made of, and in which mode they are."""
-    told: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for path, module in model.named_modules():
         own = {**module._parameters, **module._buffers, **module._modules}
-        told[path] = (
+        entries[path] = (
             module,
             type(module),
             module.training,
             {name: id(held) for name, held in own.items()},
         )
-        told[f"{path} hooks"] = [*module._forward_hooks.values(), *module._backward_hooks.values()]
-    return told
+        entries[f"{path} hooks"] = [
+            *module._forward_hooks.values(),
+            *module._backward_hooks.values(),
+        ]
+    return entries
 
 
 def hooked(model: nn.Module) -> list[Tensor]:

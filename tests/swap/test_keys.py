@@ -201,7 +201,7 @@ def test_windows_that_share_keys_have_one_mean_key() -> None:
 def test_windows_of_another_image_size_are_refused() -> None:
     model, x = tiny("torchvision_swin"), images((18, 24))
     del model.image_size
-    with pytest.raises(UserError, match=r"make 9 windows of 12 keys and the model is laid for"):
+    with pytest.raises(UserError, match=r"make 9 windows of 12 keys and the model is built for"):
         swap(model, "static_key", calibration=x)
     assert not find_mixers(model)
 
@@ -260,7 +260,7 @@ def test_a_convolution_gives_no_keys_and_says_so() -> None:
     assert row.fresh == ("key",)
 
 
-def test_fewer_queries_than_unknowns_are_told() -> None:
+def test_fewer_queries_than_unknowns_are_reported() -> None:
     model = tiny("timm_vit_no_prefix")  # 24 tokens, heads of 4: 37 unknowns of a convolution
     few = swap(tiny("timm_vit_no_prefix"), "conv_static_key", calibration=images((8, 12))[:8])
     assert not [note for row in few.rows for note in row.notes if "unknowns" in note]

@@ -157,8 +157,8 @@ def test_a_search_that_was_stopped_goes_on_where_it_was(
     assert ended.attention == known.attention
     assert ended.trials[: len(known.trials)] == known.trials
     assert ended.steps[: len(known.steps)] == known.steps
-    told = [(step.layers, step.loss, step.top1) for step in ended.steps]
-    assert told == [(step.layers, step.loss, step.top1) for step in result.steps]
+    lines = [(step.layers, step.loss, step.top1) for step in ended.steps]
+    assert lines == [(step.layers, step.loss, step.top1) for step in result.steps]
 
 
 def test_what_is_known_is_handed_on_before_a_stop(model: nn.Module, labels: Tensor) -> None:
@@ -186,7 +186,7 @@ def test_a_search_of_another_setting_or_model_is_not_gone_on_with(
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.mul_(1.1)
-    with pytest.raises(UserError, match="another model or of other images; search anew"):
+    with pytest.raises(UserError, match="another model or of other images; search again"):
         searched(other, labels, known=known)
 
 
@@ -204,20 +204,20 @@ def test_shares_are_of_the_original_attention(cost: Cost) -> None:
     sizes = {"depths": (1, 1, 1, 1), "dims": (8, 8, 32, 64), "img_size": 32}
     staged = create_model("cskaformer_s18", **sizes).eval()
     counted = count(staged, (3, 32, 32))
-    told = attention_costs(staged, find_layers(staged), cost, torch.randn(1, 3, 32, 32))
-    assert math.fsum(each.share for each in told) == pytest.approx(1)
+    result = attention_costs(staged, find_layers(staged), cost, torch.randn(1, 3, 32, 32))
+    assert math.fsum(each.share for each in result) == pytest.approx(1)
     if cost == "latency":
-        times = [each.latency_ms or 0.0 for each in told]
+        times = [each.latency_ms or 0.0 for each in result]
         assert min(times) > 0
-        for each in told:
+        for each in result:
             assert each.latency_q1_ms <= each.latency_ms <= each.latency_q3_ms
-        assert [each.share * sum(times) for each in told] == pytest.approx(times)
+        assert [each.share * sum(times) for each in result] == pytest.approx(times)
         return
-    for each in told:
+    for each in result:
         inside = [at for at in counted.layers if f"{at.path}.".startswith(f"{each.path}.")]
         assert each.params == sum(at.params for at in inside)
         assert each.macs == sum(at.macs for at in inside)
-        total = sum(getattr(other, cost) for other in told)
+        total = sum(getattr(other, cost) for other in result)
         assert each.share == pytest.approx(getattr(each, cost) / total)
 
 
@@ -225,19 +225,19 @@ def test_shares_are_of_the_original_attention(cost: Cost) -> None:
 
 
 def step(layers: tuple[int, ...], **more: Any) -> Step:
-    told: dict[str, Any] = {"share": len(layers) / 4, "loss": 1.0, "top1": 0.8, "params": 1}
-    told |= {"change_low": -0.011, "change_high": 0.005, "macs": 1, "latency_ms": 1}
-    told |= {"latency_ratio": 0.82, "latency_ratio_q1": 0.8, "latency_ratio_q3": 0.9}
-    told |= {"latency_p": 0.2, "latency_verdict": "not distinguishable"}
-    return Step(**{**told, "layers": layers, "original_ms": 1, **more})
+    entries: dict[str, Any] = {"share": len(layers) / 4, "loss": 1.0, "top1": 0.8, "params": 1}
+    entries |= {"change_low": -0.011, "change_high": 0.005, "macs": 1, "latency_ms": 1}
+    entries |= {"latency_ratio": 0.82, "latency_ratio_q1": 0.8, "latency_ratio_q3": 0.9}
+    entries |= {"latency_p": 0.2, "latency_verdict": "not distinguishable"}
+    return Step(**{**entries, "layers": layers, "original_ms": 1, **more})
 
 
-def test_the_sentence_tells_measured_numbers() -> None:
+def test_the_sentence_reports_measured_numbers() -> None:
     no_times: Any = dict.fromkeys(("latency_ms", "latency_q1_ms", "latency_q3_ms"))
     attention = tuple(
         Attention(path=str(i), params=1, macs=1, share=0.25, **no_times) for i in range(4)
     )
-    told = Search(
+    result = Search(
         mixer="static_key",
         estimate="least_squares",
         cost="params",
@@ -254,26 +254,26 @@ def test_the_sentence_tells_measured_numbers() -> None:
             step((0, 2, 1, 3), latency_p=None, latency_verdict=None),
         ),
     )
-    assert told.order == (0, 2, 1, 3)
+    assert result.order == (0, 2, 1, 3)
     doubt = "points of held-out top-1 (−1.1 to +0.5)"
-    assert told.sentence() == f"2 of 4 layers, −0.3 {doubt}, −18 % latency"
-    assert told.sentence(1) == f"1 of 4 layers, 0.0 {doubt}, latency not distinguishable"
-    assert told.sentence(3).endswith(", latency unclear, the machine was busy")
-    assert told.sentence(4).endswith(", latency not tested")  # of an earlier version
-    assert told.basis() == "the parameters of the original model's attention"
-    assert replace(told, budget=0.9, steps=told.steps[:3]).met is None
+    assert result.sentence() == f"2 of 4 layers, −0.3 {doubt}, −18 % latency"
+    assert result.sentence(1) == f"1 of 4 layers, 0.0 {doubt}, latency not distinguishable"
+    assert result.sentence(3).endswith(", latency unclear, the machine was busy")
+    assert result.sentence(4).endswith(", latency not tested")  # of an earlier version
+    assert result.basis() == "the parameters of the original model's attention"
+    assert replace(result, budget=0.9, steps=result.steps[:3]).met is None
     dear = replace(attention[2], share=0.5)
     costs = replace(
-        told,
+        result,
         attention=(*attention[:2], dear, attention[3]),
-        trials=tuple(replace(t, loss=1.1) for t in told.trials),
+        trials=tuple(replace(t, loss=1.1) for t in result.trials),
     )
     assert costs.order == (2, 0, 1, 3), "equal rises: the layer that costs more comes first"
 
 
 def test_a_busy_machine_leaves_times_and_their_change_open() -> None:
     no_times: Any = dict.fromkeys(("latency_ms", "latency_q1_ms", "latency_q3_ms"))
-    told = Search(
+    result = Search(
         mixer="static_key",
         cost="params",
         estimate="least_squares",
@@ -283,18 +283,18 @@ def test_a_busy_machine_leaves_times_and_their_change_open() -> None:
         candidates=(0,),
         steps=(step(()), step((0,), latency_ratio=0.06, latency_verdict="busy")),
     )
-    quiet, busy = csv.DictReader(io.StringIO(pages.steps_csv(told)))
+    quiet, busy = csv.DictReader(io.StringIO(pages.steps_csv(result)))
     times = ("latency_ms", "original_ms", "latency_change", "latency_q1", "latency_q3")
     assert [busy[name] for name in times] == [""] * 5
     assert "" not in [quiet[name] for name in times]
-    assert pages.latency_text(told.steps[1]) == "unclear, the machine was busy"
-    assert "−94" not in pages.steps_csv(told)
-    different = replace(told.steps[1], latency_verdict="different")
+    assert pages.latency_text(result.steps[1]) == "unclear, the machine was busy"
+    assert "−94" not in pages.steps_csv(result)
+    different = replace(result.steps[1], latency_verdict="different")
     assert pages.latency_text(different).startswith("−94")
-    charts = pages._charts(told)
+    charts = pages._charts(result)
     assert len(charts) == 3
-    busy_steps = tuple(replace(each, latency_verdict="busy") for each in told.steps)
-    only_busy = replace(told, steps=busy_steps)
+    busy_steps = tuple(replace(each, latency_verdict="busy") for each in result.steps)
+    only_busy = replace(result, steps=busy_steps)
     assert len(pages._charts(only_busy)) == 2
 
 
@@ -322,17 +322,17 @@ def test_a_search_of_a_version_without_the_test_goes_on_and_claims_nothing() -> 
 def test_steps_share_the_level_of_the_test_and_the_original_is_not_tested(
     verdict: str, model: nn.Module, labels: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[int] = []
+    lines: list[int] = []
 
     def paired(*models: nn.Module, comparisons: int, **more: Any) -> Paired:
-        told.append(comparisons)
+        lines.append(comparisons)
         numbers = {"base_ms": 1.0, "other_ms": 1.3, "ratio": 1.3, "ratio_q1": 1.3, "ratio_q3": 1.3}
         found = {"rounds": 20, "quiet_share": 1.0, "p": 0.0, "verdict": verdict}
         return Paired(**{**numbers, **found})
 
     monkeypatch.setattr("keymix.swap.search.measure_paired", paired)
     found = searched(model, labels, layers=[0, 1])
-    assert told[1:] == [2, 2]
+    assert lines[1:] == [2, 2]
     original, *others = found.steps
     assert original.latency_verdict == ("busy" if verdict == "busy" else None)
     assert original.latency_p is None
@@ -343,7 +343,7 @@ def test_steps_share_the_level_of_the_test_and_the_original_is_not_tested(
 def test_layers_that_cost_nothing_come_last_whatever_they_bring() -> None:
     losses, shares = (1.5, 0.9, 1.125, 1.0), (0.75, 0.0, 0.25, 0.0)
     no_times: Any = dict.fromkeys(("latency_ms", "latency_q1_ms", "latency_q3_ms"))
-    told = Search(
+    result = Search(
         mixer="static_key",
         cost="params",
         estimate="least_squares",
@@ -358,7 +358,7 @@ def test_layers_that_cost_nothing_come_last_whatever_they_bring() -> None:
         steps=(step(()),),
     )
     # rises of the loss for a unit of cost are 0.67 and 0.5; of those for nothing, -0.1 and 0
-    assert told.order == (2, 0, 1, 3)
+    assert result.order == (2, 0, 1, 3)
 
 
 def test_the_interval_is_that_of_a_comparison_on_the_same_answers(
@@ -443,7 +443,7 @@ def test_a_mixer_that_cannot_sit_somewhere_is_refused_before_anything_is_measure
     sizes = {"embed_dim": 12, "depths": (2, 1), "num_heads": (3, 3), "merging": (2,)}
     swin = create_model("swin_tiny_p2_32", num_classes=4, **sizes)
     held = torch.randn(8, 3, 32, 32)
-    told: list[str] = []
+    lines: list[str] = []
     with pytest.raises(UserError, match="pooling"):
         search(
             swin.eval(),
@@ -452,6 +452,6 @@ def test_a_mixer_that_cannot_sit_somewhere_is_refused_before_anything_is_measure
             images=held,
             labels=labels[:8],
             budget=0.5,
-            progress=lambda text, share: told.append(text),
+            progress=lambda text, share: lines.append(text),
         )
-    assert not told
+    assert not lines

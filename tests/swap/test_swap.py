@@ -215,7 +215,7 @@ def test_another_scale_is_folded_into_a_projection(mixer: str) -> None:
     assert folded == (mixer != "static_key"), "learned keys are estimated for the scale"
 
 
-def test_a_scale_that_norms_forbid_to_fold_is_told() -> None:
+def test_a_scale_that_norms_forbid_to_fold_is_reported() -> None:
     model = tiny("timm_vit_registers_qk_norm")
     report = swap(model, "softmax", mixer_options={"scale": False})
     assert "logits are 2 times what they were" in report.rows[0].notes[0]
@@ -301,7 +301,7 @@ def test_images_come_as_a_tensor_or_in_batches(given: Callable[[Tensor], Any]) -
     close(answer(model, X), answer(wanted, X))
 
 
-def test_the_report_tells_cost_and_drift() -> None:
+def test_the_report_reports_cost_and_drift() -> None:
     model, copied = tiny("timm_vit"), tiny("timm_vit")
     before = answer(copied, X)
     report = swap(model, "static_key", 1, calibration=X)
@@ -376,7 +376,7 @@ def test_a_familys_own_convolution_is_taken_over() -> None:
     assert report.rows[0].fresh == ()
 
 
-def test_without_images_what_is_fresh_is_told() -> None:
+def test_without_images_what_is_fresh_is_reported() -> None:
     report = swap(tiny("timm_vit"), ["static_key", "re_attention"])
     assert report.output is None
     assert report.rows[0].fresh == ("key",)

@@ -49,7 +49,7 @@ MODEL = "timm.models.vision_transformer.VisionTransformer"
 
 
 @pytest.mark.parametrize(
-    "told",
+    "expected",
     [
         "{",
         "[]",
@@ -61,9 +61,9 @@ MODEL = "timm.models.vision_transformer.VisionTransformer"
         json.dumps({"swaps": [{"path": "a", "mixer": "softmax", "options": {}}]}),
     ],
 )
-def test_a_file_with_a_broken_record_of_its_swaps_is_refused(told: str, tmp_path: Path) -> None:
+def test_a_file_with_a_broken_record_of_its_swaps_is_refused(expected: str, tmp_path: Path) -> None:
     file = tmp_path / "broken"
-    save_file({"weight": torch.ones(1)}, file, metadata={"keymix_swap": told})
+    save_file({"weight": torch.ones(1)}, file, metadata={"keymix_swap": expected})
     with pytest.raises(UserError, match="broken: what it says of its swaps is broken") as error:
         load_swapped(tiny("timm_vit"), file)
     assert "\n" not in str(error.value)
@@ -99,7 +99,7 @@ class Twice(nn.Module):
         return twice
 
 
-def test_what_fails_in_a_hook_of_ours_is_not_told_as_bad_images() -> None:
+def test_what_fails_in_a_hook_of_ours_is_not_reported_as_bad_images() -> None:
     def fails(*_: Any) -> None:
         raise KeyError("of ours")
 
@@ -184,7 +184,7 @@ def test_a_model_that_takes_any_size_is_shown_images_of_any() -> None:
     assert torch.allclose(answer(model, larger), before)
 
 
-def test_attention_that_no_adapter_reads_is_told() -> None:
+def test_attention_that_no_adapter_reads_is_reported() -> None:
     model = VisionTransformer(**TIMM, global_pool="map", class_token=False)
     assert model.attn_pool is not None
     before = {n: p.clone() for n, p in model.attn_pool.named_parameters()}
@@ -223,13 +223,13 @@ def test_what_stands_around_attention_that_is_read_is_no_news() -> None:
 def test_a_place_without_a_grid_is_named() -> None:
     model = nn.Sequential(CutAttention())
     weights = state_of(model)
-    with pytest.raises(UserError, match=r"at 0\.inner is not known: choose other layers") as told:
+    with pytest.raises(UserError, match=r"at 0\.inner is not known: choose other layers") as caught:
         swap(model, "static_key")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
     assert state_of(model) == weights
-    with pytest.raises(UserError, match=r"unknown option .*'window'") as told:
+    with pytest.raises(UserError, match=r"unknown option .*'window'") as caught:
         swap(model, "static_key", mixer_options={"window": 3})
-    assert "is not known" not in str(told.value)
+    assert "is not known" not in str(caught.value)
 
 
 def state_of(model: nn.Module) -> dict[str, list[float]]:

@@ -59,7 +59,7 @@ def test_a_model_of_any_size_is_shown_any_where_no_keys_are_laid(name: str, mixe
         assert report.output.relative < 1e-12
 
 
-def test_a_model_that_tells_no_grid_is_shown_any_size() -> None:
+def test_a_model_that_reports_no_grid_is_shown_any_size() -> None:
     model, x = naflex(), images((64, 48))
     before = answer(model, x)
     report = swap(model, "softmax", calibration=x)

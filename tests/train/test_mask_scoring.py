@@ -125,7 +125,7 @@ def test_the_loss_of_a_split_is_the_mean_over_its_pixels_that_count(
             logits[part].argmax(1), targets[part], num_classes=3, multilabel=False
         )
         np.testing.assert_array_equal(counts.numpy(), wanted)
-    loss = scores.told()["loss"]
+    loss = scores.metrics()["loss"]
     assert loss == pytest.approx(float(mean_loss(logits, targets, multilabel=False)), rel=1e-6)
 
 

@@ -50,7 +50,7 @@ def test_the_best_epoch_is_that_of_the_score_then_of_the_loss_and_is_tested_itse
     tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     validated = [(0.5, 0.1), (0.7, 1.5), (0.7, 2.0)]  # top-1 and loss of each epoch
-    computed = Scores.told
+    computed = Scores.metrics
 
     def scripted(self: Scores) -> Metrics:
         scores = computed(self)
@@ -58,7 +58,7 @@ def test_the_best_epoch_is_that_of_the_score_then_of_the_loss_and_is_tested_itse
             scores["top1"], scores["loss"] = validated.pop(0)
         return scores
 
-    monkeypatch.setattr(Scores, "told", scripted)
+    monkeypatch.setattr(Scores, "metrics", scripted)
     swift = {"optim.lr": 2e-2, "schedule.name": "constant", "schedule.warmup_epochs": 0}
     run = train(replace_path(tiny_recipe, swift), tmp_path / "run")
     assert [run.summary.best.epoch, run.summary.last.epoch] == [1, 2]

@@ -78,7 +78,7 @@ def test_scores_agree_with_counting() -> None:
     scores = Scores(8)
     scores.update(logits[:30], targets[:30])
     scores.update(logits[30:], targets[30:])
-    values = scores.told()
+    values = scores.metrics()
     assert values["top1"] == (logits.argmax(1) == targets).sum().item() / 50  # to the last digit
     assert values["top5"] == (logits.topk(5).indices == targets[:, None]).any(1).sum().item() / 50
     loss = nn.functional.cross_entropy(logits, targets).item()
@@ -88,7 +88,7 @@ def test_scores_agree_with_counting() -> None:
 def test_top5_of_five_classes_is_not_reported() -> None:
     scores = Scores(5)
     scores.update(torch.eye(5), torch.arange(5))
-    assert scores.told()["top5"] is None
+    assert scores.metrics()["top5"] is None
 
 
 def test_average_follows_floats_and_copies_counters(vary: Vary, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ VERBS = {
     "list": "list models, mixers, recipes and data sets",
 }
 
-_AGAIN = "run the same command again (without --overwrite) to go on"
+_AGAIN = "run the same command again (without --overwrite) to resume"
 
 _TOO_LARGE = "name a smaller image size, batch, number of time steps, or model"
 
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if verb not in VERBS:
             raise unknown("verb", verb, VERBS)
         with (
-            _told_in_one_line(),
+            _warnings_in_one_line(),
             interruptible(lambda: _AGAIN),
             _enough_memory(verb),
             _packages_there(),
@@ -131,7 +131,7 @@ def _packages_there() -> Iterator[None]:
 
 
 @contextmanager
-def _told_in_one_line() -> Iterator[None]:
+def _warnings_in_one_line() -> Iterator[None]:
     """Show what keymix or Pillow warns of in one line, once; other warnings come as they do.
 
     Runs of a comparison warn alike, one after another and side by side. Of very large images keymix

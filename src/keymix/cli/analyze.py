@@ -111,7 +111,7 @@ def _deliver(
             console.note(one_line(line))
     if folder is not None:
         console.note(f"{folder / study.page_file} shows it; {study.also_written} lie next to it")
-    return console.tell_broken(study.broken(record))
+    return console.report_broken(study.broken(record))
 
 
 def _print_for_person(study: Study[Any, Any], record: Any) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from keymix.cli import console
-from keymix.cli.comparison import plain, tell, tell_open, watching
+from keymix.cli.comparison import plain, print_open_runs, print_result, watching
 from keymix.cli.console import IMPORT_HELP, VerbParser
 from keymix.cli.recipe_options import flat, sort_words, typed
 from keymix.errors import UserError, whole_number
@@ -35,10 +35,10 @@ _FLAGS = ("--no-controls", "--ann", "--overwrite", "--json", "--help")
 _DEFAULT_OUT = "keymix-compare"
 
 _DESCRIPTION = """\
-Train several token mixers under one recipe, paired by seed, and tell the score of the data's task
+Train several token mixers under one recipe, paired by seed, and print the score of the data's task
 (accuracy; of masks their overlap with the truth), cost and doubt.
 Without options: scikit-learn's digits, every dense mixer and the identity control, three seeds.
-Run again on the same folder it goes on; further mixers and seeds join the runs that are done."""
+Run again on the same folder it resumes; further mixers and seeds join the runs that are done."""
 
 
 def main(argv: list[str]) -> int:
@@ -91,8 +91,8 @@ def main(argv: list[str]) -> int:
     if "--json" in words.flags:
         console.say(json.dumps(plain(result), ensure_ascii=False))
     else:
-        tell(result)
-    tell_open(result)
+        print_result(result)
+    print_open_runs(result)
     return 1 if result.failed else 0
 
 
@@ -169,7 +169,7 @@ def _help() -> str:
     add("--import", metavar="FILE.py", help=IMPORT_HELP)
     add("--out", metavar="DIR", help=f"folder of the comparison (default: {_DEFAULT_OUT})")
     add("--overwrite", action="store_true", help="throw away another comparison in that folder")
-    add("--json", action="store_true", help="tell the result as JSON")
+    add("--json", action="store_true", help="print the result as JSON")
     return parser.format_help()
 
 

@@ -40,7 +40,7 @@ SPIKE_COLUMNS = {
 
 SPIKES_LINE = (
     "Energy: 4.6 pJ a multiply-add, 0.9 pJ a synaptic operation; batch norm folded, memory access "
-    "not counted; docs/spikes.md tells the rest."
+    "not counted; docs/spikes.md has the rest."
 )
 
 
@@ -203,7 +203,7 @@ class Bars:
 # ---- the result ----------------------------------------------------------------------------
 
 
-def tell(result: Comparison) -> None:
+def print_result(result: Comparison) -> None:
     """Print the table, the verdicts and where the report is."""
     from keymix.report import formats
     from keymix.report.part import page_of
@@ -255,7 +255,7 @@ def tell(result: Comparison) -> None:
         [[cell(row) for _, cell in shown] for row in record.outcome.last],
         title=f"{record.title}: test {words.score}, last epoch",
     )
-    _tell_spikes(record)
+    _print_spikes(record)
     console.say()
     console.say(record.lead)
     for row in record.outcome.last:
@@ -265,13 +265,13 @@ def tell(result: Comparison) -> None:
             console.say(f"  no interval over seeds: {why}.")
     if record.caution:
         console.say(record.caution)
-    _tell_data(record)
+    _print_data(record)
     console.say()
     console.say(f"report   {result.report}")
     console.say(f"results  {result.out / 'results.csv'}  {result.out / 'results.json'}")
 
 
-def _tell_data(record: ComparisonRecord) -> None:
+def _print_data(record: ComparisonRecord) -> None:
     """Print what the check of the data found, in short; the page has all of it."""
     checked = record.data_check
     if checked is None:
@@ -282,7 +282,7 @@ def _tell_data(record: ComparisonRecord) -> None:
         console.say(line)
 
 
-def _tell_spikes(record: ComparisonRecord) -> None:
+def _print_spikes(record: ComparisonRecord) -> None:
     """Print what the spikes of a spiking model cost."""
     from keymix.report.sections import spikes
 
@@ -303,7 +303,7 @@ def _tell_spikes(record: ComparisonRecord) -> None:
         console.say(f"- {', '.join(labels)}: {note}")
 
 
-def tell_open(result: Comparison) -> None:
+def print_open_runs(result: Comparison) -> None:
     """Say on standard error which runs failed or are missing, and what could not be done."""
     from keymix.report.record import DoneRun
 

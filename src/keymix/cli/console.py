@@ -54,7 +54,7 @@ def line(cells: Iterable[str]) -> None:
     out.file.write("\t".join(map(one_line, cells)) + "\n")  # rich would turn tabs into spaces
 
 
-def tell_broken(reasons: Iterable[str]) -> int:
+def report_broken(reasons: Iterable[str]) -> int:
     """Name the images that could not be read; return the exit code, 2 if there are any."""
     different = dict.fromkeys(reasons)
     for why in different:

@@ -172,7 +172,7 @@ def _options(
 def _count(
     name: str, options: dict[str, Any], size: tuple[int, int, int] | None, steps: int | None
 ) -> tuple[Count, str]:
-    """Build a model without weights where it can be, and count it; tell its mixers' width."""
+    """Build a model without weights where it can be, and count it; return its mixers' width too."""
     import torch
 
     from keymix.analysis.counting import count
@@ -223,11 +223,11 @@ def _inner_width(model: nn.Module) -> str:
     from keymix.hosts import find_mixers
     from keymix.models.match import WITH_HEADS
 
-    told = [
+    lines = [
         f"{mixer.num_heads}x{mixer.head_dim}" if isinstance(mixer, WITH_HEADS) else "none"
         for mixer in find_mixers(model).values()
     ]
-    return "/".join(text for text, _ in groupby(told))
+    return "/".join(text for text, _ in groupby(lines))
 
 
 def _config(name: str) -> PretrainedCfg | None:

@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
 def _check(argv: list[str]) -> int:
     parser = VerbParser(
         prog="keymix data check",
-        description="Decode every image, mask or recording of a data set and tell all that is "
+        description="Decode every image, mask or recording of a data set and report all that is "
         "wrong with it.",
         epilog="The exit code is 0 for data that is fit for training, warnings or not; 1 if "
         "something would stop training or falsify its results; 2 for a mistake in the command.\n\n"
@@ -116,7 +116,7 @@ def _check(argv: list[str]) -> int:
     if given.json:
         console.say(text)
     else:
-        _tell(report)
+        _print_report(report)
     return 0 if report.fit else 1
 
 
@@ -145,7 +145,7 @@ def _watching(items: str) -> Iterator[Progress]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _tell(report: Report) -> None:
+def _print_report(report: Report) -> None:
     """Say the verdict, then the facts, then each finding with what to do about it."""
     _line("verdict", f"{report.spec}: {report.verdict}", style="green" if report.fit else "red")
     nouns = kind_of_spec(report.spec).nouns

@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_image_size()
     parser.add_time_steps("as it was trained")
-    parser.add_argument("--json", action="store_true", help="tell the result as JSON")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_imports()
     given = parser.parse_args(argv)
     parser.run_imports(given)
@@ -83,7 +83,7 @@ def main(argv: list[str]) -> int:
     row += [str(found["images"]), *scores.cells(found, kind)]
     heads += [kind_of_spec(found["data"]).nouns, *scores.heads(kind)]
     console.table(heads, [row], left=left)
-    scores.tell_details(
+    scores.print_details(
         from_json(Evaluation, found, where="the evaluation").of(kind),
         kind,
         f"{found['weights']} epoch, {found['split']}",

@@ -74,7 +74,7 @@ def main(argv: list[str]) -> int:
     else:
         text = _json(part, answers) if given.format == "json" else _csv(part.csv(good))
         _write(text, target)
-    return console.tell_broken(each.error for each in answers if each.error is not None)
+    return console.report_broken(each.error for each in answers if each.error is not None)
 
 
 def _not_for(name: str, value: object, run: str, task: Task) -> str:
@@ -111,7 +111,7 @@ def _into_folder(part: AnswersPart, given: argparse.Namespace, size: tuple[int, 
     elif good:
         _table(part.table(good, "image"))
     console.note(written)
-    return console.tell_broken(each.error for each in answers if each.error is not None)
+    return console.report_broken(each.error for each in answers if each.error is not None)
 
 
 def _parsed(argv: list[str]) -> argparse.Namespace:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``keymix report``: make a comparison's page and tables anew from its run folders."""
+"""``keymix report``: make a comparison's page and tables again from its run folders."""
 
 from __future__ import annotations
 
 import json
 
 from keymix.cli import console
-from keymix.cli.comparison import plain, tell, tell_open, watching
+from keymix.cli.comparison import plain, print_open_runs, print_result, watching
 from keymix.cli.console import VerbParser
 
 
@@ -19,7 +19,7 @@ def main(argv: list[str]) -> int:
         "trained and no cost is measured.",
     )
     parser.add_argument("folder", metavar="DIR", help="the folder given as --out to compare")
-    parser.add_argument("--json", action="store_true", help="tell the result as JSON")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_imports()
     given = parser.parse_args(argv)
 
@@ -30,6 +30,6 @@ def main(argv: list[str]) -> int:
     if given.json:
         console.say(json.dumps(plain(result), ensure_ascii=False))
     else:
-        tell(result)
-    tell_open(result)
+        print_result(result)
+    print_open_runs(result)
     return 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scores of an evaluation as cells of a table, by task, and what the task records besides."""
+"""The scores of an evaluation as cells of a table, by task, and what else the task records."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cell(value: float | None, score: Score) -> str:
     return "–" if value is None else score.digits(value, 2)
 
 
-def tell_details(test: SplitScores, task: Task, what: str) -> None:
+def print_details(test: SplitScores, task: Task, what: str) -> None:
     """Print what a task records next to the scores, such as those of each class, under a title."""
     from keymix.train.parts import answers_of
 

@@ -43,7 +43,7 @@ examples:
       --schedule.warmup_epochs 0 --loss.distill 0.5 --loss.distill_teacher my-run --out recovered
 
 The calibration images are of the training split, the held-out ones of the validation split. The
-test split is read with --test alone, once, at the end. A search that was stopped goes on when the
+test split is read with --test alone, once, at the end. A search that was stopped resumes when the
 same command is given again."""
 
 
@@ -139,7 +139,7 @@ def main(argv: list[str]) -> int:
             known = folder.begin(setting)
             record = _swap(given, spec, source, folder, known, setting, argv)
             folder.finish(record)
-    _tell(record, folder.path, as_json=given.json)
+    _print_result(record, folder.path, as_json=given.json)
     return 0
 
 
@@ -150,7 +150,7 @@ def _refuse_idle(given: argparse.Namespace) -> None:
             if getattr(given, option) is not None:
                 raise UserError(f"--{option} is of a search: add --search, or leave it out")
     elif given.init == "fresh":
-        raise UserError("--init fresh starts keys anew, and a search calibrates them: leave it out")
+        raise UserError("--init fresh draws new keys, and a search calibrates them: leave it out")
 
 
 def _setting(given: argparse.Namespace, spec: MixerSpec, source: Source) -> SwapSetting:
@@ -197,8 +197,8 @@ def _swap(
     if given.init == "transfer" or given.images is not None:
         count = min(IMAGES, len(source.data.train)) if given.images is None else given.images
         calibration = source.images("train", count, "--images")[0]
-    held = HeldOut(*source.images("val", given.held_out, "--held-out"))
-    held.check(model)
+    held_out = HeldOut(*source.images("val", given.held_out, "--held-out"))
+    held_out.check(model)
     wanted: dict[str, Any] = dict(spec.model_kwargs())
     mixer, options = wanted["mixer"], wanted["mixer_options"]
     found: Search | None = None
@@ -213,8 +213,8 @@ def _swap(
                 model,
                 mixer,
                 calibration=shown,
-                images=held.images,
-                labels=held.labels,
+                images=held_out.images,
+                labels=held_out.labels,
                 budget=given.budget,
                 cost=given.cost or "params",
                 layers=layers,
@@ -237,30 +237,30 @@ def _swap(
             estimate=given.estimate,
         )
     places = find_layers(model)
-    attention = attention_costs(model, places, given.cost or "params", held.images[:1])
+    attention = attention_costs(model, places, given.cost or "params", held_out.images[:1])
     paths = [row.path for row in report.rows]
     numbers = tuple(i for i, each in enumerate(attention) if each.path in paths)
     share = sum(attention[i].share for i in numbers)
-    before = held.step(model) if found is None else found.steps[0]
-    after = None if found is None else _same_step(found, held, swapped)
+    before = held_out.step(model) if found is None else found.steps[0]
+    after = None if found is None else _same_step(found, held_out, swapped)
     if after is None:
-        after = held.step(model, swapped, numbers, share)
+        after = held_out.step(model, swapped, numbers, share)
     folder.claim()
-    _write_models(source, folder.path, model, swapped, held.images[:4])
+    _write_models(source, folder.path, model, swapped, held_out.images[:4])
     test = _test(source, model, swapped) if given.test else None
-    why = held.says_nothing(model)
-    told = (
+    why = held_out.says_nothing(model)
+    text = (
         sentence(before, after, len(places)) if why is None else undefined(after, len(places), why)
     )
     return joined(
         SwapRecord,
         console.frame("swap", *argv),
-        sentence=told,
+        sentence=text,
         model=source.name,
         mixer=spec.label,
         weights=source.weights,
         calibration=0 if calibration is None else len(calibration),
-        held_out=len(held.labels),
+        held_out=len(held_out.labels),
         before=before,
         after=after,
         before_ms=after.original_ms,
@@ -274,11 +274,11 @@ def _swap(
     )
 
 
-def _same_step(found: Search, held: Any, swapped: nn.Module) -> Step | None:
+def _same_step(found: Search, held_out: Any, swapped: nn.Module) -> Step | None:
     """The search's step for the model, if that is the one that it measured, drawn numbers too."""
     assert found.met is not None  # a search ends beyond its budget
     step = found.steps[found.met]
-    loss, right = held.score(swapped)
+    loss, right = held_out.score(swapped)
     same = abs(loss - step.loss) <= 1e-4 * step.loss
     return step if same and float(right.double().mean()) == step.top1 else None
 
@@ -303,7 +303,7 @@ def _test(source: Source, model: nn.Module, swapped: nn.Module) -> BothScores:
     from keymix.train.model import device_of_this_machine
     from keymix.train.parts import answers_of
 
-    device, told = device_of_this_machine(), {}
+    device, scores = device_of_this_machine(), {}
     for name, shown in (("before", model), ("after", swapped)):
         batches = Loader(
             source.data.test,
@@ -322,8 +322,8 @@ def _test(source: Source, model: nn.Module, swapped: nn.Module) -> BothScores:
             precision="32",
         )
         metrics: dict[str, Any] = {**found.scores, "images": len(found.answers.index)}
-        told[name] = TestScores(**metrics)
-    return BothScores(**told)
+        scores[name] = TestScores(**metrics)
+    return BothScores(**scores)
 
 
 def _next(source: Source, folder: Path) -> tuple[str, ...]:
@@ -338,7 +338,7 @@ def _next(source: Source, folder: Path) -> tuple[str, ...]:
     return shlex.join(["keymix", "eval", out]), shlex.join(recover)
 
 
-def _tell(record: SwapRecord, folder: Path, *, as_json: bool) -> None:
+def _print_result(record: SwapRecord, folder: Path, *, as_json: bool) -> None:
     if as_json:
         whole = {"folder": str(folder), **record.to_dict()}
         console.say_json(whole)
@@ -371,20 +371,20 @@ def _watching() -> Iterator[Callable[[str, float], None]]:
     def left(share: float) -> str:
         nonlocal first
         if first < 0:
-            first = share  # known before, where a stopped search goes on
+            first = share  # known before, where a stopped search resumes
         if share <= first:
             return ""
         rest = (time.monotonic() - start) * (1 - share) / (share - first)
         return f"; about {duration(rest)} left"
 
     if not console.err.is_terminal:
-        yield lambda told, share: console.note(f"{share:4.0%} {told}{left(share)}")
+        yield lambda text, share: console.note(f"{share:4.0%} {text}{left(share)}")
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (BarColumn(bar_width=24), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console.err, transient=True) as bar:
         task = bar.add_task("", total=1.0)
-        yield lambda told, share: bar.update(
-            task, completed=share, description=one_line(told + left(share))
+        yield lambda text, share: bar.update(
+            task, completed=share, description=one_line(text + left(share))
         )

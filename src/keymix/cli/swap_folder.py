@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``keymix swap`` leaves behind, step by step, so that a search that is stopped goes on."""
+"""What ``keymix swap`` leaves behind, step by step, so that a stopped search can resume."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ class Folder:
         there, here = to_json(known.setting), to_json(setting)
         differing = [key for key in here if there[key] != here[key]]
         if differing:
-            told = "; ".join(
+            text = "; ".join(
                 f"{key} is {there[key]!r} there, {here[key]!r} here" for key in differing
             )
             raise UserError(
-                f"the folder {str(self.path)!r} holds another search: {told}. Name another folder "
+                f"the folder {str(self.path)!r} holds another search: {text}. Name another folder "
                 "with --out, or throw that search away with --overwrite."
             )
         self._kept = known.search
@@ -94,7 +94,7 @@ class Folder:
         self._kept = search
 
     def claim(self) -> None:
-        """Mark the folder as a swap's before models lie in it: one that was killed may go on."""
+        """Mark the folder as a swap's before models are in it: one that was killed may resume."""
         from keymix.train import files
 
         files.write_json(self.path / files.SWAP, {"setting": to_json(self._setting)})
@@ -106,7 +106,7 @@ class Folder:
         done = len(self._kept.trials) + len(self._kept.steps)
         return (
             f"{str(self.path)!r} holds {done} measurements; run the same command again (without "
-            "--overwrite) to go on"
+            "--overwrite) to resume"
         )
 
     def finish(self, record: SwapRecord) -> None:

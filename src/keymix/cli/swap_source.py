@@ -160,9 +160,9 @@ def _by_name(given: argparse.Namespace) -> Source:
     known = [*list_models(), *timm.list_models()]
     if name not in known and not timm.is_model(name):
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        told = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+        text = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
         raise UserError(
-            f"there is no run folder and no model {name!r}.{told} `keymix list` shows the models"
+            f"there is no run folder and no model {name!r}.{text} `keymix list` shows the models"
         )
     if given.data is None:
         with torch.device("meta"):

@@ -29,7 +29,7 @@ _OPTIONS = ("--out", "--config", "--import")
 _FLAGS = ("--overwrite", "--json", "--print_config", "--help")
 _DESCRIPTION = """\
 Train one model. RECIPE is a recipe's name (`keymix list recipes`), a .yaml or .json file, or a
-run's folder, which goes on where it stopped. With a RECIPE, --help shows its values in brackets."""
+run's folder, which resumes where it stopped. With a RECIPE, --help shows its values in brackets."""
 _EPILOG = f"""\
 {SHORT_HELP}
 
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
     if out is None:
         out = named if named is not None and Path(named).is_dir() else f"runs/{recipe.name}"
     run = _train(recipe, out, "--overwrite" in words.flags)
-    _tell(run, as_json="--json" in words.flags)
+    _print_run(run, as_json="--json" in words.flags)
     _warn_of_degenerate(run)
     return 0
 
@@ -79,7 +79,7 @@ def _help(named: str | None) -> None:
     own.add_argument("--config", metavar="FILE", help="a YAML or JSON file with some fields")
     own.add_argument("--import", metavar="FILE.py", help="a file that registers your own mixers")
     own.add_argument("--overwrite", action="store_true", help="throw away the run in the folder")
-    own.add_argument("--json", action="store_true", help="tell the result as JSON")
+    own.add_argument("--json", action="store_true", help="print the result as JSON")
     own.add_argument("--print_config", action="store_true", help="print the recipe and stop")
     own.add_argument("recipe", metavar="RECIPE", help=argparse.SUPPRESS)
     parser.usage = "keymix train RECIPE [--out DIR] [--FIELD VALUE ...] [--config FILE]"
@@ -123,7 +123,7 @@ def _epoch_line(line: Mapping[str, float | None], *, task: Task, items: str) -> 
     )
 
 
-def _tell(run: Run, *, as_json: bool) -> None:
+def _print_run(run: Run, *, as_json: bool) -> None:
     summary = run.summary
     if as_json:
         console.say(json.dumps({"folder": str(run.folder), **to_json(summary)}))
@@ -139,7 +139,7 @@ def _tell(run: Run, *, as_json: bool) -> None:
     mixer = summary.mixer or "its own mixer"
     title = f"{summary.model}, {mixer}, seed {summary.seed}: {run.folder}"
     console.table(["weights", "epoch", *heads], rows, title=title)
-    scores.tell_details(summary.last.test, kind, "last epoch, test")
+    scores.print_details(summary.last.test, kind, "last epoch, test")
 
 
 def _warn_of_degenerate(run: Run) -> None:

@@ -19,7 +19,7 @@ from keymix.compare.outcome import Scores, caution, lead, outcome
 from keymix.compare.pictures import Pictures
 from keymix.compare.plan import Plan
 from keymix.compare.runs import Finished, Reading
-from keymix.data.check import glance
+from keymix.data.check import quick_check
 from keymix.data.dataset import ImageData
 from keymix.data.findings import IN_SEQUENCES
 from keymix.data.record import DataRecord
@@ -314,7 +314,7 @@ def _plural(n: int, one: str, many: str | None = None) -> str:
 
 def checked_data(data: ImageData) -> Checked:
     """Run the cheap part of the data check and return what it found."""
-    report = glance(data)
+    report = quick_check(data)
     findings = tuple(
         Finding(
             level=cast(Level, found.level),

@@ -42,14 +42,14 @@ class Augment:
 
     Args:
         crop_padding: Zero pixels added on every side before a random crop of the image's size; 0 is
-            no crop. For sets small enough to be held in memory.
+            no crop. For sets small enough for memory.
         random_resized_crop: Smallest and largest share of the image's area that a random crop keeps
             before it is resized. For larger sets, in place of ``crop_padding``.
         flip: Mirror left and right with probability 0.5.
         rand_augment: Operations an image and their magnitude 0..30 (RandAugment,
             https://arxiv.org/abs/1909.13719); ``(0, 0)`` is off.
         rand_augment_first: RandAugment before crop and flip, as the small-data papers' code has it.
-            For sets small enough to be held in memory: larger images are cropped to one size first.
+            For sets small enough for memory: larger images are cropped to one size first.
         auto_augment: timm's RandAugment in timm's words, e.g. ``rand-m9-mstd0.5-inc1``, in place of
             ``rand_augment``: what ImageNet recipes mean by that name. For sets read one by one.
         erasing: Probability that a rectangle (2 to 33 % of the area) is erased

@@ -42,15 +42,15 @@ class Bound:
         low = value <= self.least if self.above else value < self.least
         high = value >= self.most if self.below else value > self.most
         fits = not (low or high) or (self.off and value == 0)
-        return None if fits else self._told(high=high, positive=value > 0)
+        return None if fits else self._limit(high=high, positive=value > 0)
 
-    def _told(self, *, high: bool, positive: bool) -> str:
+    def _limit(self, *, high: bool, positive: bool) -> str:
         if not self.whole and self.most == 1:
             return f"must lie {self._interval()}"
         if not (high or positive or self.whole or self.off) and self.least > 0:
             return "must be above 0"
-        told = f"at most {_shown(self.most)}" if high else f"{_shown(self.least)} or more"
-        return f"must be {told}{', or 0 for none' if self.off else ''}"
+        text = f"at most {_shown(self.most)}" if high else f"{_shown(self.least)} or more"
+        return f"must be {text}{', or 0 for none' if self.off else ''}"
 
     def _interval(self) -> str:
         if self.above and self.below:
@@ -147,10 +147,10 @@ def _taken(name: str, value: Any, bound: Bound | tuple[Bound, ...]) -> Any:
         wanted = f"{len(bounds)} numbers" if len(bounds) > 1 else "one number"
         raise UserError(f"{name} = {value!r}: must be {wanted}.")
     for number, part in enumerate(parts):
-        told = bounds[number].refuses(part)
-        if told is not None:
+        why = bounds[number].refuses(part)
+        if why is not None:
             which = f"its {'first' if number == 0 else 'second'} number " if several else ""
-            raise UserError(f"{name} = {value!r}: {which}{told}.")
+            raise UserError(f"{name} = {value!r}: {which}{why}.")
     kept = tuple(
         int(part) if one.whole else float(part) + 0.0
         for part, one in zip(parts, bounds, strict=True)

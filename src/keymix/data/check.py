@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Validates a data set before hours are spent.
 
-`check` reads every input and continues after a problem. `glance` is its cheap part for data that
-are loaded: seconds, whatever the size. It finds what falsifies a comparison without a sign of it:
+`check` reads every input and continues after a problem. `quick_check` is its cheap part, for
+loaded data: seconds, whatever the size. It finds what falsifies a comparison without a sign of it:
 copies in several splits or with several labels, cases in several splits, missing rows of masks,
 frames of sequences, uneven classes. What there was no time for is named.
 """
@@ -29,7 +29,7 @@ from keymix.data.kinds import RECORDING
 from keymix.data.sequences import sequences_of
 from keymix.data.sources.base import Fault, Faults, Source
 from keymix.data.specs import DataSpec, Options, find_spec, kind_of, look_up, parse
-from keymix.data.splits import carve
+from keymix.data.splits import make_splits
 from keymix.data.survey import Survey, hash_of
 from keymix.errors import UserError
 
@@ -47,10 +47,10 @@ def check(
     test_fraction: float | None = None,
     cell_mib: int | None = None,
 ) -> Report:
-    """Decode every image of a data set and tell all that is wrong with it.
+    """Decode every image of a data set and report all that is wrong with it.
 
     Images are compared by their decoded pixels, in the splits that training uses: the source's own,
-    or those carved by `keymix.data.load` without options; of images with masks, validation is a
+    or those split by `keymix.data.load` without options; of images with masks, validation is a
     sixth of what test leaves, as in the recipes for them. Sizes and hashes stay in memory, images
     do not.
     """
@@ -138,13 +138,13 @@ def resolve(what: str) -> tuple[DataSpec, str]:
 def _splits(
     report: Report, source: Source, options: Options, *, faulty: bool
 ) -> dict[str, NDArray[np.str_]]:
-    """Tell the split of every row: as carved, or the table's name where nothing can be carved."""
+    """Return the split of every row: as split, or the table's name where nothing can be split."""
     tables = source.tables
     splits = {name: np.full(len(table), name, dtype="<U5") for name, table in tables.items()}
     if faulty and source.train.targets.groups is None:
         return splits  # there may be inputs without a stratum
     try:
-        parts, notes = carve(
+        parts, notes = make_splits(
             source,
             report.spec,
             None,
@@ -191,7 +191,7 @@ _THREADS = 4
 _FIRST = 0.8  # share of the time for a first look; the rest is for the copies that it finds
 
 
-def glance(
+def quick_check(
     data: ImageData, *, seconds: float = SECONDS, clock: Callable[[], float] = time.monotonic
 ) -> Report:
     """Look for what would falsify a comparison on data, for some seconds.
@@ -229,7 +229,7 @@ def glance(
     findings.add_copies(report, images)
     findings.add_cases(report, images, grouped=grouped)
     looked_for: findings.TargetFindings = look_up(targets.findings)()
-    looked_for.glance(report, images, data)
+    looked_for.quick_check(report, images, data)
     seen = sum(int(look.tried.sum()) for look in looks.values())
     every = sum(map(len, data.splits))
     if seen < every:

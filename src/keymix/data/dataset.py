@@ -161,7 +161,7 @@ class ImageData:
         mean: Mean of each channel over train, of values 0..1; 0 of frames.
         std: Standard deviation of each channel over train; 1 of frames.
         train: The split to learn from.
-        val: The split to choose by; carved from train unless the source brings one.
+        val: The split to choose by; split from train unless the source brings one.
         test: The split that is read once, at the end.
         facts: What loading found and did.
         task: What is learned from it.

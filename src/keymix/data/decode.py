@@ -26,7 +26,7 @@ from keymix.errors import KeymixWarning, UserError
 Size: TypeAlias = tuple[int, int]  # height, width
 Box: TypeAlias = tuple[float, float, float, float]  # left, top, right, bottom
 
-_HEAD = 16  # bytes by which Pillow tells one kind of image from another
+_HEAD = 16  # bytes by which Pillow recognises a kind of image
 TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
 SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 REMEDY = (
@@ -67,9 +67,9 @@ def open_image(source: str | Path | bytes, name: str | None = None) -> Image.Ima
         raise _unidentified(content[:_HEAD]) or error from None
     pixels = image.width * image.height
     if Image.MAX_IMAGE_PIXELS is not None and pixels > Image.MAX_IMAGE_PIXELS:
-        told = f"{name or path or 'an image'} has {image.width}x{image.height} pixels"
-        told += f": decoding it takes about {3 * pixels >> 20:,} MiB"
-        warnings.warn(told, KeymixWarning, stacklevel=2)
+        message = f"{name or path or 'an image'} has {image.width}x{image.height} pixels"
+        message += f": decoding it takes about {3 * pixels >> 20:,} MiB"
+        warnings.warn(message, KeymixWarning, stacklevel=2)
     return image
 
 
@@ -90,8 +90,8 @@ def reason(error: Exception) -> str:
     """Say in a few words what a decoder found wrong."""
     if isinstance(error, UnidentifiedImageError):
         return "not an image"
-    told = getattr(error, "strerror", None) or str(error)
-    return " ".join(told.split()).rstrip(".") or type(error).__name__
+    text = getattr(error, "strerror", None) or str(error)
+    return " ".join(text.split()).rstrip(".") or type(error).__name__
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def reading(name: str, remedy: str = "Replace or remove it.") -> Iterator[None]:
 def convert(image: Image.Image, in_chans: int) -> Image.Image:
     """Decode and convert to 8-bit grey (``in_chans=1``) or RGB (``in_chans=3``).
 
-    16-bit grey keeps its full range (value / 257), transparency is laid on white, palettes and CMYK
+    16-bit grey keeps its full range (value / 257), transparency is put on white, palettes and CMYK
     go through Pillow. EXIF orientation is not applied, as in torchvision and timm.
     """
     mode = "L" if in_chans == 1 else "RGB"
@@ -155,7 +155,7 @@ def resize(image: Image.Image, size: Size, box: Box) -> Image.Image:
 
 
 def to_array(image: Image.Image) -> NDArray[np.uint8]:
-    """Lay an 8-bit image out as ``[C, H, W]``."""
+    """Arrange an 8-bit image as ``[C, H, W]``."""
     array = np.asarray(image, dtype=np.uint8)
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
 

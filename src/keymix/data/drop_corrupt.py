@@ -28,7 +28,7 @@ class LeftOut:
     reason: str  # what is wrong with it
 
 
-def sieve(
+def drop_corrupt(
     parts: Mapping[str, Part],
     tables: Mapping[str, Table],
     source: Source,
@@ -69,7 +69,7 @@ def sieve(
 
 
 def left_out_note(left_out: Sequence[LeftOut], source: Source) -> list[str]:
-    """Tell how many images were left out, by split; nothing if none were."""
+    """Say how many images were left out, by split; nothing if none were."""
     if not left_out:
         return []
     counts = [

@@ -66,14 +66,14 @@ def folders(path: Path) -> list[str]:
 
 
 def is_image(name: str) -> bool:
-    """Tell by its name whether a file is an image and not hidden."""
+    """Return whether by its name a file is an image and not hidden."""
     return Path(name).suffix.lower() in SUFFIXES and not name.startswith(".")
 
 
 def read_rows(
     path: Path,
     columns: Sequence[str],
-    tell: Callable[[str, object, str], None],
+    report: Callable[[str, object, str], None],
     *,
     kind: str = "bad row",
 ) -> list[tuple[int, tuple[str, ...]]]:
@@ -109,7 +109,7 @@ def read_rows(
     found = []
     for line, row in rows:
         if len(row) != len(head):
-            tell(
+            report(
                 kind,
                 f"{path}:{line}",
                 f"{path}: line {line} has {len(row)} cells, not {len(head)}: {short(row)!r}. "

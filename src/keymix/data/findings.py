@@ -78,19 +78,19 @@ class Report:
     @property
     def verdict(self) -> str:
         """The verdict in one line."""
-        told = []
+        lines = []
         for level, words in ((STOPS, "would stop training"), (FALSIFIES, "would falsify results")):
             if found := self.of(level):
-                told.append(f"{words}: " + ", ".join(f"{f.what} ({f.count:,})" for f in found))
-        if told:
-            return "; ".join(told)
+                lines.append(f"{words}: " + ", ".join(f"{f.what} ({f.count:,})" for f in found))
+        if lines:
+            return "; ".join(lines)
         warnings = len(self.of(WARNING))
         if not warnings:
             return "fit for training"
         return f"fit for training, with {warnings} warning{'s' if warnings > 1 else ''}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Tell everything as plain data, ready for JSON."""
+        """Return everything as plain data, ready for JSON."""
         return {
             "spec": self.spec,
             "fit": self.fit,
@@ -109,9 +109,9 @@ class Report:
         }
 
 
-# what a source tells as a fault: words for many, and the remedy, where {items} are the inputs
+# what a source reports as a fault: words for many, and the remedy, where {items} are the inputs
 FAULTS: Mapping[str, tuple[str, str]] = {
-    "one class": ("sets of one class only", "add a second class: there is nothing to tell apart"),
+    "one class": ("sets of one class only", "add a second class: there is nothing to distinguish"),
     "empty class": ("empty classes", "add {items}, or remove the folder"),
     "unknown class": ("classes that train does not have", "add training {items}, or remove them"),
     "bad label": ("bad labels", "correct or remove the rows"),
@@ -201,7 +201,7 @@ class Images:
         }
 
     def _row(self, k: int) -> tuple[int, int]:
-        """Tell the number of the table of input ``k``, and its position there."""
+        """Return the number of the table of input ``k``, and its position there."""
         number = int(np.searchsorted(self._starts, k, side="right")) - 1
         return number, k - int(self._starts[number])
 
@@ -215,8 +215,8 @@ class Images:
         number, i = self._row(k)
         return list(self.tables.values())[number].name(i)
 
-    def told(self, k: int) -> bytes | None:
-        """Tell the target of input ``k`` from others; None if it cannot be read."""
+    def target_of(self, k: int) -> bytes | None:
+        """Return bytes that identify the target of input ``k``; None if it cannot be read."""
         number, i = self._row(k)
         hashes = self.surveys[number].targets
         if hashes is not None:
@@ -225,7 +225,7 @@ class Images:
         return list(self.tables.values())[number].targets.content(i)
 
     def place(self, k: int) -> dict[str, Any]:
-        """Tell origin, split and class or case of input ``k``."""
+        """Return origin, split and class or case of input ``k``."""
         place: dict[str, Any] = {"id": self.id(k), "split": str(self.splits[k])}
         if self.classes and self.target is CLASS:
             label = int(self.labels[k])
@@ -235,33 +235,33 @@ class Images:
         return place
 
     def sized(self, k: int) -> dict[str, Any]:
-        """Tell width, height and origin of input ``k``."""
+        """Return width, height and origin of input ``k``."""
         width, height = self.sizes[k].tolist()
         return {"width": width, "height": height, "id": self.id(k)}
 
 
 class TargetFindings:
-    """What a check tells of targets: nothing, where they are no classes and no masks."""
+    """What a check reports of targets: nothing, where they are no classes and no masks."""
 
     def check(self, report: Report, images: Images, source: Source, known: Collection[str]) -> None:
         """Add what was found by reading all of them."""
 
-    def glance(self, report: Report, images: Images, data: ImageData) -> None:
-        """Add what can be told of data that are loaded, without reading them."""
+    def quick_check(self, report: Report, images: Images, data: ImageData) -> None:
+        """Add what can be said of data that are loaded, without reading them."""
 
 
 class ClassFindings(TargetFindings):
-    """What a check tells of class numbers."""
+    """What a check reports of class numbers."""
 
     def check(self, report: Report, images: Images, source: Source, known: Collection[str]) -> None:
         """Count the inputs of each class, and find imbalance."""
         del source
         if "unreadable file" in known:  # its rows are of unknown classes
             return
-        told = "empty class" in known or "unknown class" in known
-        add_classes(report, images, empty_told=told)
+        reported = "empty class" in known or "unknown class" in known
+        add_classes(report, images, empty_reported=reported)
 
-    def glance(self, report: Report, images: Images, data: ImageData) -> None:
+    def quick_check(self, report: Report, images: Images, data: ImageData) -> None:
         """Find classes that a split lacks, and imbalance."""
 
         def counts(*splits: Split) -> IntArray:
@@ -291,7 +291,7 @@ def add_remarks(report: Report, images: Images) -> None:
     """Name the inputs that can be used, but are odd."""
     for what, remedy in sorted({(each.what, each.remedy) for each in images.remarks.values()}):
         found = [
-            {**images.place(k), "reason": each.told}
+            {**images.place(k), "reason": each.reason}
             for k, each in images.remarks.items()
             if each.what == what
         ]
@@ -312,7 +312,7 @@ def add_copies(report: Report, images: Images) -> None:
     for rows in groups.values():
         members = [images.place(k) for k in rows]
         leaking = len({one["split"] for one in members}) > 1
-        conflicting = len({images.told(k) for k in rows} - {None}) > 1
+        conflicting = len({images.target_of(k) for k in rows} - {None}) > 1
         if leaking:
             leaks.append(members)
         if conflicting:
@@ -378,11 +378,11 @@ def add_cases(report: Report, images: Images, *, grouped: bool) -> None:
         WARNING,
         "splits of a single case",
         lone,
-        "nothing tells how far scores vary from case to case: add cases, or take a larger share",
+        "nothing shows how far scores vary from case to case: add cases, or take a larger share",
     )
 
 
-def add_classes(report: Report, images: Images, *, empty_told: bool) -> None:
+def add_classes(report: Report, images: Images, *, empty_reported: bool) -> None:
     """Count the images of each class; find classes that a split lacks, and imbalance."""
     names, items = images.classes, images.kind.nouns
     counts = {
@@ -397,7 +397,7 @@ def add_classes(report: Report, images: Images, *, empty_told: bool) -> None:
         name: {split: int(counts[split][i]) for split in counts} for i, name in enumerate(names)
     }
 
-    if not empty_told:
+    if not empty_reported:
         remedy = f"no model can learn them: add {items}, or take their names out"
         _warn(report, names, train == 0, f"classes without training {items}", remedy)
     remedy = f"they are learned from, but never validated on: add {items}"
@@ -437,7 +437,7 @@ def add_uneven(report: Report, names: Sequence[str], counts: IntArray, kind: Inp
 
 
 def add_sizes(report: Report, images: Images) -> None:
-    """Tell which sizes there are, and very small images."""
+    """Say which sizes there are, and very small images."""
     known = np.flatnonzero(images.sizes[:, 0])
     if not len(known):
         return

@@ -133,7 +133,7 @@ class Inputs(ABC):
         return False
 
     def content(self, i: int, *, whole: bool) -> tuple[bytes, bool]:
-        """Give bytes that tell input ``i`` from others, and say whether it is of one colour."""
+        """Return bytes that identify input ``i``, and say whether it is of one colour."""
         del whole
         found = self.read(i)
         return f"{tuple(found.shape)}".encode() + found.numpy().tobytes(), False
@@ -183,7 +183,7 @@ class ImagesInMemory(Inputs):
             height, width = self.image_size
             raise UserError(
                 f"augment.auto_augment={augment.auto_augment!r} changes images one by one, and at "
-                f"{height}x{width} pixels (data.image_size) this set is held in memory. Use "
+                f"{height}x{width} pixels (data.image_size) this set is kept in memory. Use "
                 "augment.rand_augment, operations and magnitude such as 2,9."
             )
 
@@ -215,7 +215,7 @@ class ImagesOneByOne(Inputs):
         """Refuse RandAugment before the crop, and timm's for images that it does not fit."""
         if augment.rand_augment[0] and augment.rand_augment_first:
             raise UserError(
-                "augment.rand_augment_first=True needs images that are held in memory (96 pixels "
+                "augment.rand_augment_first=True needs images that are in memory (96 pixels "
                 "a side or less); this set is read one by one and cropped first. Leave it out."
             )
         if augment.auto_augment:
@@ -262,7 +262,7 @@ class ImagesOneByOne(Inputs):
 
 
 def channels_last(images: Tensor) -> Tensor:
-    """Lay a batch ``[B, C, H, W]`` out with its channels last, which convolutions prefer."""
+    """Arrange a batch ``[B, C, H, W]`` with its channels last, which convolutions prefer."""
     return images.contiguous(memory_format=torch.channels_last)
 
 

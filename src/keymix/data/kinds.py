@@ -100,7 +100,7 @@ def get_kind(name: str) -> InputKind:
 
 
 def recorded_kind(time_steps: int | None, stack: int | None) -> InputKind:
-    """Tell the kind of input by what a record keeps: frames of a recording, slices of a stack."""
+    """Return the kind of input by what a record keeps: frames of a recording, slices of a stack."""
     if time_steps is not None:
         return RECORDING
     return IMAGE if stack in (None, 1) else SLICES
@@ -108,7 +108,7 @@ def recorded_kind(time_steps: int | None, stack: int | None) -> InputKind:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetKind:
-    """A kind of target: what stands beside an input for a model to learn."""
+    """A kind of target: what belongs to an input, for a model to learn."""
 
     name: str
     noun: str  # what one is called in a sentence

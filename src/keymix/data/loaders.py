@@ -81,7 +81,7 @@ class Loader:
 
     Recordings of events come as frames ``[B, T, C, H, W]``, counts that are not normalised.
 
-    Sets held in memory live on ``device`` and are augmented there, without host work between
+    Sets in memory live on ``device`` and are augmented there, without host work between
     batches. Others are decoded and augmented by workers, and move while the batch before is used.
 
     Args:
@@ -94,13 +94,13 @@ class Loader:
         rank: This process's number, 0 to ``world_size - 1``.
         world_size: Number of processes that share the split.
         workers: Processes that decode and augment ahead; 0 works in this process, and so do sets
-            held in memory without masks, for which this is faster.
+            in memory without masks, for which this is faster.
         drop_last: Drop the last batch if it is not full.
         device: Where batches come out.
 
     Raises:
         UserError: If a number is out of range, no batch is left, or the augmentation needs a set
-            held in memory, or other data.
+            in memory, or other data.
     """
 
     def __init__(
@@ -448,5 +448,5 @@ def _as_it_is(made: Any) -> Any:  # torch types this as taking a list, which it 
 
 
 def _leave_ctrl_c_to_the_parent(worker: int) -> None:
-    """Go on serving when Ctrl-C reaches all processes: the parent ends its step and saves."""
+    """Continue serving when Ctrl-C reaches all processes: the parent ends its step and saves."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

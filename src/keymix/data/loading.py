@@ -25,14 +25,20 @@ from keymix.data.decode import (
     reading,
     reason,
 )
-from keymix.data.drop_corrupt import LeftOut, left_out_note, named_left_out, rows_left_out, sieve
+from keymix.data.drop_corrupt import (
+    LeftOut,
+    drop_corrupt,
+    left_out_note,
+    named_left_out,
+    rows_left_out,
+)
 from keymix.data.files import in_chunks
 from keymix.data.inputs import HASHED, ImagesInMemory, ImagesOneByOne, Inputs, WholeImages
 from keymix.data.kinds import CLASS
 from keymix.data.record import DataFacts
 from keymix.data.sources.base import Faults, Source, Table
 from keymix.data.specs import Options, look_up, parse
-from keymix.data.splits import Part, carve, is_large, sample
+from keymix.data.splits import Part, is_large, make_splits, sample
 from keymix.data.streams import IntArray
 from keymix.data.targets import Targets
 from keymix.errors import UserError
@@ -40,9 +46,9 @@ from keymix.task import Task, get_task
 
 
 def header_size(table: Table, i: int) -> Size:
-    """Open image ``i``, check what its header can tell, and give height and width."""
-    if table.held is not None:
-        return (table.held.shape[2], table.held.shape[3])
+    """Open image ``i``, check what its header says, and give height and width."""
+    if table.in_memory is not None:
+        return (table.in_memory.shape[2], table.in_memory.shape[3])
     with reading(table.name(i), REMEDY), table.open(i) as image:
         size = (image.height, image.width)
         image.verify()
@@ -61,7 +67,7 @@ def header_sizes(tables: Sequence[Table]) -> set[Size]:
         def check(some: range, table: Table = table, rows: Sequence[int] = rows) -> set[Size]:
             return {header_size(table, rows[k]) for k in some}
 
-        if table.held is not None:
+        if table.in_memory is not None:
             sizes.add(header_size(table, 0))
             continue
         sizes.update(*in_chunks(len(rows), check))
@@ -77,8 +83,8 @@ def decode_all(
     only_this_size: bool = False,
 ) -> NDArray[np.uint8] | None:
     """Decode a table through the evaluation transform, uint8 ``[N, C, H, W]``."""
-    if table.held is not None:
-        return _fitted(table, table.held, size, in_chans, crop_pct)
+    if table.in_memory is not None:
+        return _fitted(table, table.in_memory, size, in_chans, crop_pct)
     pixels = np.empty((len(table), in_chans, *size), dtype=np.uint8)
 
     def decode(rows: range) -> bool:
@@ -93,11 +99,11 @@ def decode_all(
 
 
 def _fitted(
-    table: Table, held: NDArray[np.uint8], size: Size, in_chans: int, crop_pct: float
+    table: Table, pixels: NDArray[np.uint8], size: Size, in_chans: int, crop_pct: float
 ) -> NDArray[np.uint8]:
     """Resize pixels where they have another size, and repeat grey ones to ``in_chans``."""
-    count, channels = held.shape[:2]
-    if held.shape[2:] != size or crop_pct < 1.0:
+    count, channels = pixels.shape[:2]
+    if pixels.shape[2:] != size or crop_pct < 1.0:
         resized = np.empty((count, channels, *size), dtype=np.uint8)
 
         def resize(rows: range) -> None:
@@ -105,8 +111,8 @@ def _fitted(
                 resized[i] = evaluation_array(table.open(i), size, channels, crop_pct)
 
         in_chunks(count, resize)
-        held = resized
-    return held if channels == in_chans else np.repeat(held, in_chans, axis=1)
+        pixels = resized
+    return pixels if channels == in_chans else np.repeat(pixels, in_chans, axis=1)
 
 
 def broken(table: Table, in_chans: int) -> dict[int, str]:
@@ -130,7 +136,7 @@ def broken(table: Table, in_chans: int) -> dict[int, str]:
                 found[i] = reason(error)
         return found
 
-    if table.held is not None:
+    if table.in_memory is not None:
         return {}
     return {i: why for part in in_chunks(len(table), find) for i, why in part.items()}
 
@@ -182,7 +188,7 @@ class Preparation:
         }
 
     def notes(self, parts: Mapping[str, Part]) -> list[str]:
-        """Tell what was done, a sentence each."""
+        """Say what was done, a sentence each."""
         del parts
         return self._notes
 
@@ -267,7 +273,7 @@ def _pixels(
 
 def _resized(tables: Iterable[Table], size: Size) -> list[str]:
     """Note that images which a source has as pixels got another size."""
-    own = {kept.shape[2:] for table in tables if (kept := table.held) is not None}
+    own = {kept.shape[2:] for table in tables if (kept := table.in_memory) is not None}
     return [
         f"images of {own_size[0]}x{own_size[1]} pixels resized to {size[0]}x{size[1]} (bicubic)"
         for own_size in own - {size}
@@ -294,7 +300,7 @@ def load(
 ) -> ImageData:
     """Load a data set.
 
-    Validation is carved from train, stratified, by ``split_seed``; never from test. A source
+    Validation is split from train, stratified, by ``split_seed``; never from test. A source
     without a test split gives up a fixed, stratified part of train for it (or its own validation
     split, as in ImageNet). Classes with a single image stay in train.
 
@@ -353,7 +359,7 @@ def load(
     prepare: type[Preparation] = look_up(source.preparation)
     preparation = prepare(source, spec, options, task)
     source = preparation.source
-    parts, notes = carve(
+    parts, notes = make_splits(
         source,
         spec,
         limit,
@@ -366,7 +372,7 @@ def load(
     preparation.look(tables)
     left_out: list[LeftOut] = []
     if skip_corrupt:
-        parts, tables, left_out = sieve(parts, tables, source, spec, find=preparation.broken)
+        parts, tables, left_out = drop_corrupt(parts, tables, source, spec, find=preparation.broken)
         notes += left_out_note(left_out, source)
     preparation.check(tables)
     pairs = preparation.pairs(tables)

@@ -52,7 +52,7 @@ class Mixing:
         draws = device_uniforms(4, self.seed, epoch, Stream.MIXING, index=index.to(images.device))
         visible = self._visible(draws, *images.shape[-2:])  # [B, H, W]
         shares = visible.mean((1, 2))[:, None]  # of an image in its own mixture
-        # [B, 1, H, W], or [B, 1, 1, H, W] beside frames
+        # [B, 1, H, W], or [B, 1, 1, H, W] with frames
         weights = visible.view(len(visible), *(1,) * (images.ndim - 3), *images.shape[-2:])
         weights = weights.to(images.dtype)
         mixed = images.roll(1, 0).lerp(images, weights)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Geometry of whole batches on any device: one gather, no loop over images, no wait for the device.
 
-A source map tells for every pixel of an image which pixel it comes from, in reading order; -1 is
+A source map says for every pixel of an image which pixel it comes from, in reading order; -1 is
 outside the image, which is black.
 """
 

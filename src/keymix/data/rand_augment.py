@@ -221,7 +221,7 @@ def _sharpened(pixels: Tensor, factor: float) -> Tensor:
 def _stretched(pixels: Tensor) -> Tensor:
     """Stretch each channel to 0 … 255; a channel of one value stays.
 
-    torchvision marks such channels by a mask that indexes, whose length a GPU would have to tell.
+    torchvision marks such channels by a mask that indexes, whose length a GPU would have to report.
     """
     values = pixels.to(torch.float32)
     low, high = values.amin((-2, -1), keepdim=True), values.amax((-2, -1), keepdim=True)

@@ -107,7 +107,7 @@ def sequences_of(
                 image.draft(None, (SIDE, SIDE))
                 return small(convert(image, 1))
         except DAMAGE:
-            return None  # it is told by itself
+            return None  # it is reported by itself
 
     return find_sequences(names, [part for part, _, _ in rows], picture, late=late)
 

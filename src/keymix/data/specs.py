@@ -133,7 +133,7 @@ class DataSpec:
 
     @property
     def target_kind(self) -> TargetKind:
-        """The kind of its targets, as far as its name tells."""
+        """The kind of its targets, as far as its name says."""
         return TARGETS[self.target or ("class" if self.task == DEFAULT else "value")]
 
     @property
@@ -185,12 +185,12 @@ class DataSpec:
             if value is None or self.takes(name):
                 continue
             own = OF_ONE_KIND[name]
-            told = f"Leave it out, or take {own.instead}" if own.instead else "Leave it out"
+            text = f"Leave it out, or take {own.instead}" if own.instead else "Leave it out"
             if own is RECORDING.settings:
-                told = remedy
+                text = remedy
             if name in own.notes:
-                told += f"; {own.notes[name]}"
-            raise UserError(f"data.{name} = {value!r}: data {spec} {own.lacks}. {told}.")
+                text += f"; {own.notes[name]}"
+            raise UserError(f"data.{name} = {value!r}: data {spec} {own.lacks}. {text}.")
 
     def open(self, argument: str, faults: Faults, **settings: object) -> Source:
         """Open the data.
@@ -282,13 +282,13 @@ def find_spec(name: str | None) -> DataSpec | None:
 
 
 def kind_of_spec(spec: str | None) -> InputKind:
-    """Tell the kind of input that a data spec names, by its name alone; images if it names none."""
+    """Return the kind of input that a data spec names, by its name alone; images by default."""
     row = find_spec(spec)
     return IMAGE if row is None else row.input_kind
 
 
 def task_name(spec: str | None) -> str:
-    """Tell the task that a data spec sets, by its name alone."""
+    """Return the task that a data spec sets, by its name alone."""
     row = find_spec(spec)
     return DEFAULT if row is None else row.task
 
@@ -313,7 +313,7 @@ def parse(spec: str) -> tuple[DataSpec, str]:
 
 
 def kind_of(path: Path) -> str:
-    """Tell by what lies there which spec a path belongs to, such as parquet, uwgi or folder."""
+    """Return, by what is there, which spec a path belongs to, such as parquet, uwgi or folder."""
     if _holds_parquet(path):
         return "parquet"
     if (path / "train.csv").is_file() and any((path / "train").glob("case*/")):

@@ -42,7 +42,7 @@ class Part:
         return self.keep(rest(len(self.rows), chosen))
 
 
-def carve(
+def make_splits(
     source: Source,
     spec: str,
     limit: int | None,
@@ -201,7 +201,7 @@ def _limited(parts: dict[str, Part], limit: int, seed: int, items: str) -> dict[
 
 
 def shared_note(parts: Mapping[str, Part]) -> list[str]:
-    """Tell which groups are in several splits, as splitting by slice makes it."""
+    """Say which groups are in several splits, as splitting by slice makes it."""
     of: dict[str, set[str]] = {}
     for name, part in parts.items():
         for group in _names(part, by_group=True):

@@ -45,7 +45,7 @@ class Remark:
 
     what: str  # what, in words for many
     remedy: str
-    told: str  # the same of this input
+    reason: str  # the same of this input
 
 
 class Survey:
@@ -130,10 +130,10 @@ def _traits(image: Image.Image) -> int:
     mode = image.mode
     deep = mode in SIXTEEN_BIT or any("16" in str(tile[3]) for tile in getattr(image, "tile", ()))
     holds = {
-        # a camera's MPO holds previews beside the photo
-        "animated": image.format != "MPO" and _tells(lambda: getattr(image, "is_animated", False)),
+        # a camera's MPO holds previews next to the photo
+        "animated": image.format != "MPO" and _yes(lambda: getattr(image, "is_animated", False)),
         "turned": image.format in ("JPEG", "MPO", "TIFF", "WEBP")
-        and _tells(lambda: image.getexif().get(_ORIENTATION, 1) not in (0, 1)),
+        and _yes(lambda: image.getexif().get(_ORIENTATION, 1) not in (0, 1)),
         "16-bit": deep,
         "grey": mode in ("1", "L", "LA", *SIXTEEN_BIT),
         "CMYK": mode == "CMYK",
@@ -143,8 +143,8 @@ def _traits(image: Image.Image) -> int:
     return sum(_BIT[trait] for trait, held in holds.items() if held)
 
 
-def _tells(question: Callable[[], bool]) -> bool:
-    """Answer no where the file is too damaged to tell; decoding finds that out."""
+def _yes(question: Callable[[], bool]) -> bool:
+    """Return no where the file is too damaged to tell; decoding finds that out."""
     try:
         return question()
     except DAMAGE:

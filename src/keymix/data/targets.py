@@ -149,7 +149,7 @@ class ClassTargets(Targets):
         return len(self.labels)
 
     def read(self, i: int) -> Tensor:
-        """Tell the class number of input ``i``."""
+        """Return the class number of input ``i``."""
         return torch.tensor(int(self.labels[i]))
 
     @property

@@ -138,7 +138,7 @@ class Host(ABC):
         """
         return dict(tensors)
 
-    def listen(self, model: nn.Module) -> None:  # noqa: B027 - most need not
+    def follow_calls(self, model: nn.Module) -> None:  # noqa: B027 - most need not
         """Record, from now on, what only calls of the model show: the size of their images.
 
         It is what :meth:`layout` and :meth:`reading` know of a call besides its tokens. A family
@@ -153,7 +153,7 @@ class Host(ABC):
         """
         return layout_on(model, place, place.site.grid)
 
-    def tell(self, model: nn.Module) -> None:
+    def update_grids(self, model: nn.Module) -> None:
         """Update the grids of all mixers, after the model has taken another image size.
 
         Args:

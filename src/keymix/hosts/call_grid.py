@@ -101,10 +101,10 @@ class CallSize:
         self.size = (height, width)
 
 
-Listener = TypeVar("Listener", CallGrid, ConvGrid, CallSize)
+CallHook = TypeVar("CallHook", CallGrid, ConvGrid, CallSize)
 
 
-def listener_of(module: nn.Module, kind: type[Listener]) -> Listener | None:
+def call_hook_of(module: nn.Module, kind: type[CallHook]) -> CallHook | None:
     """Return what follows a module's calls, None if nothing does."""
     for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
         found = getattr(hook, "__self__", None)
@@ -113,9 +113,9 @@ def listener_of(module: nn.Module, kind: type[Listener]) -> Listener | None:
     return None
 
 
-def listen_to(module: nn.Module, new: Listener) -> Listener:
+def attach_call_hook(module: nn.Module, new: CallHook) -> CallHook:
     """Return what follows a module's calls already, or let ``new`` do so from now on."""
-    found = listener_of(module, type(new))
+    found = call_hook_of(module, type(new))
     if found is None:
         new.attach(module)
     return found or new
@@ -123,7 +123,7 @@ def listen_to(module: nn.Module, new: Listener) -> Listener:
 
 def size_of_last_call(module: nn.Module) -> Grid | None:
     """Return height and width of what a module was called with last, None if nothing followed."""
-    found = listener_of(module, CallSize)
+    found = call_hook_of(module, CallSize)
     return None if found is None else found.size
 
 

@@ -88,17 +88,17 @@ class EncoderHost(Host):
         """Join what the encoder's attention holds in pieces."""
         return self.inner.joined(tensors)
 
-    def listen(self, model: nn.Module) -> None:
+    def follow_calls(self, model: nn.Module) -> None:
         """Record the size of images that the encoder is called with."""
-        self.inner.listen(self._encoder(model))
+        self.inner.follow_calls(self._encoder(model))
 
     def layout(self, model: nn.Module, place: Place) -> Layout:
         """Say where the encoder's tokens lie on the image."""
         return self.inner.layout(self._encoder(model), self._own(place))
 
-    def tell(self, model: nn.Module) -> None:
+    def update_grids(self, model: nn.Module) -> None:
         """Update the grids of the encoder's mixers."""
-        self.inner.tell(self._encoder(model))
+        self.inner.update_grids(self._encoder(model))
 
 
 HOSTS = (EncoderHost(),)

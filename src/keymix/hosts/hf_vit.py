@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from keymix.errors import UserError
 from keymix.hosts.attention_inputs import Layout, Reading
 from keymix.hosts.base import UNKNOWN, Host, Place, layout_on, patched
-from keymix.hosts.call_grid import ConvGrid, given_size, listen_to, listener_of, patches_of
+from keymix.hosts.call_grid import ConvGrid, attach_call_hook, call_hook_of, given_size, patches_of
 from keymix.hosts.hosted import additive_mask
 from keymix.layers.patches import whole_size
 from keymix.mixers.base import Grid, Site, TokenMixer
@@ -106,7 +106,7 @@ class HuggingFaceViT(Host):
         owner: Any = model
         for linear in mixer.projections:
             owner._init_weights(linear)
-        call = listen_to(_patch_embeddings(model).patch_embeddings.projection, ConvGrid())
+        call = attach_call_hook(_patch_embeddings(model).patch_embeddings.projection, ConvGrid())
         call.keep_at(model.get_submodule(place.path.rpartition(".")[0]))
         before: Any = model.get_submodule(place.path)
         hosted = HostedAttention(mixer, place, call, before.config)
@@ -135,13 +135,13 @@ class HuggingFaceViT(Host):
             for part, parameter in own.get_submodule(name).named_parameters()
         }
 
-    def listen(self, model: nn.Module) -> None:
+    def follow_calls(self, model: nn.Module) -> None:
         """Record the grid of patches of the model's calls, from now on."""
-        listen_to(_patch_embeddings(model).patch_embeddings.projection, ConvGrid())
+        attach_call_hook(_patch_embeddings(model).patch_embeddings.projection, ConvGrid())
 
     def layout(self, model: nn.Module, place: Place) -> Layout:
         """Say where the tokens of a place were in the model's last call."""
-        call = listener_of(_patch_embeddings(model).patch_embeddings.projection, ConvGrid)
+        call = call_hook_of(_patch_embeddings(model).patch_embeddings.projection, ConvGrid)
         grid = None if call is None else call.grid
         return layout_on(model, place, grid or place.site.grid)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from keymix.errors import UserError
 from keymix.hosts.base import Place
 from keymix.hosts.call_grid import CallGrid
-from keymix.hosts.finishes import HeadFinish, Turn
+from keymix.hosts.head_norms import HeadFinish, Turn
 from keymix.mixers.base import Grid, TokenMixer
 
 

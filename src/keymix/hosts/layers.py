@@ -90,7 +90,7 @@ def find_layers(model: nn.Module) -> list[Layer]:
     """
     model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
     host, mixers = find_host(model), find_mixers(model)
-    host.listen(model)
+    host.follow_calls(model)
     layers = []
     for place in host.places(model):
         path = f"{place.path}.mixer"

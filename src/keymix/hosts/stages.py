@@ -17,7 +17,7 @@ from torch import nn
 from keymix.errors import UserError
 from keymix.hosts.attention_inputs import Layout
 from keymix.hosts.base import Host, Place, layout_on
-from keymix.hosts.call_grid import CallSize, listen_to, size_of_last_call
+from keymix.hosts.call_grid import CallSize, attach_call_hook, size_of_last_call
 from keymix.hosts.hosted import GridMixer
 from keymix.layers.cvt_stage import CvTStage, RoleProjections
 from keymix.layers.spiking_stage import SpikingStage
@@ -81,9 +81,9 @@ class StageHost(Host):
     def grids(self, model: nn.Module, image: Grid) -> list[Grid]:
         """Grid of the tokens in every stage."""
 
-    def listen(self, model: nn.Module) -> None:
+    def follow_calls(self, model: nn.Module) -> None:
         """Follow the size of the images of every call, from now on."""
-        listen_to(self.first(model), CallSize())
+        attach_call_hook(self.first(model), CallSize())
 
     def layout(self, model: nn.Module, place: Place) -> Layout:
         """Say where the tokens of the model's last call are in the place's stage."""

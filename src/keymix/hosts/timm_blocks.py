@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from keymix.errors import UserError
 from keymix.hosts.attention_inputs import Layout, Reading
 from keymix.hosts.base import Host, Place, layout_on, patched
-from keymix.hosts.call_grid import CallGrid, listen_to, listener_of
-from keymix.hosts.finishes import PARTS, Finishes, finishes_of
+from keymix.hosts.call_grid import CallGrid, attach_call_hook, call_hook_of
+from keymix.hosts.head_norms import PARTS, HeadNorms, head_norms_of
 from keymix.hosts.hosted import HostedMixer, HostedRope
 from keymix.hosts.timm_heads import (
     first_projection,
@@ -74,7 +74,7 @@ class BlockHost(Host):
     def site_for(self, place: Place, mixer: type[TokenMixer], options: Mapping[str, Any]) -> Site:
         """Return the place's site; refuse other heads where the host's own pass through more."""
         site = place.site
-        if site.finish is None or not issubclass(mixer, MapMixer):
+        if site.post_projection is None or not issubclass(mixer, MapMixer):
             return site
         own = (site.num_heads, place.defaults.get("head_dim", site.dim // site.num_heads))
         heads = options.get("num_heads", own[0])
@@ -92,7 +92,7 @@ class BlockHost(Host):
         for linear in mixer.projections:
             self.initialise(model, linear, place.path)
         embed = self.embed(model, place.path)
-        call = CallGrid() if embed is None else listen_to(embed, CallGrid())
+        call = CallGrid() if embed is None else attach_call_hook(embed, CallGrid())
         block = model.get_submodule(place.path.rpartition(".")[0])
         before = model.get_submodule(place.path)
         call.keep_at(block)
@@ -113,27 +113,27 @@ class BlockHost(Host):
         """Join projections that are apart, and EVA's biases, as a mixer has them."""
         return joined_projections(tensors)
 
-    def listen(self, model: nn.Module) -> None:
+    def follow_calls(self, model: nn.Module) -> None:
         """Record the grid of patches of every call, from now on."""
         for path in self.paths(model):
             embed = self.embed(model, path)
             if embed is not None:
-                listen_to(embed, CallGrid())
+                attach_call_hook(embed, CallGrid())
 
     def layout(self, model: nn.Module, place: Place) -> Layout:
         """Say where the patches of the model's last call lie; the prefix lies nowhere."""
         embed = self.embed(model, place.path)
-        call = None if embed is None or place.site.grid is None else listener_of(embed, CallGrid)
+        call = None if embed is None or place.site.grid is None else call_hook_of(embed, CallGrid)
         grid = call.grid if call is not None else None
         return layout_on(model, place, grid or place.site.grid)
 
-    def tell(self, model: nn.Module) -> None:
+    def update_grids(self, model: nn.Module) -> None:
         """Update all mixers to the grid of patches that the model has now."""
-        super().tell(model)
+        super().update_grids(model)
         for path in self.paths(model):
             embed = self.embed(model, path)
             if embed is not None:
-                listen_to(embed, CallGrid()).grid = None  # that of a call before
+                attach_call_hook(embed, CallGrid()).grid = None  # that of a call before
 
     @abstractmethod
     def initialise(self, model: nn.Module, linear: nn.Linear, path: str) -> None:
@@ -166,25 +166,25 @@ class BlockHost(Host):
         grid = self.grid(model, attention, path)
         if isinstance(attention, HostedMixer):
             before = attention.place
-            finish = before.site.finish
-            if isinstance(finish, Finishes):
-                finish = finish.after(attention.mixer, next(model.parameters()))
-            return replace(before, site=replace(before.site, grid=grid, finish=finish))
+            norms = before.site.post_projection
+            if isinstance(norms, HeadNorms):
+                norms = norms.after(attention.mixer, next(model.parameters()))
+            return replace(before, site=replace(before.site, grid=grid, post_projection=norms))
         prefix = self.prefix(model, path)
-        finishes = finishes_of(attention, rotary=self.rotary(model, attention))
+        norms = head_norms_of(attention, rotary=self.rotary(model, attention))
         site = Site(
             dim=first_projection(attention).in_features,
             num_heads=attention.num_heads,
             grid=grid,
             num_prefix_tokens=prefix or 0,
-            finish=finishes,
+            post_projection=norms,
         )
         return Place(
             path=path,
             stage=0,
             site=site,
             defaults={**projections_of(attention), **self.own_defaults(attention)},
-            extras=() if finishes is None else finishes.extras,
+            extras=() if norms is None else norms.extras,
             prefix_known=prefix is not None,
         )
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from keymix.errors import UserError
 from keymix.hosts.attention_inputs import Layout, Reading
 from keymix.hosts.base import Place, patched
-from keymix.hosts.call_grid import CallSize, listen_to, size_of_last_call
+from keymix.hosts.call_grid import CallSize, attach_call_hook, size_of_last_call
 from keymix.hosts.timm_heads import named_call, own_weights, project_heads, projections_of
 from keymix.hosts.windows import MASKED, HostedWindows, SwinHost, window_grid
 from keymix.mixers.base import Grid, Site, TokenMixer
@@ -223,12 +223,12 @@ class TimmSwin(SwinHost):
         """Return projections by their role in a mixer; the table of positions stays the host's."""
         return own_weights(attention)
 
-    def listen(self, model: nn.Module) -> None:
+    def follow_calls(self, model: nn.Module) -> None:
         """Record the grid of tokens at every block, from now on."""
         assert isinstance(model, SwinTransformer)
         for stage in model.layers:
             for block in stage.blocks:
-                setattr(block.attn, _CALL_SIZE, listen_to(block, CallSize(axis=-3)))
+                setattr(block.attn, _CALL_SIZE, attach_call_hook(block, CallSize(axis=-3)))
 
     def layout(self, model: nn.Module, place: Place) -> Layout:
         """Say how the windows of the model's last call lie."""

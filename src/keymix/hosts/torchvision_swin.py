@@ -20,7 +20,7 @@ from torchvision.models.swin_transformer import (
 from keymix.errors import UserError
 from keymix.hosts.attention_inputs import Layout, Reading
 from keymix.hosts.base import UNKNOWN, Place, patched
-from keymix.hosts.call_grid import ConvGrid, given_size, listen_to, listener_of, patches_of
+from keymix.hosts.call_grid import ConvGrid, attach_call_hook, call_hook_of, given_size, patches_of
 from keymix.hosts.timm_heads import own_weights
 from keymix.hosts.windows import MASKED, HostedWindows, SwinHost, window_grid
 from keymix.mixers.base import Grid, Site, TokenMixer
@@ -126,7 +126,7 @@ class HostedShiftedWindows(HostedWindows):
             return
         site, remedy = mixer.site, "before mixers are put"
         if mixer.resize == "interpolate":
-            remedy = "and then keymix.hosts.find_host(model).tell(model)"
+            remedy = "and then keymix.hosts.find_host(model).update_grids(model)"
         if windows != site.window_grid:
             raise UserError(
                 f"mixer {mixer.mixer_name!r} {mixer.holds} in each of "
@@ -142,9 +142,9 @@ class TorchvisionSwin(SwinHost):
 
     The model takes images of any size and stores none, but keys per window need the number of
     windows. It is that of ``model.image_size``, a side or (height, width) in pixels, if the model
-    was given one; else that of its last call, if :meth:`listen` recorded it; else of 224x224. After
-    another ``image_size``, ``find_host(model).tell(model)`` resizes keys that were built with
-    ``resize="interpolate"``.
+    was given one; else that of its last call, if :meth:`follow_calls` recorded it; else of 224x224.
+    After another ``image_size``, ``find_host(model).update_grids(model)`` resizes keys that were
+    built with ``resize="interpolate"``.
 
     Swin V2 is refused: its attention compares directions, by a scale that it learns.
     """
@@ -187,12 +187,12 @@ class TorchvisionSwin(SwinHost):
             shared_keys=self.shares(before),
         )
         model.set_submodule(place.path, hosted.train(before.training))
-        self.listen(model)
+        self.follow_calls(model)
 
-    def listen(self, model: nn.Module) -> None:
+    def follow_calls(self, model: nn.Module) -> None:
         """Record the feature map of the model's calls, from now on."""
         assert isinstance(model, SwinTransformer)
-        listen_to(model.features[0][0], ConvGrid())
+        attach_call_hook(model.features[0][0], ConvGrid())
 
     def reading(
         self, attention: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -292,7 +292,7 @@ def _cut(attention: nn.Module, grid: Grid) -> Cut:
 def _grids(model: SwinTransformer, *, given: bool) -> list[Grid]:
     """Return the feature map of every stage, of the last call or, if ``given``, of image_size."""
     conv = model.features[0][0]
-    call, size = listener_of(conv, ConvGrid), given_size(model)
+    call, size = call_hook_of(conv, ConvGrid), given_size(model)
     grid = None if call is None else call.grid
     if grid is None or (given and size is not None):
         grid = patches_of(conv, size or PUBLISHED)

@@ -141,7 +141,7 @@ class TokenMixer(nn.Module):
     def tied_to_grid(self) -> bool:
         """Whether it holds weights or tables a position, so that no other grid will do.
 
-        As far as one can tell from outside: places matter to it and it holds anything at all. A
+        As far as can be seen from outside: places matter to it and it holds anything at all. A
         mixer that knows better says so.
         """
         state = (*self.parameters(), *self.buffers())
@@ -203,7 +203,7 @@ class TokenMixer(nn.Module):
             state: Tensors by their name in this mixer.
             grid: Token grid of the checkpoint.
             key_grid: Its key grid; follows from the site's stride if None.
-            window_grid: How its windows lay; as they do here if None.
+            window_grid: How its windows were arranged; as they are here if None.
         """
         return dict(state)
 
@@ -324,7 +324,7 @@ class ImageMixer(TokenMixer):
             raise GridNeeded(f"mixer {self.mixer_name!r} {self.why_grid} and so needs grid=(H, W)")
 
     def mix(self, image: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
-        """Mix patch tokens laid out as images."""
+        """Mix patch tokens arranged as images."""
         raise TypeError(f"{type(self).__name__} must define mix(image)")
 
     def forward(
@@ -347,7 +347,7 @@ def split_prefix(x: Tensor, prefix: int) -> tuple[Tensor, Tensor]:
 
 
 def to_image(patches: Tensor, grid: Grid) -> Tensor:
-    """Lay patch tokens ``[*, H * W, C]`` out as images ``[prod(*), C, H, W]``."""
+    """Arrange patch tokens ``[*, H * W, C]`` as images ``[prod(*), C, H, W]``."""
     return patches.transpose(-2, -1).reshape(-1, patches.shape[-1], *grid)
 
 

@@ -68,7 +68,7 @@ class KeyValueAttention(GridBound):
     pos_code: Tensor
     roles = ("k", "v")
     joint = "kv"
-    holds = "laid its position code"
+    holds = "built its position code"
     grid_parameters: ClassVar[tuple[str, ...]] = ("pos_code",)
 
     def __init__(
@@ -101,7 +101,7 @@ class KeyValueAttention(GridBound):
             self.init_non_persistent_buffers()
 
     def init_non_persistent_buffers(self) -> None:
-        """Fill the code where no state says it, as timm asks of modules given memory anew."""
+        """Compute the code where no state has it, as timm asks of modules built on ``meta``."""
         if self.pos_proj is not None and not self._code_moved:
             with torch.no_grad():
                 self.pos_code.copy_(sinusoidal_code(len(self.pos_code), self.pos_dim))
@@ -178,22 +178,22 @@ class KeyValueAttention(GridBound):
             if code.ndim != 2 or len(code) != count:
                 raise UserError(
                     f"pos_code {tuple(code.shape)} of mixer {self.mixer_name!r} does not hold the "
-                    f"code of a grid of {old}; tell the checkpoint's grid"
+                    f"code of a grid of {old}; give the checkpoint's grid"
                 )
             adapted["pos_code"] = resample.interpolate(code, prefix, old, self.key_grid)
         return adapted
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Load; a state says its code where it is not the sinusoid of the indices."""
-        told, coded = f"{prefix}pos_code" in state, f"{prefix}pos_proj.weight" in state
+        fixed, coded = f"{prefix}pos_code" in state, f"{prefix}pos_proj.weight" in state
         if self.bound and coded:
-            moved, self._code_moved = self._code_moved, told
-            if moved and not told:
+            moved, self._code_moved = self._code_moved, fixed
+            if moved and not fixed:
                 self.init_non_persistent_buffers()
-            self.register_buffer("pos_code", self.pos_code, persistent=told)  # wanted if there
+            self.register_buffer("pos_code", self.pos_code, persistent=fixed)  # wanted if there
         super()._load_from_state_dict(state, prefix, *rest)
         if self.bound and coded:
-            self._keep_code(self.pos_code, moved=told)
+            self._keep_code(self.pos_code, moved=fixed)
 
     @property
     def claims(self) -> Traits:

@@ -61,14 +61,14 @@ class PostProjection(nn.ModuleDict):
     """What a host does to heads after their projection, by role: norms, rotations, gates.
 
     A role's module takes heads ``[*, h, N, d]`` and returns the like; that of ``"out"`` takes
-    ``(y [*, N, h * d], x [*, N, C])``, what the heads gathered and the tokens, and returns the
-    like of ``y``. Roles for which ``site.finish`` makes none pass as they are.
+    ``(y [*, N, h * d], x [*, N, C])``, what the heads return and the tokens, and returns the
+    like of ``y``. Roles for which ``site.post_projection`` makes none pass as they are.
     """
 
     def __init__(self, site: Site, roles: Sequence[str]) -> None:
         super().__init__()
         for role in (*roles, "out"):
-            made = None if site.finish is None else site.finish(role)
+            made = None if site.post_projection is None else site.post_projection(role)
             if made is not None:
                 self[role] = made
 
@@ -81,7 +81,7 @@ class PostProjection(nn.ModuleDict):
         return {role: self[role](t) if role in self else t for role, t in parts.items()}
 
     def output(self, y: Tensor, x: Tensor) -> Tensor:
-        """Pass on what the heads gathered, before the output projection."""
+        """Pass on what the heads return, before the output projection."""
         out: Tensor = self["out"](y, x) if "out" in self else y
         return out
 
@@ -192,7 +192,7 @@ class MapMixer(TokenMixer):
         else:
             for role in self.roles:
                 self.add_module(role, nn.Linear(dim, inner, bias=qkv_bias, **factory))
-        self.finish = PostProjection(site, self.roles) if site.finish is not None else None
+        self.finish = PostProjection(site, self.roles) if site.post_projection is not None else None
         if temperature is True:
             self.temperature = nn.Parameter(torch.empty((), **factory))
         else:
@@ -324,7 +324,7 @@ class MapMixer(TokenMixer):
         return heads if self.finish is None else self.finish.heads(heads)
 
     def output(self, y: Float[Tensor, "*batch h N d"], x: Float[Tensor, "*batch N C"]) -> Tensor:
-        """Turn what the heads gathered for the tokens ``x`` into the mixer's output."""
+        """Turn what the heads return for the tokens ``x`` into the mixer's output."""
         y = y.transpose(-3, -2).flatten(-2)
         y = y if self.finish is None else self.finish.output(y, x)
         out: Tensor = self.proj_drop(self.proj(y))

@@ -20,7 +20,7 @@ class QKChannelAttention(SpikingMixer):
     channel of all keys. Output: :math:`X'' = SN(BN(X' W_o))`.
 
     Paper: QKFormer, https://arxiv.org/abs/2403.16552, Eq. 9, 11, 12. A channel's sum knows no
-    heads: their number only says how A_c is laid out. With the defaults (LIF of tau 2, threshold
+    heads: their number only says how A_c is arranged. With the defaults (LIF of tau 2, threshold
     0.5) one spike among the tokens is enough to fire. Parameters: ``q, q_bn, k, k_bn, proj,
     proj_bn``, and one number a neuron layer under ``neuron="plif"``.
 

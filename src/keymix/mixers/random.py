@@ -55,7 +55,7 @@ class RandomMixing(TokenMixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the map anew."""
+        """Draw a new map."""
         with torch.no_grad():
             self.random_matrix.copy_(torch.rand_like(self.random_matrix).softmax(-1))
 

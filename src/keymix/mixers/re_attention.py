@@ -88,7 +88,7 @@ class ReMixing(MapMixer):
         return maps if self.map_gain == 1.0 else maps * self.map_gain
 
     def reset_parameters(self) -> None:
-        """Draw Θ and its bias anew."""
+        """Draw Θ and its bias again."""
         super().reset_parameters()
         if hasattr(self, "theta"):  # not yet while a base class is being built
             self._reset_mixing()

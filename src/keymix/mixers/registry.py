@@ -56,7 +56,7 @@ def register_mixer(name: str, *, aliases: tuple[str, ...] = ()) -> Callable[[M],
                     "argument, so that an option nobody reads cannot be passed"
                 )
         if from_outside(cls):
-            _discover()  # so that its names are held against those there are
+            _discover()  # so that its names are compared with those there are
         for each in (name, *aliases):
             taken = _MIXERS.get(_ALIASES.get(each, each))
             same = taken is not None and (taken.__module__, taken.__qualname__) == (

@@ -101,7 +101,7 @@ class GridBound(MapMixer):
 
         Args:
             grid: Token grid.
-            count: Their number, where known; it tells strides apart that a small grid fits.
+            count: Their number, where known; it distinguishes strides that a small grid fits.
         """
         site = self.site
         if self.project is None:
@@ -156,8 +156,8 @@ class GridBound(MapMixer):
         moves = self._rearranges(window_grid)
         if grid == here.grid and source == self.values_grid and not moves:
             return None
-        held = f"mixer {name!r} {self.holds} on a grid of {self.key_grid}"
-        each = f"{held} in each of {counted(here.windows, here.window_grid)}"
+        text = f"mixer {name!r} {self.holds} on a grid of {self.key_grid}"
+        each = f"{text} in each of {counted(here.windows, here.window_grid)}"
         others = counted(math.prod(window_grid or ()), window_grid)
         interpolates, pools = (self.resize == policy for policy in POLICIES[1:])
         reasons = [
@@ -168,7 +168,7 @@ class GridBound(MapMixer):
             ),
             (
                 self.resize is None,
-                f"{held}, and these tokens lie on {grid}; give it resize='interpolate' or "
+                f"{text}, and these tokens lie on {grid}; give it resize='interpolate' or "
                 "'pool_values' (a model: mixer_options={'resize': …}), or build for the new image "
                 "size",
             ),
@@ -183,7 +183,7 @@ class GridBound(MapMixer):
             ),
             (
                 pools and self.mask_diagonal and source != self.key_grid,
-                f"{held} and keeps them there, so no key is a query's own on {grid}; give it "
+                f"{text} and keeps them there, so no key is a query's own on {grid}; give it "
                 "resize='interpolate' or mask_diagonal=False",
             ),
         ]

@@ -48,7 +48,7 @@ class Site:
     Attributes:
         dim: Width C of the tokens.
         num_heads: Heads h.
-        grid: Patch tokens (H, W), laid row by row; None where only permutation-equivariant
+        grid: Patch tokens (H, W), row by row; None where only permutation-equivariant
             mixers may sit.
         num_prefix_tokens: Prefix tokens P (class, registers), which stand first: N = P + H * W.
         key_grid: Grid of the keys, M = P + its area; the token grid if None. Where ``project``
@@ -61,12 +61,13 @@ class Site:
             there is has its own, so that more windows would have theirs.
         project: Makes, for a role of "q", "k", "v", the module that turns ``(x, grid)`` into that
             role's source tokens (CvT's convolutions); None for the tokens themselves. Its
-            attribute ``stride``, if it has one, tells the step of keys and values in tokens.
-        finish: Makes, for a role, the module that its heads ``[*, h, N, d]`` pass through after
-            their projection (a norm of queries and keys, a rotation), and for ``"out"`` the one
-            that takes ``(y [*, N, h * d], x [*, N, C])``, what the heads gathered and the tokens,
-            before the output projection (a norm, a gate); it makes None for a role without one.
-            A learned key is not finished: it lives where finished queries do.
+            attribute ``stride``, if it has one, gives the step of keys and values in tokens.
+        post_projection: Makes, for a role, the module that its heads ``[*, h, N, d]`` pass
+            through after their projection (a norm of queries and keys, a rotation), and for
+            ``"out"`` the one that takes ``(y [*, N, h * d], x [*, N, C])``, what the heads return
+            and the tokens, before the output projection (a norm, a gate); it makes None for a role
+            without one.
+            A learned key takes no part in it: it lives where queries do after theirs.
         neuron: Makes the neurons of spiking mixers, called with ``v_threshold=``, ``device=`` and
             ``dtype=``; None for LIF with the papers' settings.
     """
@@ -79,7 +80,7 @@ class Site:
     windows: int = 1
     window_grid: Grid | None = None
     project: Callable[[str], nn.Module] | None = None
-    finish: Callable[[str], nn.Module | None] | None = None
+    post_projection: Callable[[str], nn.Module | None] | None = None
     neuron: Callable[..., nn.Module] | None = None
 
     def __post_init__(self) -> None:
@@ -133,7 +134,7 @@ class Site:
     def key_grid_on(self, grid: Grid) -> Grid | None:
         """Return where keys lie that come from tokens on ``grid``: ceil(side / stride).
 
-        None where they lie where the tokens do, or the stride is nowhere told.
+        None where they lie where the tokens do, or the stride is not known.
 
         Args:
             grid: Token grid.

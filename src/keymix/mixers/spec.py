@@ -48,7 +48,7 @@ class MixerSpec:
 
     @property
     def mixes_prefix(self) -> bool:
-        """Whether a class token hears of the image in any block."""
+        """Whether a class token reads the image in any block."""
         return any(get_mixer_class(name).traits.mixes_prefix for name in self.names)
 
     @property
@@ -153,7 +153,7 @@ def parse_mixer(text: str) -> MixerSpec:
     """Read one mixer, or one a stage or block with slashes between them.
 
     Raises:
-        UserError: If a name or option is unknown, or a bracket is open; nearest names are told.
+        UserError: If a name or option is unknown, or a bracket is open; it gives the nearest names.
     """
     read = [_read_one(part) for part in _split(text, "/")]
     return MixerSpec(tuple(n for n, _ in read), tuple(o for _, o in read))

@@ -94,7 +94,7 @@ class SpikingMixer(TokenMixer):
             raise UserError(f"{head_dim=} must be at least 1")
         if not 0 < attn_threshold < math.inf:
             raise UserError(f"{attn_threshold=} must be a number above 0")
-        if site.project is not None or site.finish is not None or site.has_own_key_grid:
+        if site.project is not None or site.post_projection is not None or site.has_own_key_grid:
             raise UserError(
                 f"mixer {self.mixer_name!r} makes spikes of the tokens themselves, but this site "
                 "has projections, norms or a grid of keys of its own; use it in a spiking model"
@@ -195,7 +195,7 @@ class SpikingMixer(TokenMixer):
             grid: Grid of these tokens, where it is not the site's.
         """
         seen: dict[str, Tensor] = {}
-        with _statistics_held(self):
+        with _statistics_kept(self):
             self._flow(x, grid, seen.__setitem__)
         return seen
 
@@ -205,7 +205,7 @@ def _ignore(name: str, spikes: Tensor) -> None:
 
 
 @contextmanager
-def _statistics_held(mixer: nn.Module) -> Iterator[None]:
+def _statistics_kept(mixer: nn.Module) -> Iterator[None]:
     """Let norms in training move copies of their statistics, which are dropped afterwards."""
     norms = [m for m in mixer.modules() if isinstance(m, nn.BatchNorm1d) and m.training]
     kept = [dict(norm.named_buffers()) for norm in norms]

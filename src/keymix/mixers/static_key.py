@@ -150,23 +150,23 @@ class LearnedKeys(GridBound):
 
         That is the parameter itself on the grid it lies on.
         """
-        held: Tensor = attrgetter(name)(self)
+        learned: Tensor = attrgetter(name)(self)
         if keys == self.key_grid:
-            return held
+            return learned
         windows = self.site.window_grid if self.own_windows else None
-        return self._resampled(name, held, self.key_grid, keys, (windows, windows))
+        return self._resampled(name, learned, self.key_grid, keys, (windows, windows))
 
     def resize_parameters(self, key_grid: Grid, windows: Grid | None) -> None:
         """Resample the keys themselves, for good."""
         pair = (self.site.window_grid, windows) if self.own_windows else (None, None)
         for name in self.grid_parameters:
             path, _, leaf = name.rpartition(".")
-            module, held = self.get_submodule(path), attrgetter(name)(self)
-            if held is None or (key_grid == self.key_grid and pair[0] == pair[1]):
+            module, learned = self.get_submodule(path), attrgetter(name)(self)
+            if learned is None or (key_grid == self.key_grid and pair[0] == pair[1]):
                 continue
             with torch.no_grad():
-                moved = self._resampled(name, held, self.key_grid, key_grid, pair).contiguous()
-            setattr(module, leaf, nn.Parameter(moved, requires_grad=held.requires_grad))
+                moved = self._resampled(name, learned, self.key_grid, key_grid, pair).contiguous()
+            setattr(module, leaf, nn.Parameter(moved, requires_grad=learned.requires_grad))
 
     def adapt_state(
         self,
@@ -191,7 +191,7 @@ class LearnedKeys(GridBound):
             except RuntimeError as error:
                 raise UserError(
                     f"{name} {tuple(state[name].shape)} of mixer {self.mixer_name!r} does not "
-                    f"hold keys of a grid of {old}; tell the checkpoint's grid"
+                    f"hold keys of a grid of {old}; give the checkpoint's grid"
                 ) from error
         return adapted
 

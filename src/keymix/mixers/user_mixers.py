@@ -341,7 +341,13 @@ def check_first(kind: type[TokenMixer], site: Site, options: Mapping[str, Any]) 
 def _sites(site: Site) -> list[Site]:
     """Return small sites like one, and last one of its own grid and prefix tokens."""
     bare = partial(
-        replace, site, key_grid=None, windows=1, window_grid=None, project=None, finish=None
+        replace,
+        site,
+        key_grid=None,
+        windows=1,
+        window_grid=None,
+        project=None,
+        post_projection=None,
     )
     tried = [
         bare(grid=SMALL.grid, num_prefix_tokens=SMALL.num_prefix_tokens),

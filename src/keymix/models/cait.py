@@ -95,7 +95,7 @@ class MixerCait(MixerModel, Cait):
             )
             trains = self.pos_embed.requires_grad
             self.pos_embed = nn.Parameter(moved.detach(), requires_grad=trains)
-            find_host(self).tell(self)
+            find_host(self).update_grids(self)
         for info in self.feature_info:
             info["reduction"] = self.patch_embed.feat_ratio()
         update_model_input_size(self, self.patch_embed.img_size, patch_size=patch_size)

@@ -277,7 +277,7 @@ def with_norm_eps(eps: float | None, timm: Row) -> dict[str, Any]:
     return {**timm, "norm_layer": partial(LayerNorm, eps=eps)}
 
 
-def lay_over(row: Row, given: Row, with_mixer: Sequence[str] = ()) -> dict[str, Any]:
+def overridden(row: Row, given: Row, with_mixer: Sequence[str] = ()) -> dict[str, Any]:
     """Replace values of a variant's row by what a user gave.
 
     Options for the row's own mixer join those of the row, in whichever of the forms that models
@@ -372,7 +372,7 @@ def register_variants(
                 pretrained,
                 pretrained_filter_fn=filter_fn,
                 feature_cfg={"out_indices": out_indices, "feature_cls": "getter"},
-                **{"num_classes": classes, **lay_over(row, given, with_mixer)},
+                **{"num_classes": classes, **overridden(row, given, with_mixer)},
             )
             return model
 

@@ -99,7 +99,7 @@ def update_mixers(model: nn.Module) -> None:
     keymix's own models do so themselves; timm's classes know no mixers.
     """
     if find_mixers(model) and not isinstance(model, MixerModel):
-        find_host(model).tell(model)
+        find_host(model).update_grids(model)
 
 
 def without_memory(model: nn.Module) -> Any:

@@ -460,7 +460,7 @@ class SETRBackbone(SETR):
         UserError: If there is no such backbone or map, or a mixer cannot sit in it.
     """
 
-    encoder_path = "encoder.model"  # what gathers the maps is around it
+    encoder_path = "encoder.model"  # what collects the maps is around it
 
     def __init__(
         self,
@@ -502,7 +502,7 @@ class SETRBackbone(SETR):
 
     @property
     def _body(self) -> Any:
-        """The backbone, without what gathers its maps."""
+        """The backbone, without what collects its maps."""
         return self.encoder.model
 
     @property

@@ -89,7 +89,7 @@ class MixerVisionTransformer(MixerModel, VisionTransformer):
         """
         asked_grid(self, img_size, patch_size)
         super().set_input_size(img_size=img_size, patch_size=patch_size)
-        find_host(self).tell(self)
+        find_host(self).update_grids(self)
 
 
 _SMALL = {

@@ -370,11 +370,11 @@ def _split_of(data: DataConfig, split: SplitName) -> Table:
     """Open the images of a split, as training would split them."""
     from keymix.data.sources.base import Faults
     from keymix.data.specs import parse
-    from keymix.data.splits import carve
+    from keymix.data.splits import make_splits
 
     entry, argument = parse(data.spec)
     source = entry.open(argument, Faults(), cell_mib=data.cell_mib)
-    parts, _ = carve(source, data.spec, data.limit, data.val_fraction, data.split_seed)
+    parts, _ = make_splits(source, data.spec, data.limit, data.val_fraction, data.split_seed)
     return parts[split].table.select(parts[split].rows)
 
 

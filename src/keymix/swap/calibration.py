@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What calibration images say of a model's keys and logits, gathered in one pass."""
+"""What calibration images say of a model's keys and logits, collected in one pass."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def features(name: str, q: Tensor, prefix: int, grid: Grid | None) -> Tensor:
     patches = q[..., prefix:, :]
     if patches.shape[-2] != grid[0] * grid[1]:
         raise UserError(
-            f"calibration images make {patches.shape[-2]} patches and the model is laid for "
+            f"calibration images make {patches.shape[-2]} patches and the model is built for "
             f"{grid[0]}x{grid[1]}; give images of its size"
         )
     image = to_image(patches, grid)
@@ -83,7 +83,7 @@ class Moments:
     """
 
     images: int = 0  # how many images are in the sums
-    # sum of finished keys ``[*, h, M, d]``; None where logits are no product
+    # sum of keys after `Site.post_projection` ``[*, h, M, d]``; None where logits are no product
     keys: Tensor | None = None
     gram: dict[str, Tensor] = field(default_factory=dict)  # ``[*, h, F, F]`` by set of features
     cross: dict[str, Tensor] = field(default_factory=dict)  # ``[*, h, F, M]`` likewise
@@ -148,7 +148,7 @@ class Mark(NamedTuple):
         return cls(type(layer.module), tuple(shapes), dot / (size or 1.0) ** 0.5)
 
     def fits(self, other: Mark) -> bool:
-        """Whether weights are the same but for their type; what was swapped since tells nothing."""
+        """Whether weights are the same but for their type; what was swapped since says nothing."""
         if self.kind is not other.kind:
             return True
         return self.shapes == other.shapes and abs(self.number - other.number) < NEAR
@@ -164,7 +164,7 @@ class Statistics:
     Attributes:
         images: The calibration images, read again where drift is measured.
         layers: Sums by path of the place.
-        marks: What tells the weights that they were gathered with, likewise.
+        marks: What identifies the weights that they were collected with, likewise.
     """
 
     images: CalibrationImages
@@ -326,7 +326,7 @@ def estimate_keys(
         fate.notes.append(f"keys start afresh: {moments.why_not}")
         return
     if moments.keys.shape[-3] != mixer.num_heads or moments.keys.shape[-1] != mixer.head_dim:
-        return  # told already: other heads
+        return  # reported already: other heads
     with torch.no_grad():
         for queries, names in keys.items():
             if fate.copied.isdisjoint(names):
@@ -342,24 +342,24 @@ def estimate_keys(
 
 def _thin(mixer: MapMixer, moments: Moments) -> list[str]:
     """Say where there are fewer queries than unknowns, so that a fit says little of others."""
-    told = []
+    lines = []
     for name, gram in moments.gram.items():
         windows = gram.shape[0] if gram.ndim > 3 and mixer.site.windows == 1 else 1
         rows, unknowns = moments.rows[name] * windows, gram.shape[-1]
         if rows < unknowns:
-            told.append(
+            lines.append(
                 f"{rows} {'queries' if name != PREFIX else PREFIX} of {moments.images} images set "
                 f"{unknowns} unknowns a key, so the drift on these images says little of others: "
                 f"give {math.ceil(moments.images * unknowns / rows)} or more"
             )
-    return told
+    return lines
 
 
 def _solve(mixer: MapMixer, moments: Moments, name: str, estimate: Estimate) -> Tensor:
     """Return the weights of a set of features for every key, ``[*, h, M, F]``."""
     gain = mixer.gain()
     gain = gain.double() if isinstance(gain, Tensor) else gain
-    mean = _laid(mixer, moments, _mean(mixer, moments)) * (moments.scale / gain)
+    mean = _on_grid(mixer, moments, _mean(mixer, moments)) * (moments.scale / gain)
     start = _embedded(mean, name)
     if estimate == "mean":
         return start
@@ -369,7 +369,7 @@ def _solve(mixer: MapMixer, moments: Moments, name: str, estimate: Estimate) -> 
             "gather them with mixer= and estimate= as in the swap"
         )
     gram, cross = (_shared(mixer, t[name]) for t in (moments.gram, moments.cross))
-    cross = _laid(mixer, moments, cross.mT).mT / gain
+    cross = _on_grid(mixer, moments, cross.mT).mT / gain
     size = gram.shape[-1]
     ridge = RIDGE * gram.diagonal(dim1=-2, dim2=-1).mean(-1)
     ridge = torch.where(ridge > 0, ridge, torch.ones_like(ridge))[..., None, None]
@@ -402,7 +402,7 @@ def _shared(mixer: MapMixer, sums: Tensor) -> Tensor:
     return sums.sum(0) if sums.ndim > 3 and mixer.site.windows == 1 else sums
 
 
-def _laid(mixer: MapMixer, moments: Moments, rows: Tensor) -> Tensor:
+def _on_grid(mixer: MapMixer, moments: Moments, rows: Tensor) -> Tensor:
     """Average rows, one a key, onto the grid of the mixer's keys, where it is another.
 
     Logits are linear in the keys, so those of an averaged key are the averaged logits.
@@ -412,7 +412,7 @@ def _laid(mixer: MapMixer, moments: Moments, rows: Tensor) -> Tensor:
     made, there = (windows, rows.shape[-2]), (mixer.site.windows, moments.prefix + old[0] * old[1])
     if made != there:
         raise UserError(
-            "calibration images make {} windows of {} keys and the model is laid for {} of {}; "
+            "calibration images make {} windows of {} keys and the model is built for {} of {}; "
             "give images of its size, or say it where the model does not know it "
             "(model.image_size = height, width)".format(*made, *there)
         )

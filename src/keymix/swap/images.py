@@ -28,15 +28,15 @@ def input_size(model: nn.Module) -> tuple[int, int, int] | None:
     """Return (channels, height, width) of the images a model is made for; None if it is silent."""
     config: Any = getattr(model, "config", None)  # Hugging Face's
     try:
-        told = default_input_size(model)
+        declared = default_input_size(model)
     except UserError:
-        told = None
+        declared = None
     given = (getattr(config, "image_size", None), getattr(model, "image_size", None))
     size = next((s for s in (*given, getattr(model, "img_size", None)) if s is not None), None)
     if size is None:
-        return told
+        return declared
     sides = (size, size) if isinstance(size, int) else tuple(size)
-    channels = getattr(config, "num_channels", 3 if told is None else told[0])
+    channels = getattr(config, "num_channels", 3 if declared is None else declared[0])
     return int(channels), int(sides[-2]), int(sides[-1])
 
 
@@ -66,7 +66,7 @@ class CalibrationImages:
     def batches(self, model: nn.Module) -> Iterator[Tensor]:
         """Yield batches of at most ``batch_size`` images, where the model is and in its type.
 
-        Images of another size than the model tells are let through where nothing in it is known
+        Images of another size than the model states are let through where nothing in it is known
         to be bound to that: whether it takes them shows when it runs. Others, and too few, are
         refused.
         """
@@ -101,7 +101,7 @@ def _fits(images: Sequence[int], wanted: tuple[int, int, int], *, bound: bool) -
     """Whether images ``(channels, height, width)`` may be shown to a model made for others.
 
     Higher and narrower ones, or the other way round, may make as many tokens on another grid: keys
-    estimated there would be of other positions, and their number would not tell.
+    estimated there would be of other positions, and their number would not show it.
     """
     higher, wider = images[1] - wanted[1], images[2] - wanted[2]
     if images[0] != wanted[0]:
@@ -134,7 +134,7 @@ def _checked(given: object, wanted: tuple[int, int, int] | None, *, bound: bool)
 
 
 def of_hook(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Let what fails in a hook of ours be told as it is, not as the fault of the images."""
+    """Let what fails in a hook of ours be reported as it is, not as the fault of the images."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:

@@ -74,7 +74,7 @@ def _options(layer: Layer, name: str, own: dict[str, Any]) -> dict[str, Any]:
             shared["num_heads"] = mixer.num_heads
     if {"scale", "temperature"} & own.keys():
         shared = {k: v for k, v in shared.items() if k not in ("scale", "temperature")}
-    if "num_heads" in own:  # of the width that there is, unless told
+    if "num_heads" in own:  # of the width that there is, unless given
         shared = {k: v for k, v in shared.items() if k not in ("head_dim", "num_heads")}
     maps = issubclass(get_mixer_class(name), MapMixer)
     heads = {k: v for k, v in shared.items() if k == "num_heads" and maps}
@@ -138,8 +138,8 @@ def shadow(model: nn.Module) -> nn.Module:
 
 def _uncopied(model: nn.Module, error: Exception) -> UserError:
     for path, module in model.named_modules():
-        for name, held in vars(module).items():
-            if isinstance(held, Tensor) and not held.is_leaf:
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor) and not value.is_leaf:
                 where = f"{path}.{name}" if path else name
                 return UserError(
                     f"{where} holds a tensor of a backward graph, which cannot be copied; "

@@ -52,14 +52,14 @@ def rollback_on_failure(model: nn.Module) -> Iterator[None]:
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
     drawn = torch.get_rng_state()
     drawn_there = {device: torch.cuda.get_rng_state(device) for device in devices}
-    held = [(module, type(module), _attributes(module)) for module in model.modules()]
+    before = [(module, type(module), _attributes(module)) for module in model.modules()]
     done = False
     try:
         yield
         done = True
     finally:
         if not done:
-            for module, kind, was in held:
+            for module, kind, was in before:
                 _restore(module, kind, was)
             torch.set_rng_state(drawn)
             for device, state in drawn_there.items():

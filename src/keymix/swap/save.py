@@ -87,7 +87,7 @@ FORMAT = "keymix_swap"
 
 
 def save_swapped(model: nn.Module, path: str | Path) -> None:
-    """Write a swapped model's weights and, beside them, what was put where.
+    """Write a swapped model's weights and, next to them, what was put where.
 
     One safetensors file: all tensors of ``model.state_dict()``, and in its metadata, under
     ``"keymix_swap"``, JSON of the mixers, their options and their places, of how shifted patches
@@ -177,10 +177,10 @@ def _apart(state: dict[str, Any]) -> dict[str, Tensor]:
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         with safe_open(path, "pt") as file:
-            told = (file.metadata() or {}).get(FORMAT)
-            if told is None:
+            stored = (file.metadata() or {}).get(FORMAT)
+            if stored is None:
                 raise UserError(f"{path} says nothing of a swap; save_swapped writes such files")
-            record = _checked(told, path)
+            record = _checked(stored, path)
             names = list(file.keys())
             return record, {name: file.get_tensor(name) for name in names}
     except FileNotFoundError:
@@ -189,10 +189,10 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise UserError(f"{path} cannot be read: {error}") from error
 
 
-def _checked(told: str, path: Path) -> dict[str, Any]:
+def _checked(stored: str, path: Path) -> dict[str, Any]:
     """Return the record of a file's swaps; refuse one that save_swapped cannot have written."""
     try:
-        record = json.loads(told)
+        record = json.loads(stored)
     except (ValueError, RecursionError):
         record = None
     swaps = record.get("swaps") if isinstance(record, dict) else None

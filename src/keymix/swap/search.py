@@ -155,7 +155,7 @@ class HeldOut:
         return None
 
     def varies(self, model: nn.Module) -> bool:
-        """Tell whether a model's outputs vary over the images, by a batch of them."""
+        """Return whether a model's outputs vary over the images, by a batch of them."""
         anchor, outputs = next(model.parameters()), Varies()
         images = self.images[: self.batch_size].to(anchor.device, anchor.dtype)
         with inference_mode_of(model), torch.no_grad():
@@ -268,7 +268,7 @@ def search(
         estimate: How learned keys are estimated.
         batch_size: Images at once.
         progress: Called with what is done next and the share that is done.
-        known: An earlier search of the same model and setting, to go on from.
+        known: An earlier search of the same model and setting, to resume from.
         keep: Called with what is known after each measurement.
 
     Raises:
@@ -281,9 +281,9 @@ def search(
     if labels is None:
         raise UserError("a search needs the labels of its held-out images; give labels=[n]")
     model = shadow(model)  # to listen to, copy and time; the user's stays as it is
-    held = HeldOut(images, labels, batch_size)
-    held.check(model)
-    if not held.varies(model):
+    held_out = HeldOut(images, labels, batch_size)
+    held_out.check(model)
+    if not held_out.varies(model):
         raise UserError(f"{SAYS_NOTHING}: a search has nothing to go by. Train it further first")
     found = find_layers(model)
     chosen = {layer.place.path for layer in choose(found, layers)}
@@ -297,7 +297,7 @@ def search(
         calibration = gather(model, calibration, mixer, [*candidates], **options)
     with drawing(model, _SEED):  # one that cannot sit somewhere is refused at once
         swap(copy.deepcopy(model), mixer, [*candidates], mixer_options=mixer_options, init="fresh")
-    work = _Work(model, mixer, calibration, options, held)
+    work = _Work(model, mixer, calibration, options, held_out)
     state = Search(
         mixer=spec_of(mixer, mixer_options).label,
         estimate=estimate,
@@ -310,7 +310,7 @@ def search(
     total = 2 * len(candidates) + 2
     note = _Notes(progress or _silent, keep or _silent, total)
     if known is not None:
-        state = _same(known, state, held, model)
+        state = _same(known, state, held_out, model)
         if state is not known:  # converted
             note.save(state)
 
@@ -325,7 +325,7 @@ def search(
         )
     if not state.steps:
         note.report("measuring the original model", 1)
-        state = note.save(replace(state, steps=(held.step(model),)))
+        state = note.save(replace(state, steps=(held_out.step(model),)))
     done = {trial.layer for trial in state.trials}
     for i in candidates:
         if i not in done:
@@ -339,7 +339,7 @@ def search(
         if number >= len(state.steps):
             note.report(f"{number} of {len(found)} layers", 1 + len(candidates) + number)
             share = math.fsum(state.attention[j].share for j in picked[:number])
-            step = held.step(model, grown, picked[:number], share, len(candidates))
+            step = held_out.step(model, grown, picked[:number], share, len(candidates))
             state = note.save(replace(state, steps=(*state.steps, step)))
     return state
 
@@ -362,10 +362,10 @@ class _Work:
         mixer: str,
         calibration: Any,
         options: dict[str, Any],
-        held: HeldOut,
+        held_out: HeldOut,
     ) -> None:
         self.model, self.mixer, self.calibration = model, mixer, calibration
-        self.options, self.held = options, held
+        self.options, self.held_out = options, held_out
 
     def put(self, model: nn.Module, layer: int) -> None:
         """Swap one layer; what it draws depends on nothing but the layer."""
@@ -383,7 +383,7 @@ class _Work:
         """Measure the model with one layer swapped."""
         model = copy.deepcopy(self.model)
         self.put(model, layer)
-        loss, right = self.held.score(model)
+        loss, right = self.held_out.score(model)
         return Trial(layer=layer, loss=loss, top1=float(right.double().mean()))
 
 
@@ -416,18 +416,18 @@ def checked_budget(budget: object) -> float:
     return float(budget)  # type: ignore[arg-type]
 
 
-def _same(known: Search, asked: Search, held: HeldOut, model: nn.Module) -> Search:
+def _same(known: Search, asked: Search, held_out: HeldOut, model: nn.Module) -> Search:
     """Take what is known; refuse what is of another search, or of a model with another loss."""
     for name in ("mixer", "estimate", "cost", "budget", "images", "candidates"):
         there, here = getattr(known, name), getattr(asked, name)
         if there != here:
             raise UserError(f"the earlier search has {name}={there!r}, this one {here!r}")
     if known.steps:
-        there, here = known.steps[0].loss, held.score(model)[0]
+        there, here = known.steps[0].loss, held_out.score(model)[0]
         if abs(there - here) > _NEAR * abs(there):
             raise UserError(
                 f"the earlier search began at a held-out loss of {there:.6g}, this one at "
-                f"{here:.6g}: it is of another model or of other images; search anew"
+                f"{here:.6g}: it is of another model or of other images; search again"
             )
     return known if known.format == FORMAT else _with_bonett_price(known)
 

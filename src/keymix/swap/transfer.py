@@ -172,9 +172,9 @@ def keep_around(before: nn.Module, there: nn.Module, fate: Fate) -> set[str]:
     ``before`` is the host's attention, or the module that hosted a mixer, ``there`` the one that
     hosts the new mixer. Returns the names of what stands around the mixer.
     """
-    state, held = there.state_dict(), before.state_dict()
+    state, original = there.state_dict(), before.state_dict()
     now = {n: t for n, t in state.items() if not n.startswith("mixer.")}
-    fate.copied |= {n for n, t in now.items() if n in held and held[n].shape == t.shape}
+    fate.copied |= {n for n, t in now.items() if n in original and original[n].shape == t.shape}
     # made by the host with its own weights
     fate.copied |= {n[len("mixer.") :] for n in state if n.startswith("mixer.finish.")}
     fate.dropped |= {
@@ -201,18 +201,18 @@ def trains(layer: Layer, name: str) -> bool:
     """Whether what a name was copied from trains."""
     if layer.mixer is None:
         return _host_trains(layer, name)
-    held = dict(layer.mixer.named_parameters())
+    original = dict(layer.mixer.named_parameters())
     joint = layer.mixer.joint if isinstance(layer.mixer, MapMixer) else None
-    if name in held:
-        return held[name].requires_grad
+    if name in original:
+        return original[name].requires_grad
     also = f"{joint}.{name.rpartition('.')[2]}"
-    return held[also].requires_grad if also in held else True
+    return original[also].requires_grad if also in original else True
 
 
 def _host_trains(layer: Layer, name: str) -> bool:
     """Whether the host's parameter trains that lies in the same memory as what was copied.
 
-    Where the host puts a tensor together anew, any of its weights, or biases, stands for it.
+    Where the host assembles a tensor, any of its weights, or biases, stands for it.
     """
     own = dict(layer.module.named_parameters())
     given = source_of(layer).get(name)

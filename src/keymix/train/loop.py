@@ -268,7 +268,7 @@ def validate(training: Training, batches: Loader, interrupts: Interrupts) -> Met
         for batch in served(batches, interrupts):
             training.validation_step(batch)
             interrupts.look()
-    return task.scores.told()
+    return task.scores.metrics()
 
 
 def _tested(training: Training, batches: Loader, interrupts: Interrupts) -> Metrics:

@@ -212,12 +212,12 @@ class Losses:
         wrong = [i for i, value in pairs if value is not None and not math.isfinite(value)]
         return UserError(
             f"the training loss became {loss} in step {step.step + 1} of epoch {step.epoch + 1}, "
-            f"at learning rate {step.rate:.3g}; {_told(gradient)}; "
+            f"at learning rate {step.rate:.3g}; {_gradient_text(gradient)}; "
             f"{_from(wrong, images, self._items)} ({str(path)!r} has all). {_REMEDY}"
         )
 
 
-def _told(gradient: tuple[float, str] | None) -> str:
+def _gradient_text(gradient: tuple[float, str] | None) -> str:
     if gradient is None:
         return "no update came before it since the start"
     return f"the largest gradient of the update before was {gradient[0]:.3g}, of {gradient[1]}"

@@ -58,7 +58,7 @@ class ValidationScores(nn.Module):
         """Take in a batch: what the model gave, and the truth."""
 
     @abstractmethod
-    def told(self) -> Metrics:
+    def metrics(self) -> Metrics:
         """The scores since the last call, by the keys of the task."""
 
 

@@ -83,8 +83,8 @@ def measure_all(root: Path) -> None:
     """Measure every step of the dry run, one after the other; what is compiled is so by name."""
     results: Results = {}
     for step in JOB.steps(True):
-        told = step.measure(context(root, step.name, EAGER))
-        results[step.name] = json.loads(json.dumps(told, allow_nan=False))
+        result = step.measure(context(root, step.name, EAGER))
+        results[step.name] = json.loads(json.dumps(result, allow_nan=False))
     (root / "results.json").write_text(json.dumps(results))
 
 
@@ -118,7 +118,7 @@ def test_the_dry_run_leaves_results_small_files_and_a_section(dry: tuple[Path, R
         assert "| --- |" in JOB.section({name: results[name] for name in [*results][-done:]})
 
 
-def test_keymix_tells_of_the_runs_itself(dry: tuple[Path, Results], tmp_path: Path) -> None:
+def test_keymix_reports_of_the_runs_itself(dry: tuple[Path, Results], tmp_path: Path) -> None:
     made = assemble(dry[0], tmp_path / "out")
     top1 = [dry[1][f"vit_small/{row['mixer']}/0"]["last"]["top1"] for row in made.rows]
     assert [row["top1"]["mean"] for row in made.rows] == pytest.approx(top1)
@@ -205,10 +205,10 @@ def test_the_arithmetic_adds_up() -> None:
     rate = cifar10.SHARE * cifar10.PEAK / flops
     seconds = 200 * (45_000 / rate + 5_000 / (3 * rate) + cifar10.EPOCH_END) + cifar10.START
     assert cifar10.run_seconds("vit_small", "softmax") == pytest.approx(seconds)
-    told = JOB.always()
-    assert f"| ViT-S, softmax | 3.88 | 36.2 | {rate:,.0f} | {seconds / 60:.1f} | 3 |" in told
+    result = JOB.always()
+    assert f"| ViT-S, softmax | 3.88 | 36.2 | {rate:,.0f} | {seconds / 60:.1f} | 3 |" in result
     steps = [step for step in JOB.steps(False) if step.resumable]
-    assert f"{sum(step.seconds for step in steps) / 3600:.1f} hours for all" in told
+    assert f"{sum(step.seconds for step in steps) / 3600:.1f} hours for all" in result
     assert len(steps) == 36
 
 
@@ -220,10 +220,10 @@ def test_the_best_rate_with_which_a_run_can_end_is_chosen() -> None:
     late = found | {(True, 3): (19e3, 7.1)}  # 200 epochs are 23.7 minutes, and the start is more
     assert cifar10.choice(rates(late)) == (2, True)
     assert cifar10.choice(rates({(False, 1): (5e3, 9.0), (True, 2): (8e3, 11.0)})) == (1, False)
-    told = JOB.section(rates(found))
-    assert told.startswith("Chosen for the runs: 2 runs share the GPU, compiled, 18,000 images/s")
-    assert "+20% against one run at a time" in told
-    assert "1.67 times as fast" in told
+    result = JOB.section(rates(found))
+    assert result.startswith("Chosen for the runs: 2 runs share the GPU, compiled, 18,000 images/s")
+    assert "+20% against one run at a time" in result
+    assert "1.67 times as fast" in result
 
 
 def test_estimates_follow_what_was_measured() -> None:
@@ -265,21 +265,21 @@ def run(mixer: str, seed: int, right: int, *, model: str = "vit_small", **more: 
 
 def test_the_answer_follows_from_the_runs() -> None:
     one = run("softmax", 0, 800) | run("static_key", 0, 805) | run("conv_static_key", 0, 870)
-    told = JOB.section(one)
-    assert "static_key +0.5 points at one seed, no more than" in told
-    assert "conv_static_key +7.0 points at one seed, more than" in told
+    result = JOB.section(one)
+    assert "static_key +0.5 points at one seed, no more than" in result
+    assert "conv_static_key +7.0 points at one seed, more than" in result
     more = one | run("softmax", 1, 802) | run("static_key", 1, 801)
     more |= run("conv_static_key", 1, 873) | run("softmax", 2, 801)
     more |= run("static_key", 2, 806) | run("conv_static_key", 2, 871)
-    told = JOB.section(more)
-    assert "static_key +0.3 points (3 seeds): no clear difference" in told
-    assert "conv_static_key +7.0 points (3 seeds; clear in both intervals)" in told
-    assert "| ViT-S (compiled), softmax | 3 | 80.1 ± 0.1 | 80.1 ± 0.1 |  |  |  | 83.4 |" in told
-    assert "bfloat16" in told
+    result = JOB.section(more)
+    assert "static_key +0.3 points (3 seeds): no clear difference" in result
+    assert "conv_static_key +7.0 points (3 seeds; clear in both intervals)" in result
+    assert "| ViT-S (compiled), softmax | 3 | 80.1 ± 0.1 | 80.1 ± 0.1 |  |  |  | 83.4 |" in result
+    assert "bfloat16" in result
 
 
 def test_runs_of_two_kinds_are_not_compared() -> None:
-    told = JOB.section(run("softmax", 0, 800) | run("static_key", 0, 805, compiled=False))
-    assert "points" not in told.partition("|")[0]
-    assert "ViT-S: softmax is not measured yet" in told
-    assert "ViT-S (compiled): no mixer has a run at a seed of softmax yet" in told
+    result = JOB.section(run("softmax", 0, 800) | run("static_key", 0, 805, compiled=False))
+    assert "points" not in result.partition("|")[0]
+    assert "ViT-S: softmax is not measured yet" in result
+    assert "ViT-S (compiled): no mixer has a run at a seed of softmax yet" in result

@@ -101,10 +101,10 @@ def test_the_command_on_the_page_trains_the_same() -> None:
     words = shlex.split(depth._command())[2:]
     pairs = dict(zip(words[1::2], words[2::2], strict=True))
     assert (words[0], pairs.pop("--out")) == (depth.RECIPE, "deepvit-32b")
-    told = {"data.spec": pairs.pop("--data")}
-    told |= {key[2:]: parse_value(key[2:], text) for key, text in pairs.items()}
+    entries = {"data.spec": pairs.pop("--data")}
+    entries |= {key[2:]: parse_value(key[2:], text) for key, text in pairs.items()}
     wanted = depth.overrides(32, RE, 0) | {"data.spec": "parquet:data/cifar10"}
-    assert recipe_of(told) == recipe_of(wanted)
+    assert recipe_of(entries) == recipe_of(wanted)
 
 
 @pytest.mark.slow

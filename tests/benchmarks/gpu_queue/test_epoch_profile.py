@@ -264,7 +264,7 @@ def test_upload_for_a_later_batch_means_that_the_data_path_is_not_resident() -> 
     assert "Data path resident on the GPU: no." in JOB.section({"profile/softmax": result})
 
 
-def test_section_tells_the_times_and_the_kernels() -> None:
+def test_section_reports_the_times_and_the_kernels() -> None:
     text = JOB.section({"profile/softmax": made_result()})
     assert "training 0.00 s (512,000 images/s, 512,000 to 512,000)" in text
     assert "Data path resident on the GPU: yes." in text

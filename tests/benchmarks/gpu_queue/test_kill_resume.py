@@ -91,9 +91,9 @@ def made(relative: list[float], resumed: list[float], gap: float | None = 0.0) -
     facts |= {"killed_at": [1, 1], "resumed_at": [1, 1], "first_losses": 1}
     repeated = {"steps": 1, "first_differs_by": gap}
     distances = {"apart": [far(v) for v in relative], "resumed": [far(v) for v in resumed]}
-    told = {"operations": ["index_add_cuda_ does not have a deterministic implementation"]}
+    entries = {"operations": ["index_add_cuda_ does not have a deterministic implementation"]}
     switches = {"CUBLAS_WORKSPACE_CONFIG": None}
-    return facts | distances | told | {"repeated": repeated, "switches": switches}
+    return facts | distances | entries | {"repeated": repeated, "switches": switches}
 
 
 @pytest.mark.parametrize(

@@ -183,15 +183,15 @@ FAULTS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 def test_a_fault_of_one_path_is_found(
     fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    break_it, told = FAULTS[fault]
+    break_it, expected = FAULTS[fault]
     real = sdpa.attention
     monkeypatch.setattr(sdpa, "attention", lambda *a, **k: break_it(real(*a, **k)))
     result = json.loads(json.dumps(job.measure_mixer("static_key", context(tmp_path))))
     assert wrong(result, "reference") == []
-    assert any(told in place for place in wrong(result, "sdpa"))
+    assert any(expected in place for place in wrong(result, "sdpa"))
     written = JOB.section({"static_key": result})
     assert "Of 2 paths of 1 mixer, 1 gave wrong results" in written
-    assert told in written
+    assert expected in written
     assert "nothing to compare" in written
 
 
@@ -255,10 +255,10 @@ def made(ratios: dict[int, float | str], verdict: str = "different", **more: Any
                 times.append({**where, "path": "sdpa", "reason": ratio})
                 continue
             spread = {"ratio": ratio, "ratio_q1": ratio / 1.1, "ratio_q3": ratio * 1.05}
-            told = f"{ratio:.2f}" if verdict == "different" else "n.d."
+            text = f"{ratio:.2f}" if verdict == "different" else "n.d."
             times.append(
                 {**where, "path": "sdpa", "issued": 0.95 if tokens == 49 else 0.3}
-                | {**numbers, **spread, "told": told, "verdict": verdict, "kernels": []}
+                | {**numbers, **spread, "text": text, "verdict": verdict, "kernels": []}
             )
     return {
         "dim": 384,
@@ -281,12 +281,12 @@ def test_the_section_says_who_is_faster_and_where() -> None:
         }
     )
     assert written.startswith("Of 4 paths of 4 mixers, none gives a wrong result.")
-    told = (
+    message = (
         "Faster: `key_value` at every N (0.80 to 0.90); `static_key` at N = 49 (0.80). "
         "Slower: `re_attention` at N = 49 (2.00); `static_key` at N = 4,096 (1.30). "
         "No difference: `softmax` at every N. Not measured: `re_attention` at N = 4,096."
     )
-    assert f"In training: {told} Forward alone: {told}" in written
+    assert f"In training: {message} Forward alone: {message}" in written
     assert "| `static_key`, sdpa | 0.80† / 0.80† | 1.30 / 1.30 |" in written
     assert "does not fit / does not fit" in written
     assert "quartiles lie within 10 % of each ratio" in written

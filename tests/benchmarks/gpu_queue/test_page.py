@@ -67,7 +67,7 @@ def test_the_page_is_what_the_results_make() -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "told"),
+    ("known", "expected"),
     [
         ([], "not measured yet"),
         ([record()] * 3, "measured"),
@@ -78,8 +78,8 @@ def test_the_page_is_what_the_results_make() -> None:
         ([record("partial")], "not measured yet"),
     ],
 )
-def test_the_state_is_told(known: list[Stored], told: str) -> None:
-    assert view(*known).state == told
+def test_the_state_is_reported(known: list[Stored], expected: str) -> None:
+    assert view(*known).state == expected
 
 
 def test_minutes_are_measured_or_estimated() -> None:
@@ -112,7 +112,7 @@ def test_a_section_without_results_says_so() -> None:
     assert "Hardware" not in text
 
 
-def test_a_section_tells_results_machine_versions_and_commit() -> None:
+def test_a_section_reports_results_machine_versions_and_commit() -> None:
     text = view(record(), record()).section()
     assert "\n\n2 measured.\n\n" in text
     assert text.count("- Hardware: ") == 1
@@ -123,7 +123,7 @@ def test_a_section_tells_results_machine_versions_and_commit() -> None:
     assert "Not measured" not in text
 
 
-def test_machines_and_commits_that_differ_are_all_told() -> None:
+def test_machines_and_commits_that_differ_are_all_reported() -> None:
     other = record(machine={**MACHINE, "device": "Another"}, commit=None)
     text = view(record(), other).section()
     assert text.count("- Hardware: ") == 2

@@ -324,8 +324,8 @@ def test_estimates_follow_what_was_measured_on_the_same_device(queue: Make) -> N
         later = queue(alpha, device=device)
         assert later.seconds(alpha, later.steps["alpha"][0]) <= seconds
     assert later.seconds(alpha, later.steps["alpha"][0]) == 50.0
-    told = toy_jobs.job(2, "told", step("a"), estimate=lambda step, results: 7.0)
-    assert queue(told).minutes(told, told.steps(True)) == pytest.approx(7 / 60)
+    result = toy_jobs.job(2, "result", step("a"), estimate=lambda step, results: 7.0)
+    assert queue(result).minutes(result, result.steps(True)) == pytest.approx(7 / 60)
 
 
 def test_what_a_dry_run_measured_is_no_result(queue: Make, tmp_path: Path) -> None:
@@ -377,7 +377,7 @@ def test_an_unknown_pattern_is_refused(queue: Make) -> None:
             queue(alpha, **{option: ["nosuch/*"]})
 
 
-def test_a_machine_whose_gpu_does_not_work_is_told_and_measures_nothing(
+def test_a_machine_whose_gpu_does_not_work_is_reported_and_measures_nothing(
     queue: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def look(device: str) -> None:
@@ -435,7 +435,7 @@ def test_the_later_record_counts_and_a_partial_one_only_alone(tmp_path: Path) ->
     assert store.read_records(tmp_path) == {"j": {"s/t": late}}
 
 
-def test_what_came_back_is_told_from_what_did_not(tmp_path: Path) -> None:
+def test_what_came_back_is_distinguished_from_what_did_not(tmp_path: Path) -> None:
     alpha = toy_jobs.job(1, "alpha", step("a"), step("b"))
     files = ["LICENSE"]
     now = stored(finished="2026-02-01", files=files, digest=store.digest_of(files))

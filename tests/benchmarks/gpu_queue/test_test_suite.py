@@ -66,7 +66,7 @@ def result(**changes: Any) -> dict[str, Any]:
     return {"passed": 5, "failed": 0, "skipped": 2, "seconds": 9.6, "failures": [], **changes}
 
 
-def test_dry_run_measures_the_contract_and_tells_its_files(tmp_path: Path) -> None:
+def test_dry_run_measures_the_contract_and_reports_its_files(tmp_path: Path) -> None:
     (step,) = job.JOB.steps(True)
     found = step.measure(context(tmp_path))
     assert found["failed"] == 0, found["failures"]
@@ -118,7 +118,7 @@ def test_tests_that_do_not_end_are_ended(tmp_path: Path) -> None:
         os.kill(pid, 0)
 
 
-def test_tests_end_with_a_step_that_is_told_to_end(tmp_path: Path) -> None:
+def test_tests_end_with_a_step_that_is_reported_to_end(tmp_path: Path) -> None:
     made = written(tmp_path, SLOW)
     fork = multiprocessing.get_context("fork")
     step = fork.Process(target=job.run_tests, args=([made], 0, context(tmp_path / "work")))

@@ -275,7 +275,7 @@ def test_one_compiled_step_alone_makes_a_section() -> None:
     assert line.endswith("| 800 | 0.80 | 12.3 | 2.00 | 1.70 | 20 | 0 |")
 
 
-def test_breaks_caches_and_infinite_losses_are_told() -> None:
+def test_breaks_caches_and_infinite_losses_are_reported() -> None:
     found = made(FAMILIES[-1], "compiled", 1.0, 0.8, 0.7)
     row = found["imagenet/caformer_s18/compiled"]["rows"]["SKAFormer-S18"]
     row["first"] = {TRAINING: {**row["first"][TRAINING], "cached": 2}}

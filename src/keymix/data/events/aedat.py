@@ -138,8 +138,8 @@ def _packets(path: Path, content: bytes) -> int:
         if not at:
             break
         if line.startswith(_FORMAT) and line.removeprefix(_FORMAT).strip() != b"RAW":
-            told = line.removeprefix(_FORMAT).strip().decode("ascii", "replace")
-            raise UserError(f"{path}: its packets are {told!r}; only 'RAW' can be read.")
+            kind = line.removeprefix(_FORMAT).strip().decode("ascii", "replace")
+            raise UserError(f"{path}: its packets are {kind!r}; only 'RAW' can be read.")
         if line == _END:
             return at
     raise UserError(

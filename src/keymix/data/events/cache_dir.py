@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where frames are kept: beside the data, in the folder that KEYMIX_CACHE names, or in the user's.
+"""Where frames are kept: next to the data, in the folder that KEYMIX_CACHE names, or in the user's.
 
 Where they are changes no result.
 """
@@ -20,8 +20,8 @@ from keymix.data.events.recordings import RecordingSet
 from keymix.errors import UserError
 
 VARIABLE = "KEYMIX_CACHE"
-_BESIDE = ".keymix"
-_VERSION = 2  # of the frames' making: another number makes all anew
+_HIDDEN = ".keymix"
+_VERSION = 2  # of the frames' making: another number rebuilds all
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,11 @@ def place_for(home: Path) -> Place:
     not to be written, ``keymix`` in the user's cache folder.
     """
     home = home.resolve()
-    beside = home / _BESIDE
+    hidden = home / _HIDDEN
     base = os.environ.get(VARIABLE)
     if not base:
-        if os.access(beside if beside.is_dir() else home, os.W_OK):
-            return Place(beside, home)
+        if os.access(hidden if hidden.is_dir() else home, os.W_OK):
+            return Place(hidden, home)
         xdg = os.environ.get("XDG_CACHE_HOME")
         base = str((Path(xdg) if xdg else Path.home() / ".cache") / "keymix")
     mark = hashlib.sha256(str(home).encode()).hexdigest()[:12]
@@ -77,12 +77,12 @@ def place_for(home: Path) -> Place:
 
 
 def places_of(home: Path) -> tuple[Place, ...]:
-    """List where frames of a data set may lie already: where they are written, or beside it.
+    """List where frames of a data set may be already: where they are written, or next to it.
 
-    Those beside data that are not to be written were made by somebody who may.
+    Those next to data that are not to be written were made by somebody who may.
     """
-    here, beside = place_for(home), Place(home.resolve() / _BESIDE, home.resolve())
-    return (here,) if here == beside or os.environ.get(VARIABLE) else (here, beside)
+    here, near = place_for(home), Place(home.resolve() / _HIDDEN, home.resolve())
+    return (here,) if here == near or os.environ.get(VARIABLE) else (here, near)
 
 
 def stamp_of(recordings: RecordingSet, stem: str) -> str:
@@ -95,7 +95,7 @@ def stamp_of(recordings: RecordingSet, stem: str) -> str:
 
 
 def files_stamp(home: Path, files: Any) -> bytes:
-    """Tell files by name, size and time of the last change."""
+    """Identify files by name, size and time of the last change."""
     lines = []
     for name in files:
         try:

@@ -22,7 +22,7 @@ SUFFIXES = (".npz", ".aedat")
 
 
 def is_recording(name: str) -> bool:
-    """Tell by its name whether a file holds events and is not hidden."""
+    """Return whether by its name a file holds events and is not hidden."""
     return Path(name).suffix.lower() in SUFFIXES and not name.startswith(".")
 
 
@@ -31,7 +31,7 @@ def read_events(path: str | Path, sensor: Size | None = None) -> Events:
 
     Args:
         path: The file.
-        sensor: Height and width of the sensor, for files that do not tell.
+        sensor: Height and width of the sensor, for files that do not say.
 
     Raises:
         UserError: If it cannot be read, is none of these, or is damaged; in one line that names the

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames of a whole set, made once and kept as a memory-mapped array beside the data.
+"""Frames of a whole set, made once and kept as a memory-mapped array next to the data.
 
-``<folder>/frames-T16-number-128x128.npy`` holds the counts, the ``.json`` beside it what they were
+``<folder>/frames-T16-number-128x128.npy`` holds the counts, the ``.json`` next to it what they were
 made of: names, sizes and times of the data's files, a hash of each recording's frames, what is
 wrong with recordings that cannot be read, and which have fewer events than frames. The array is
 written first and both are put in place by renaming, so that a start that is killed leaves nothing
-half made. What does not fit its manifest is made anew.
+half made. What does not fit its manifest is rebuilt.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from keymix.data.streams import IntArray
 from keymix.errors import KeymixWarning, UserError
 
 _THREADS = 4
-_PATIENCE = 5.0  # seconds of making frames before the user is told that it takes longer
+_PATIENCE = 5.0  # seconds of making frames before the user learns that it takes longer
 _CHECKED = 256 << 20  # bytes of frames whose hashes are compared at a start
 _KINDS = (np.uint8, np.uint16, np.uint32)
 # What reading a manifest and a mapped array raises where they are damaged.
@@ -96,9 +96,9 @@ class Frames:
 def frames_of(recordings: RecordingSet, settings: Settings) -> Frames:
     """Make the frames of a set, or find those that were made before."""
     if recordings.home is None:
-        held = _Held((len(recordings), *settings.shape))
-        made = _make(recordings, settings, held)
-        return Frames(held.array, made.digests, made.broken, made.few)
+        frames = _InMemory((len(recordings), *settings.shape))
+        made = _make(recordings, settings, frames)
+        return Frames(frames.array, made.digests, made.broken, made.few)
     stamp = stamp_of(recordings, settings.stem)
     for kept in places_of(recordings.home):
         found = _sound(kept, settings, stamp, len(recordings))
@@ -111,7 +111,7 @@ def frames_of(recordings: RecordingSet, settings: Settings) -> Frames:
             return found
         if found:
             text = f"the frames kept in {place.folder / settings.stem}.npy are damaged ({found}) "
-            warnings.warn(f"{text}and are made anew", KeymixWarning, stacklevel=2)
+            warnings.warn(f"{text}and are rebuilt", KeymixWarning, stacklevel=2)
         _keep(place, recordings, settings, stamp)
     found = _sound(place, settings, stamp, len(recordings))
     if not isinstance(found, Frames):
@@ -127,21 +127,21 @@ def _sound(place: Place, settings: Settings, stamp: str, count: int) -> Frames |
     if not manifest.exists():
         return ""
     try:
-        told = json.loads(manifest.read_text(encoding="utf-8"))
-        if told["stamp"] != stamp:
+        stored = json.loads(manifest.read_text(encoding="utf-8"))
+        if stored["stamp"] != stamp:
             return ""
-        return _opened(place.folder / f"{settings.stem}.npy", told, (count, *settings.shape))
+        return _opened(place.folder / f"{settings.stem}.npy", stored, (count, *settings.shape))
     except _DAMAGE as error:
         return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
-def _opened(path: Path, told: dict[str, Any], shape: tuple[int, ...]) -> Frames:
-    """Open frames that a manifest tells of."""
-    broken = {int(row): str(why) for row, why in told["broken"].items()}
-    frames = Frames(path, list(told["digests"]), broken, [int(row) for row in told["few"]])
+def _opened(path: Path, stored: dict[str, Any], shape: tuple[int, ...]) -> Frames:
+    """Open frames that a manifest describes."""
+    broken = {int(row): str(why) for row, why in stored["broken"].items()}
+    frames = Frames(path, list(stored["digests"]), broken, [int(row) for row in stored["few"]])
     size = path.stat().st_size
-    if size != told["bytes"]:
-        raise ValueError(f"{size:,} bytes, {told['bytes']:,} were written")
+    if size != stored["bytes"]:
+        raise ValueError(f"{size:,} bytes, {stored['bytes']:,} were written")
     count = shape[0]
     if frames.array.shape != shape or len(frames.digests) != count:
         raise ValueError(f"its shape is {frames.array.shape}")
@@ -183,7 +183,7 @@ class _Made:
     digests: list[str]
 
 
-class _Held:
+class _InMemory:
     """Frames in memory, in the narrowest numbers that hold them all."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -238,7 +238,7 @@ class _Written:
         self._file.close()
 
 
-def _make(recordings: RecordingSet, settings: Settings, into: _Held | _Written) -> _Made:
+def _make(recordings: RecordingSet, settings: Settings, into: _InMemory | _Written) -> _Made:
     """Read all recordings and put their frames in place."""
 
     def work(rows: IntArray) -> list[tuple[int, NDArray[Any] | UserError]]:
@@ -249,7 +249,7 @@ def _make(recordings: RecordingSet, settings: Settings, into: _Held | _Written) 
 
     made = _Made(broken={}, few=[], digests=[""] * len(recordings))
     groups = recordings.groups()
-    began, told = time.monotonic(), False
+    began, warned = time.monotonic(), False
     with threads(_THREADS) as pool:
         done = 0
         for start in range(0, len(groups), 16 * _THREADS):  # few results wait to be written
@@ -265,8 +265,8 @@ def _make(recordings: RecordingSet, settings: Settings, into: _Held | _Written) 
                             made.few.append(row)
             passed = time.monotonic() - began
             rest = passed / done * (len(groups) - done)
-            if isinstance(into, _Written) and min(passed, rest) > _PATIENCE and not told:
-                told = True
+            if isinstance(into, _Written) and min(passed, rest) > _PATIENCE and not warned:
+                warned = True
                 text = f"frames of {len(recordings):,} recordings are made once, about {rest:.0f} "
                 text += "s more; later starts take seconds"
                 warnings.warn(text, KeymixWarning, stacklevel=4)

@@ -93,7 +93,7 @@ _OR = (
 
 
 def sensor_of(spec: str) -> Size:
-    """Tell height and width of the sensor of a set of recordings, pixels."""
+    """Return height and width of the sensor of a set of recordings, pixels."""
     entry, argument = parse(spec)
     source = entry.open(argument, Faults())
     if not isinstance(source, EventSource):
@@ -125,7 +125,7 @@ class EventPreparation(Preparation):
         self.frames = frames_of(self.source.train.whole, self.settings)
 
     def broken(self, name: str, table: Table) -> Mapping[int, str]:
-        """Say what is wrong with recordings of a split, for one who names them beside it."""
+        """Say what is wrong with recordings of a split, for one who names them too."""
         del name
         recordings = _recordings(table)
         found = self._broken(recordings).items()

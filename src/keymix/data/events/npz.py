@@ -63,7 +63,7 @@ def read_npz(path: Path, sensor: Size | None = None) -> Events:
 
 
 def extent(path: Path) -> tuple[Size | None, Size]:
-    """Tell a file's own sensor size, if it has one, and the least that its events fit on."""
+    """Return a file's own sensor size, if it has one, and the least that its events fit on."""
     columns = _columns(path)
     own = _sensor_of(path, columns.pop(_SENSOR, None))
     x, y = columns["x"], columns["y"]
@@ -90,8 +90,8 @@ def _columns(path: Path) -> dict[str, NDArray[Any]]:
     except UserError:
         raise
     except _DAMAGE as error:
-        told = f"{path}: cannot be read: {_why(path, error)}. Replace or remove it."
-        raise UserError(told) from None
+        message = f"{path}: cannot be read: {_why(path, error)}. Replace or remove it."
+        raise UserError(message) from None
     missing = [name for name in _FIELDS if name not in columns]
     if missing:
         raise UserError(f"{path}: has no array {missing[0]!r}. Save t, x, y and p.")

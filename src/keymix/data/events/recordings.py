@@ -113,7 +113,7 @@ class Recordings(Table):
         return digest_of(self.read(i))
 
     def set_rows(self, index: IntArray) -> IntArray:
-        """Tell the rows of recordings in the whole set."""
+        """Return the rows of recordings in the whole set."""
         return self.rows[index]
 
     def select(self, rows: IntArray) -> Recordings:

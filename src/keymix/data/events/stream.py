@@ -72,7 +72,7 @@ def make_events(
             that of the event before it.
     """
     if len(t) == 0:
-        raise UserError(f"{name}: the recording holds no event. Remove it, or record it anew.")
+        raise UserError(f"{name}: the recording holds no event. Remove it, or record it again.")
     height, width = sensor
     if max(sensor) > LARGEST_SIDE:
         raise UserError(
@@ -86,11 +86,11 @@ def make_events(
     outside = (x < 0) | (x >= width) | (y < 0) | (y >= height)
     if outside.any():
         at = int(outside.argmax())
-        told = f"{name}: event {number(at)} at x={int(x[at])}, y={int(y[at])} is outside the "
-        told += f"sensor of {width} columns and {height} rows"
+        message = f"{name}: event {number(at)} at x={int(x[at])}, y={int(y[at])} is outside the "
+        message += f"sensor of {width} columns and {height} rows"
         if int(x.max()) < height and int(y.max()) < width and min(int(x.min()), int(y.min())) >= 0:
-            raise UserError(f"{told}; x and y look swapped: all events fit the other way round.")
-        raise UserError(f"{told}. Name the right sensor size, or remove the event.")
+            raise UserError(f"{message}; x and y look swapped: all events fit the other way round.")
+        raise UserError(f"{message}. Name the right sensor size, or remove the event.")
     odd = (p != 0) & (p != 1)
     if odd.any():
         at = int(odd.argmax())

@@ -21,20 +21,20 @@ from keymix.errors import UserError
 _THREADS = 4
 
 
-def _few(time_steps: int, told: str) -> Remark:
+def _few(time_steps: int, reason: str) -> Remark:
     return Remark(
         f"recordings of fewer events than frames, at T = {time_steps}",
         "by number all events are in the last frame: look at them, or take fewer data.time_steps",
-        told,
+        reason,
     )
 
 
-def _empty(time_steps: int, told: str) -> Remark:
+def _empty(time_steps: int, reason: str) -> Remark:
     return Remark(
         f"recordings with empty frames by time, at T = {time_steps}",
-        "a frame without events tells a model nothing: take fewer data.time_steps, or leave "
+        "a frame without events shows a model nothing: take fewer data.time_steps, or leave "
         "data.frames_by at number",
-        told,
+        reason,
     )
 
 

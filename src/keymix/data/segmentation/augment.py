@@ -51,7 +51,7 @@ _DRAWS = 10 + 2 * HOLES
 
 
 def outside(masks: MaskKind) -> int:
-    """Tell what a mask shows where a moved image shows nothing.
+    """Say what a mask shows where a moved image shows nothing.
 
     Args:
         masks: What the masks are.

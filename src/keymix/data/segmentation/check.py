@@ -48,15 +48,15 @@ class ScanSurvey:
 def survey_source(
     source: Source, faults: Faults, options: Options, progress: Progress
 ) -> dict[str, Survey]:
-    """Read every image and mask of a source; a fault of several stacks is told once."""
+    """Read every image and mask of a source; a fault of several stacks is reported once."""
     found: dict[str, Survey] = {}
-    told = set()
+    seen = set()
     for name, table in source.tables.items():
         assert isinstance(table, ScanTable)
         found[name], own = survey_scans(table, len(source.classes), progress, stack=options.stack)
         for fault in (fault for k in sorted(own.faults) for fault in own.faults[k]):
-            if (fault.kind, fault.message) not in told:
-                told.add((fault.kind, fault.message))
+            if (fault.kind, fault.message) not in seen:
+                seen.add((fault.kind, fault.message))
                 faults.found.append(fault)
     return found
 
@@ -85,7 +85,7 @@ def survey_scans(
                 if survey.targets is not None:
                     survey.targets[i] = _hash(mask)
             except UserError as error:
-                if not faults:  # else it was told by its kind
+                if not faults:  # else its kind was reported
                     faults.append(Fault("unreadable image", str(error), table.name(i)))
             if faults:
                 own.faults[i] = faults
@@ -133,7 +133,7 @@ _LACKING = {
 
 
 class MaskFindings(TargetFindings):
-    """What a check tells of masks."""
+    """What a check reports of masks."""
 
     def check(self, report: Report, images: Images, source: Source, known: Collection[str]) -> None:
         """Count images and pixels of each class, and find what is odd about masks."""
@@ -141,15 +141,15 @@ class MaskFindings(TargetFindings):
         survey = _joined([each.own for each in images.surveys if isinstance(each.own, ScanSurvey)])
         add_unlisted(report, source.unlisted)
         if survey.faults or "bad row" in known:
-            told_of = "classes are not counted, since not all images and masks could be read"
-            report.facts["notes"] = [*report.facts["notes"], told_of]
+            note = "classes are not counted, since not all images and masks could be read"
+            report.facts["notes"] = [*report.facts["notes"], note]
         else:
             _add_classes(report, images, survey)
             _add_unfit(report, images, survey, source.masks)
         _add_masks(report, images, survey, source)
         _add_spacing(report, images)
 
-    def glance(self, report: Report, images: Images, data: ImageData) -> None:
+    def quick_check(self, report: Report, images: Images, data: ImageData) -> None:
         """Find slices without rows, and classes that a split lacks."""
         del images
         add_unlisted(report, data.unlisted)
@@ -197,7 +197,7 @@ def add_lacking(report: Report, names: Sequence[str], counts: Mapping[str, IntAr
 
 
 def _add_unfit(report: Report, images: Images, survey: ScanSurvey, masks: MaskKind) -> None:
-    """Tell of masks that hold nothing to learn or to measure, which training refuses."""
+    """Report masks that hold nothing to learn or to measure, which training refuses."""
     seen = {
         name: [survey.seen[k] for k in np.flatnonzero(images.of_split(name)).tolist()]
         for name in SPLITS
@@ -208,7 +208,7 @@ def _add_unfit(report: Report, images: Images, survey: ScanSurvey, masks: MaskKi
 
 
 def _add_masks(report: Report, images: Images, survey: ScanSurvey, source: ScanSource) -> None:
-    """Tell of masks that are empty, ignored or overlap, and of stacks with gaps."""
+    """Report masks that are empty, ignored or overlap, and of stacks with gaps."""
     area = int(survey.area.sum())
     overlaps = [(k, seen.overlap) for k, seen in enumerate(survey.seen) if seen.overlap]
     report.facts["masks"] = {
@@ -245,7 +245,7 @@ def _pixels(number: int) -> str:
 
 
 def _add_spacing(report: Report, images: Images) -> None:
-    """Tell which spacings there are, and which images have another than most."""
+    """Say which spacings there are, and which images have another than most."""
     tables = [table for table in images.tables.values() if isinstance(table, ScanTable)]
     found = [table.spacing(i) for table in tables for i in range(len(table))]
     counted = Counter(each for each in found if each is not None)

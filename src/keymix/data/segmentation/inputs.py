@@ -103,13 +103,13 @@ class SplitMasks(MaskTargets):
         return augmented(image, target, i, augment, fill=fill, seed=seed, epoch=epoch)
 
 
-HELD_BYTES = 1 << 30  # sets are held if all their splits together stay below this
+IN_MEMORY_BYTES = 1 << 30  # sets stay in memory if all their splits together stay below this
 
 
 class ScanPreparation(Preparation):
     """What loading does for images with masks.
 
-    All masks that are text, the headers of all images and, in sets held in memory, all pixels are
+    All masks that are text, the headers of all images and, in sets kept in memory, all pixels are
     checked here, before anything is trained.
     """
 
@@ -156,7 +156,7 @@ class ScanPreparation(Preparation):
         size = self.options.image_size or _common_size(scans)
         self._scans, source = scans, self.source
         planes = source.in_chans + (len(source.classes) if source.masks.multilabel else 1)
-        small = sum(map(len, scans.values())) * planes * size[0] * size[1] < HELD_BYTES
+        small = sum(map(len, scans.values())) * planes * size[0] * size[1] < IN_MEMORY_BYTES
         pairs: Pairs = {}
         for name, table in scans.items():
             images, masks = _decoded(table, size) if small else (None, None)
@@ -167,7 +167,7 @@ class ScanPreparation(Preparation):
         return pairs
 
     def notes(self, parts: Mapping[str, Part]) -> list[str]:
-        """Tell of cases in several splits, of overlaps, and of slices without a row."""
+        """Report cases in several splits, of overlaps, and of slices without a row."""
         notes = shared_note(parts) if self.split_by == "slice" else []
         notes += _notes(self._seen)
         if self.source.unlisted:
@@ -230,7 +230,7 @@ def _seen(table: Table, *, decode: bool) -> list[Seen]:
 
 
 def _notes(seen: Mapping[str, Sequence[Seen]]) -> list[str]:
-    """Tell how much of masks was overwritten, and of stacks replaced."""
+    """Say how much of masks was overwritten, and of stacks replaced."""
     every = [each for found in seen.values() for each in found]
     notes = []
     over = [each.overlap for each in every if each.overlap]

@@ -91,7 +91,7 @@ class SliceSet:
         return found, replaced
 
     def look(self, file: str, size: Size, *, decode: bool) -> Fault | None:
-        """Say what is wrong with a file of which its name tells the size."""
+        """Say what is wrong with a file whose name gives the size."""
         key = (file, decode)
         if key not in self.looked:
             self.looked[key] = self._look(file, size, decode)
@@ -108,13 +108,13 @@ class SliceSet:
                 else:
                     image.verify()
         except DAMAGE as error:
-            told = f"cannot read image {path}: {reason(error)}"
-            return Fault("unreadable image", told, str(path))
+            message = f"cannot read image {path}: {reason(error)}"
+            return Fault("unreadable image", message, str(path))
         if found != size:
-            told = (
+            message = (
                 f"{path} has {found[1]}x{found[0]} pixels, not the {size[1]}x{size[0]} of its name"
             )
-            return Fault("size unlike the name", told, str(path))
+            return Fault("size unlike the name", message, str(path))
         return None
 
 
@@ -151,11 +151,11 @@ class Slices(ScanTable):
         return self._slices[i].id
 
     def size(self, i: int) -> Size:
-        """Tell height and width by the file's name."""
+        """Return height and width by the file's name."""
         return self._slices[i].size
 
     def spacing(self, i: int) -> tuple[float, float] | None:
-        """Tell the millimetres from row to row and from column to column, by the file's name."""
+        """Return the millimetres from row to row and from column to column, by the file's name."""
         return self._slices[i].spacing
 
     def open(self, i: int) -> Image.Image:
@@ -181,8 +181,8 @@ class Slices(ScanTable):
                     _check_mode(image)
                     planes[file] = _scaled(np.asarray(image))
             except DAMAGE as error:
-                told = f"cannot read image {path}: {reason(error)}"
-                refuse([Fault("unreadable image", told, str(path))])
+                message = f"cannot read image {path}: {reason(error)}"
+                refuse([Fault("unreadable image", message, str(path))])
             if planes[file].shape != one.size:
                 refuse(self.inspect(i, decode=False).faults)
         return np.stack([planes[file] for file in files])
@@ -215,11 +215,11 @@ class Slices(ScanTable):
                 found.append(fault)
             elif size != one.size:
                 path = self.whole.root / file
-                told = (
+                message = (
                     f"{path} has another size than its neighbour in the stack, "
                     f"{self.whole.root / one.file}"
                 )
-                found.append(Fault("size unlike the neighbours", told, str(path)))
+                found.append(Fault("size unlike the neighbours", message, str(path)))
         overlap = 0
         covered = sum(int((runs[1] - runs[0]).sum()) for _, runs in one.runs)
         if not self._multilabel and len(one.runs) > 1:
@@ -255,13 +255,13 @@ class Slices(ScanTable):
 
 
 def size_of(file: str) -> Size:
-    """Tell height and width by the name of a slice's file: number, width, height, spacing."""
+    """Return height and width by the name of a slice's file: number, width, height, spacing."""
     width, height = file.rpartition("/")[2].split("_")[2:4]
     return int(height), int(width)
 
 
 def spacing_of(file: str) -> tuple[float, float] | None:
-    """Tell the millimetres from row to row and from column to column by a file's name."""
+    """Return the millimetres from row to row and from column to column by a file's name."""
     across, down = file.removesuffix(".png").rpartition("/")[2].split("_")[4:6]
     found = (float(down), float(across))
     return found if min(found) > 0 else None
@@ -286,7 +286,7 @@ def _scaled(values: NDArray[Any]) -> Pixels:
 class ScanFile:
     """An image file."""
 
-    path: Path  # the file. In ``caseN_dayN/scans/slice_….png`` its names tell its id and spacing
+    path: Path  # the file. In ``caseN_dayN/scans/slice_….png`` its names give its id and spacing
     # whether the run was trained on slices of scans, which are scaled from their least and
     # largest value, and not on images of 8 bits
     slices: bool
@@ -302,9 +302,9 @@ class ScanFile:
 
     @property
     def spacing(self) -> tuple[float, float] | None:
-        """Millimetres from row to row and from column to column; None where no name tells them."""
-        told = self.slices and FILE.fullmatch(self.path.name) is not None
-        return spacing_of(self.path.name) if told else None
+        """Millimetres from row to row and from column to column; None where no name gives them."""
+        named = self.slices and FILE.fullmatch(self.path.name) is not None
+        return spacing_of(self.path.name) if named else None
 
     def pixels(self) -> Pixels:
         """Decode the image at its own size, with its neighbours if it is one of a stack.
@@ -328,12 +328,12 @@ class ScanFile:
         return parent.parent.name if parent.name == "scans" else ""
 
     def _slice(self) -> tuple[Slice, dict[int, list[str]]]:
-        """Make a slice of the file, and list the files beside it by number."""
+        """Make a slice of the file, and list the files next to it by number."""
         name = FILE.fullmatch(self.path.name)
         if name is None and self.channels > 1:
             raise UserError(
                 f"{self.path}: the run was trained on stacks of {self.channels} slices, and this "
-                "name tells no number by which to find its neighbours. Name it like "
+                "name has no number by which to find its neighbours. Name it like "
                 "slice_0078_266_266_1.50_1.50.png."
             )
         if name is None:

@@ -149,10 +149,10 @@ class ScanTable(Table):
 
     @abstractmethod
     def size(self, i: int) -> Size:
-        """Tell height and width of image ``i`` without decoding it, pixels."""
+        """Return height and width of image ``i`` without decoding it, pixels."""
 
     def spacing(self, i: int) -> tuple[float, float] | None:
-        """Tell the millimetres of a row and of a column of image ``i``; None where unknown."""
+        """Return the millimetres of a row and of a column of image ``i``; None where unknown."""
         del i
         return None
 
@@ -162,7 +162,7 @@ class ScanTable(Table):
 
     @abstractmethod
     def inspect(self, i: int, *, decode: bool = True) -> Seen:
-        """Find all that is wrong with image ``i`` and its mask, and go on after each fault.
+        """Find all that is wrong with image ``i`` and its mask, and continue after each fault.
 
         Args:
             i: The image.
@@ -260,7 +260,7 @@ def unfit(
 ) -> tuple[str, ...]:
     """Say why no model can learn from masks, or be measured by them; both refuse such data.
 
-    Learning needs classes to tell apart: in training, multilabel masks have a pixel of any class
+    Learning needs classes to distinguish: in training, multilabel masks have a pixel of any class
     and exclusive ones pixels of two classes. Measuring needs a pixel that is not ignored.
 
     Returns each reason with the remedy, two sentences; none where the masks are fit.
@@ -287,16 +287,16 @@ def _unfit(name: str, seen: Sequence[Seen], kind: MaskKind, classes: Sequence[st
     return f"{why}, so nothing can be {nothing}. {remedy}"
 
 
-def tell_shared(tables: Mapping[str, ScanTable], faults: Faults) -> None:
-    """Tell each case that stands in several of the splits that a data set brings."""
+def report_shared_cases(tables: Mapping[str, ScanTable], faults: Faults) -> None:
+    """Report each case that is in several of the splits that a data set brings."""
     first: dict[str, tuple[str, str]] = {}
-    told = set()
+    seen = set()
     for name, table in tables.items():
         for i, group in enumerate(table.groups):
             split, where = first.setdefault(group, (name, table.name(i)))
-            if split != name and group not in told:
-                told.add(group)
-                faults.tell(
+            if split != name and group not in seen:
+                seen.add(group)
+                faults.report(
                     "case in two splits",
                     group,
                     f"case {group!r} is in {split} ({where}) and in {name} ({table.name(i)}): what "

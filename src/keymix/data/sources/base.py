@@ -25,12 +25,12 @@ _HEAD = 1 << 16  # bytes of an encoded image that enter the fingerprint of a lar
 class Table(ABC):
     """Images that are opened by number, with their targets: class numbers, or what a table has.
 
-    ``labels`` are class numbers, the strata of other targets. ``held`` are all images as uint8
+    ``labels`` are class numbers, the strata of other targets. ``in_memory`` are all images as uint8
     ``[N, C, H, W]`` in a table that has them decoded already.
     """
 
     labels: IntArray
-    held: NDArray[np.uint8] | None = None
+    in_memory: NDArray[np.uint8] | None = None
 
     @property
     def targets(self) -> Targets:
@@ -74,7 +74,7 @@ class Table(ABC):
         """Make the table of ``rows`` (ascending); a source may read what it needs for them here."""
 
     def set_rows(self, index: IntArray) -> IntArray:
-        """Tell the rows of images in the set that this table is a view of."""
+        """Return the rows of images in the set that this table is a view of."""
         return index
 
     def parts(self) -> Iterator[tuple[IntArray, Table | UserError]]:
@@ -97,7 +97,7 @@ class Fault:
 
 
 class Faults:
-    """What to do about faults of the data: raise the first, or collect them and go on.
+    """What to do about faults of the data: raise the first, or collect them and continue.
 
     Args:
         collect: Collect them.
@@ -108,7 +108,7 @@ class Faults:
         self.found: list[Fault] = []
         self.strangers: list[str] = []
 
-    def tell(self, kind: str, culprit: object, message: str) -> None:
+    def report(self, kind: str, culprit: object, message: str) -> None:
         """Take a fault that training must not meet.
 
         Raises:
@@ -136,7 +136,7 @@ class Source:
         in_chans: Channels of an image, 1 or 3.
         image_size: Height and width that images get where the user names no size; None takes their
             own.
-        test_fraction: Share of ``train`` carved as test where the source has no split for it.
+        test_fraction: Share of ``train`` split off as test where the source has no split for it.
         notes: What a reader of a result should know about the source.
         grouped: Whether the groups of targets that have groups are the data's own; otherwise each
             input is one by itself.
@@ -194,7 +194,7 @@ def some(names: Sequence[str], most: int = 5) -> str:
 class Arrays(Table):
     """Images as one array."""
 
-    held: NDArray[np.uint8]
+    in_memory: NDArray[np.uint8]
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ class Arrays(Table):
     ) -> None:
         self._targets = ClassTargets(targets) if isinstance(targets, np.ndarray) else targets
         self.labels = self._targets.strata
-        self.held = pixels
+        self.in_memory = pixels
         self._what = what
         self._rows = np.arange(len(pixels), dtype=np.int64) if rows is None else rows
         check_count(what, len(pixels), self._targets)
@@ -221,13 +221,15 @@ class Arrays(Table):
 
     def open(self, i: int) -> Image.Image:
         """Wrap the pixels of image ``i``."""
-        pixels = self.held[i]
+        pixels = self.in_memory[i]
         return Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
 
     def digest(self, i: int, *, content: bool = True) -> bytes:
         """Hash the pixels of image ``i``; they are in memory, whatever ``content`` says."""
-        return hashlib.sha256(self.held[i].tobytes()).digest()
+        return hashlib.sha256(self.in_memory[i].tobytes()).digest()
 
     def select(self, rows: IntArray) -> Table:
         """Copy the pixels of ``rows``."""
-        return Arrays(self._what, self.held[rows], self._targets.select(rows), self._rows[rows])
+        return Arrays(
+            self._what, self.in_memory[rows], self._targets.select(rows), self._rows[rows]
+        )

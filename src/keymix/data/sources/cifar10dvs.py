@@ -74,7 +74,7 @@ def open_source(argument: str, faults: Faults) -> EventSource:
     for label, name in enumerate(CLASSES):
         found = sorted(f.name for f in (root / name).glob("*.aedat") if not f.name.startswith("."))
         if not found:
-            faults.tell(
+            faults.report(
                 "empty class",
                 root / name,
                 f"{root / name} has no .aedat files. Download {name}.zip from {ADDRESS}.",
@@ -82,7 +82,7 @@ def open_source(argument: str, faults: Faults) -> EventSource:
         for file in found:
             number = _NUMBER.fullmatch(file)
             if number is None:
-                faults.tell(
+                faults.report(
                     "bad label",
                     root / name / file,
                     f"{root / name / file}: the name ends in no number, by which recordings are "

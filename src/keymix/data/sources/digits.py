@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scikit-learn's bundled handwritten digits, each laid at its own place on a larger canvas.
+"""scikit-learn's bundled handwritten digits, each at its own place on a larger canvas.
 
 Real data without a download: 1,797 images of 8x8 pixels with values 0..16 (UCI "Optical Recognition
 of Handwritten Digits", https://doi.org/10.24432/C50P49). On centred digits a model needs no mixing
@@ -28,7 +28,7 @@ _PLACE_SEED = 20260  # fixed: the place of image i is part of the data set, not 
 
 
 def open_source(argument: str, faults: Faults) -> Source:
-    """Open the digits; they have no split of their own, so the test split (25 %) is carved."""
+    """Open the digits; they have no split of their own, so the test split (25 %) is split off."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

@@ -2,7 +2,7 @@
 """DVS128 Gesture: eleven gestures of 29 people, recorded at 128x128 pixels.
 
 Paper: Amir et al., "A Low Power, Fully Event-Based Gesture Recognition System", CVPR 2017. A file
-holds all gestures of a person under one light; the table of labels beside it says which gesture is
+holds all gestures of a person under one light; the table of labels next to it says which gesture is
 made from when to when, and each of its lines is a recording here (start included, end not). The
 set's own lists say which files are for training and which for test: 1,176 and 288 recordings, as
 SpikingJelly counts them.
@@ -85,7 +85,7 @@ def open_source(argument: str, faults: Faults) -> EventSource:
     for file in lists.values():
         for name in _listed(file):
             if name in listed:
-                faults.tell(
+                faults.report(
                     "recordings listed twice",
                     f"{file}: {name}",
                     f"{file}: {name} is in {listed[name].name} already. Remove it from one list: "
@@ -98,10 +98,10 @@ def open_source(argument: str, faults: Faults) -> EventSource:
     for file in sorted(root.glob(f"*{_LABELS}")):
         recording = file.name.removesuffix(_LABELS) + ".aedat"
         if not (root / recording).is_file():
-            faults.tell(
+            faults.report(
                 "labels without recording",
                 file,
-                f"{file}: there is no recording {recording} beside these labels. Restore or remove "
+                f"{file}: there is no recording {recording} for these labels. Restore or remove "
                 "one of them.",
             )
     if not 0 < ends[0] < ends[1]:
@@ -130,7 +130,7 @@ def _gestures(root: Path, name: str, listed_in: Path, faults: Faults) -> list[_G
     """Read the labels of a file."""
     path = root / name
     if not path.is_file():
-        faults.tell(
+        faults.report(
             "labels without recording",
             path,
             f"{path} is not there, and {listed_in} names it. Unpack the set again.",
@@ -138,10 +138,10 @@ def _gestures(root: Path, name: str, listed_in: Path, faults: Faults) -> list[_G
         return []
     table = root / (name.removesuffix(".aedat") + _LABELS)
     if not table.is_file():
-        faults.tell(
+        faults.report(
             "recording without labels",
             path,
-            f"{path}: there are no labels {table.name} beside this recording. Restore them.",
+            f"{path}: there are no labels {table.name} for this recording. Restore them.",
         )
         return []
     try:
@@ -149,11 +149,11 @@ def _gestures(root: Path, name: str, listed_in: Path, faults: Faults) -> list[_G
             rows = list(csv.reader(stream))
     except (OSError, csv.Error) as error:
         why = getattr(error, "strerror", None) or error
-        faults.tell("bad label", table, f"{table}: cannot be read: {why}. Restore the file.")
+        faults.report("bad label", table, f"{table}: cannot be read: {why}. Restore the file.")
         return []
     if not rows or [cell.strip() for cell in rows[0]] != _HEAD:
-        told = f"{table}: the first line is not {','.join(_HEAD)!r}. Restore the file."
-        faults.tell("bad label", table, told)
+        message = f"{table}: the first line is not {','.join(_HEAD)!r}. Restore the file."
+        faults.report("bad label", table, message)
         return []
     found = []
     for line, row in enumerate(rows[1:], start=2):
@@ -162,8 +162,8 @@ def _gestures(root: Path, name: str, listed_in: Path, faults: Faults) -> list[_G
         try:
             label, start, end = map(int, row)
         except ValueError:
-            told = f"{table}: line {line} is {short(row)!r}; a class and two times in whole "
-            faults.tell("bad label", f"{table}:{line}", f"{told}microseconds are wanted.")
+            message = f"{table}: line {line} is {short(row)!r}; a class and two times in whole "
+            faults.report("bad label", f"{table}:{line}", f"{message}microseconds are wanted.")
             continue
         why = ""
         if not 1 <= label <= len(CLASSES):
@@ -171,8 +171,8 @@ def _gestures(root: Path, name: str, listed_in: Path, faults: Faults) -> list[_G
         elif not 0 <= start < end:
             why = f"the times {start} to {end}; the end must come after the start"
         if why:
-            told = f"{table}: line {line} has {why}. Correct or remove it."
-            faults.tell("bad label", f"{table}:{line}", told)
+            message = f"{table}: line {line} has {why}. Correct or remove it."
+            faults.report("bad label", f"{table}:{line}", message)
             continue
         found.append(_Gesture(name, line, label - 1, start, end))
     return found

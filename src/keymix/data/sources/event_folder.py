@@ -45,7 +45,7 @@ def open_source(argument: str, faults: Faults) -> EventSource:
     root = existing_folder("events", argument)
     parts, notes = split_folders(root)
     train = parts["train"]
-    classes = classes_in(train, faults, f"Lay recordings as {train.name}/<class>/<name>.npz.")
+    classes = classes_in(train, faults, f"Arrange recordings as {train.name}/<class>/<name>.npz.")
     files: list[str] = []
     labels: list[int] = []
     rows: dict[str, IntArray] = {}
@@ -92,16 +92,16 @@ def _recordings_below(folder: Path, faults: Faults) -> list[Path]:
 def _sensor(root: Path, files: Sequence[str]) -> tuple[Size, tuple[str, ...]]:
     """Find the size of the sensor: what the files say, else the least that all events fit on.
 
-    Found once for files of these names, sizes and times, and kept beside the frames.
+    Found once for files of these names, sizes and times, and kept next to the frames.
     """
     place = place_for(root)
     stamp = hashlib.sha256(files_stamp(root, files)).hexdigest()
     for kept in places_of(root):
         try:
-            told = json.loads((kept.folder / _EXTENT).read_text(encoding="utf-8"))
-            if told["stamp"] == stamp:
-                height, width = told["sensor"]
-                return (int(height), int(width)), tuple(map(str, told["notes"]))
+            stored = json.loads((kept.folder / _EXTENT).read_text(encoding="utf-8"))
+            if stored["stamp"] == stamp:
+                height, width = stored["sensor"]
+                return (int(height), int(width)), tuple(map(str, stored["notes"]))
         except (OSError, ValueError, KeyError, TypeError):
             pass  # it is found again
 

@@ -68,13 +68,13 @@ def split_folders(root: Path) -> tuple[dict[str, Path], tuple[str, ...]]:
     return {split: root / name for split, name in names if name in inside}, notes
 
 
-def classes_in(folder: Path, faults: Faults, lay: str) -> list[str]:
+def classes_in(folder: Path, faults: Faults, remedy: str) -> list[str]:
     """List the class folders of train: one alone is a fault, none is an error that says how."""
     classes = folders(folder)
     if not classes:
-        raise UserError(f"{folder} has no folders inside. {lay}")
+        raise UserError(f"{folder} has no folders inside. {remedy}")
     if len(classes) == 1:
-        faults.tell(
+        faults.report(
             "one class",
             folder,
             f"{folder} has one class only ({classes[0]}); at least 2 are needed, a folder each.",
@@ -101,7 +101,7 @@ def labelled(
     labels: list[int] = []
     for name in folders(folder):
         if name not in classes:
-            faults.tell(
+            faults.report(
                 "unknown class",
                 folder / name,
                 f"{folder / name}: class {name!r} is not in train. {add}, or remove the folder.",
@@ -109,7 +109,7 @@ def labelled(
             classes.append(name)
         found = (find or images_below)(folder / name, faults)
         if not found:
-            faults.tell(
+            faults.report(
                 "empty class",
                 folder / name,
                 f"{folder / name}: class {name!r} {empty}, or remove the folder.",
@@ -124,10 +124,10 @@ def training(root: Path, folder: Path, faults: Faults) -> tuple[list[str], Table
 
     Returns the classes, the images, and notes.
     """
-    lay = f"Lay the images as {folder.name}/<class>/<image>."
-    classes = classes_in(folder, faults, lay)
+    remedy = f"Arrange the images as {folder.name}/<class>/<image>."
+    classes = classes_in(folder, faults, remedy)
     loose = sum(is_image(file.name) for file in folder.iterdir() if file.is_file())
-    notes = (f"{loose} images beside the class folders are left out",) if loose else ()
+    notes = (f"{loose} images outside the class folders are left out",) if loose else ()
     return classes, class_table(root, folder, classes, faults), notes
 
 

@@ -184,7 +184,7 @@ def _unreachable(repo: _Repo, trouble: Exception) -> str:
 
 
 def _sorted_by_path(paths: Iterable[str]) -> list[_Found]:
-    """Tell configuration and split of the parquet files among ``paths``.
+    """Return configuration and split of the parquet files among ``paths``.
 
     ``CONFIG/train-00000-of-00001.parquet`` as authors upload them, ``CONFIG/train/0000.parquet`` as
     the Hub converts; the folder ``data`` is no configuration.

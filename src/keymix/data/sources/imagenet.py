@@ -40,15 +40,16 @@ def open_source(argument: str, faults: Faults) -> Source:
     missing = [name for name in ("train", "val") if not (base / name).is_dir()]
     if missing:
         raise UserError(
-            f"data imagenet:{argument}: {base} has no folder {' and no '.join(missing)}. Lay the "
-            "images as train/<WordNet id>/ and val/<WordNet id>/, or give the folder of ILSVRC."
+            f"data imagenet:{argument}: {base} has no folder {' and no '.join(missing)}. "
+            "Arrange the images as train/<WordNet id>/ and val/<WordNet id>/, or give the folder "
+            "of ILSVRC."
         )
     ids, train, notes = training(root, base / "train", faults)
     if folders(base / "val"):
         val = class_table(root, base / "val", ids, faults)
     else:
         val = _flat(root, base, ids, faults)
-    words = _beside(root, base, _WORDS)
+    words = _found(root, base, _WORDS)
     return Source(
         classes=tuple(ids) if words is None else _named(ids, words),
         train=train,
@@ -58,8 +59,8 @@ def open_source(argument: str, faults: Faults) -> Source:
     )
 
 
-def _beside(root: Path, base: Path, name: str) -> Path | None:
-    """Find a file of Kaggle's: beside the images or a few folders above."""
+def _found(root: Path, base: Path, name: str) -> Path | None:
+    """Find a file of Kaggle's: next to the images or a few folders above."""
     for folder in dict.fromkeys((root, base, *base.absolute().parents[:3])):
         if (folder / name).is_file():
             return folder / name
@@ -68,11 +69,11 @@ def _beside(root: Path, base: Path, name: str) -> Path | None:
 
 def _flat(root: Path, base: Path, ids: Sequence[str], faults: Faults) -> Table:
     """List validation images that lie in one folder, with their classes from Kaggle's answers."""
-    solution = _beside(root, base, _SOLUTION)
+    solution = _found(root, base, _SOLUTION)
     if solution is None:
         raise UserError(
             f"{base / 'val'} has no class folders, and there is no {_SOLUTION} with its answers. "
-            "Sort the images into val/<WordNet id>/, or put that file beside ILSVRC."
+            "Sort the images into val/<WordNet id>/, or put that file next to ILSVRC."
         )
     with solution.open(encoding="utf-8", newline="") as stream:
         answers = {row[0]: row[1].split(" ")[0] for row in csv.reader(stream) if len(row) > 1}
@@ -83,7 +84,7 @@ def _flat(root: Path, base: Path, ids: Sequence[str], faults: Faults) -> Table:
         answer = answers.get(path.stem)
         if answer not in number:
             why = "has no answer" if answer is None else f"is {answer!r}, which train does not have"
-            faults.tell("bad label", file, f"{file} {why} ({solution}). Correct or remove it.")
+            faults.report("bad label", file, f"{file} {why} ({solution}). Correct or remove it.")
         files.append(str(path.relative_to(root)))
         labels.append(number.get(answer, -1) if answer is not None else -1)
     if not files:
@@ -92,7 +93,7 @@ def _flat(root: Path, base: Path, ids: Sequence[str], faults: Faults) -> Table:
 
 
 def _named(ids: Sequence[str], words: Path) -> tuple[str, ...]:
-    """Name classes by the first word of each; those that share it get their ids beside it."""
+    """Name classes by the first word of each; those that share it get their ids too."""
     pairs = (line.split(" ", 1) for line in words.read_text(encoding="utf-8").splitlines() if line)
     first = {pair[0]: pair[-1].split(",")[0].strip() for pair in pairs}
     names = [first.get(wnid, wnid) for wnid in ids]

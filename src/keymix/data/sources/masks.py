@@ -23,7 +23,7 @@ from keymix.data.segmentation.table import (
     Seen,
     check_choices,
     refuse,
-    tell_shared,
+    report_shared_cases,
 )
 from keymix.data.sources.base import Fault, Faults, head_digest, some
 from keymix.data.specs import MASKS, DataSpec
@@ -47,8 +47,8 @@ SPECS = (
 _SPLITS = ("train", "val", "test")
 _GREY = ("1", "L", "LA", *SIXTEEN_BIT)
 _LAYOUT = (
-    "Lay them as images/<name>.* and masks/<name>.png with classes.txt beside, or the two folders "
-    "in train/, val/ and test/."
+    "Arrange them as images/<name>.* and masks/<name>.png with classes.txt next to them, "
+    "or the two folders in train/, val/ and test/."
 )
 
 
@@ -64,7 +64,7 @@ def open_source(
 
     ``PATH/classes.txt`` names a class on each line; line i, counted from 0, is the value i of the
     masks, and 255 is ignored. With a folder for each class, ``masks/<class>/<name>.png``, masks are
-    multilabel: 0 is outside, anything else inside. ``PATH/groups.csv`` (``image,group``) tells
+    multilabel: 0 is outside, anything else inside. ``PATH/groups.csv`` (``image,group``) gives
     which images are of one case.
     """
     if stack not in (None, 1):
@@ -102,7 +102,7 @@ def open_source(
     channels = _channels(pairs["train"])
     tables = {name: Pairs(listed, meaning, channels) for name, listed in pairs.items()}
     if grouped and split_by != "slice":
-        tell_shared(tables, faults)
+        report_shared_cases(tables, faults)
     return ScanSource(
         classes=tuple(classes),
         train=tables["train"],
@@ -116,11 +116,13 @@ def open_source(
 
 
 def _multilabel(places: dict[str, Path], masks: str | None) -> bool:
-    """Tell by the folders whether each class has its masks, and compare with what is wanted."""
+    """Return whether, by the folders, each class has its masks, and compare with what is wanted."""
     inside = {place / "masks": bool(folders(place / "masks")) for place in places.values()}
     if len(set(inside.values())) > 1:
-        told = ", ".join(str(place) for place, deep in inside.items() if deep)
-        raise UserError(f"{told}: only some splits have a folder a class. Lay all splits alike.")
+        text = ", ".join(str(place) for place, deep in inside.items() if deep)
+        raise UserError(
+            f"{text}: only some splits have a folder a class. Arrange all splits alike."
+        )
     multilabel = all(inside.values())
     if masks is not None and (masks == "multilabel") != multilabel:
         has = "a folder for each class" if multilabel else "no folders for the classes"
@@ -151,7 +153,7 @@ def _classes(path: Path, multilabel: bool) -> list[str]:
     elif multilabel and BACKGROUND in names:
         why = f"{BACKGROUND!r} is no class where each class has its own masks"
     elif not multilabel and len(names) < 2:
-        why = "it has one class only; at least 2 are needed to tell apart"
+        why = "it has one class only; at least 2 are needed to distinguish"
     elif len(names) > IGNORE:
         why = f"it has {len(names)} classes; {IGNORE} are the most, as {IGNORE} is ignored"
     if why:
@@ -215,10 +217,12 @@ def _pairs(place: Path, classes: list[str] | None, named: bool, faults: Faults) 
 
 
 def _grouped(path: Path, pairs: dict[str, list[Pair]], faults: Faults) -> dict[str, list[Pair]]:
-    """Give each pair the group that the table tells."""
+    """Give each pair the group that the table gives."""
     stems = {pair.stem for listed in pairs.values() for pair in listed}
     given: dict[str, tuple[str, int]] = {}
-    for line, (image, group) in read_rows(path, ("image", "group"), faults.tell, kind="bad groups"):
+    for line, (image, group) in read_rows(
+        path, ("image", "group"), faults.report, kind="bad groups"
+    ):
         stem = Path(image).stem if is_image(image) and image not in stems else image
         before = given.setdefault(stem, (group, line))
         why = ""
@@ -229,12 +233,12 @@ def _grouped(path: Path, pairs: dict[str, list[Pair]], faults: Faults) -> dict[s
         elif before[0] != group:
             why = f"image {image!r} is in {group!r}, but in {before[0]!r} by line {before[1]}"
         if why:
-            told = f"{path}: line {line}: {why}. Correct or remove it."
-            faults.tell("bad groups", f"{path}:{line}", told)
+            message = f"{path}: line {line}: {why}. Correct or remove it."
+            faults.report("bad groups", f"{path}:{line}", message)
     left = sorted(stems - set(given))
     if left:
-        told = f"{path} has no group for {len(left)} images: {some(left, 3)}. Add their rows."
-        faults.tell("bad groups", path, told)
+        message = f"{path} has no group for {len(left)} images: {some(left, 3)}. Add their rows."
+        faults.report("bad groups", path, message)
     return {
         name: [
             replace(pair, group=given[pair.stem][0]) if pair.stem in given else pair
@@ -245,7 +249,7 @@ def _grouped(path: Path, pairs: dict[str, list[Pair]], faults: Faults) -> dict[s
 
 
 def _channels(pairs: list[Pair]) -> int:
-    """Tell 1 if all images are grey by their headers, of a fixed sample where there are many."""
+    """Return 1 if all images are grey by their headers, of a fixed sample where there are many."""
     for i in sample(len(pairs)).tolist():
         for path in pairs[i].images[:1]:
             try:
@@ -253,7 +257,7 @@ def _channels(pairs: list[Pair]) -> int:
                     if image.mode not in _GREY:
                         return 3
             except DAMAGE:
-                continue  # it is told by the table
+                continue  # the table reports it
     return 1
 
 
@@ -317,7 +321,7 @@ class Pairs(ScanTable):
         return open_image(self.pairs[i].images[0])
 
     def size(self, i: int) -> Size:
-        """Tell height and width by the image's header."""
+        """Return height and width by the image's header."""
         refuse(self._unpaired(i))
         try:
             with self.open(i) as image:
@@ -389,11 +393,11 @@ class Pairs(ScanTable):
         """Say which of the two files is missing or there twice."""
         pair = self.pairs[i]
         if not pair.images:
-            told = f"{self.name(i)}: the mask has no image of its name"
-            return [Fault("missing image", told, self.name(i))]
+            message = f"{self.name(i)}: the mask has no image of its name"
+            return [Fault("missing image", message, self.name(i))]
         if len(pair.images) > 1:
-            told = f"images of one stem: {some([str(path) for path in pair.images])}"
-            return [Fault("images of one stem", told, self.name(i))]
+            message = f"images of one stem: {some([str(path) for path in pair.images])}"
+            return [Fault("images of one stem", message, self.name(i))]
         return [
             Fault("missing mask", f"{self.name(i)}: its mask {wanted} is missing", self.name(i))
             for path, wanted in zip(pair.masks, pair.wanted, strict=True)
@@ -401,8 +405,8 @@ class Pairs(ScanTable):
         ]
 
     def _unreadable(self, i: int, error: Exception) -> Fault:
-        told = f"cannot read image {self.name(i)}: {reason(error)}"
-        return Fault("unreadable image", told, self.name(i))
+        message = f"cannot read image {self.name(i)}: {reason(error)}"
+        return Fault("unreadable image", message, self.name(i))
 
     def _mask(self, i: int, size: Size | None) -> tuple[Pixels | None, list[Fault]]:
         """Read the mask of an image of a known size, or say what is wrong with it."""
@@ -415,11 +419,11 @@ class Pairs(ScanTable):
                 faults.append(values)
                 continue
             if size is not None and values.shape != size:
-                told = (
+                message = (
                     f"{path} has {values.shape[1]}x{values.shape[0]} pixels, its image "
                     f"{size[1]}x{size[0]}"
                 )
-                faults.append(Fault("size unlike the image", told, str(path)))
+                faults.append(Fault("size unlike the image", message, str(path)))
                 continue
             if self.meaning.multilabel:
                 planes.append((values != 0).astype(np.uint8))
@@ -440,11 +444,11 @@ class Pairs(ScanTable):
         found, counts = np.unique(values[outside], return_counts=True)
         wrong = list(zip(found.tolist(), counts.tolist(), strict=True))
         listed = some([f"{value} ({count} pixels)" for value, count in wrong], 3)
-        told = (
+        message = (
             f"{path} has values that classes.txt does not declare: {listed}; it declares 0 to "
             f"{self.meaning.classes - 1}, and {IGNORE} is ignored"
         )
-        return [Fault("undeclared value", told, str(path))]
+        return [Fault("undeclared value", message, str(path))]
 
     def _classes(self, mask: Pixels) -> frozenset[int]:
         """Number the classes that any pixel has."""
@@ -458,8 +462,8 @@ def _values(path: Path) -> NDArray[Any] | Fault:
     try:
         with open_image(path) as image:
             if image.mode not in _ONE_CHANNEL:
-                told = f"{path} is {image.mode}: a mask has one channel with the class numbers"
-                return Fault("colour mask", told, str(path))
+                message = f"{path} is {image.mode}: a mask has one channel with the class numbers"
+                return Fault("colour mask", message, str(path))
             values: NDArray[Any] = np.asarray(image)
             return values.astype(np.uint8) if image.mode == "1" else values
     except DAMAGE as error:

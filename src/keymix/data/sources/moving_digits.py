@@ -49,7 +49,7 @@ _GROUP = 64
 
 
 def open_source(argument: str, faults: Faults) -> EventSource:
-    """Open the first N of the moving digits, all by default; the test split (25 %) is carved."""
+    """Open the first N of the moving digits, all by default; the test split (25 %) is split off."""
     count = LARGEST
     if argument:
         if not argument.isdecimal() or not _LEAST <= int(argument) <= LARGEST:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parquet files in Hugging Face's image layout: ``image`` = {bytes, path}, ``label``.
 
-Labels are read at once, images only for the rows that a split keeps; their encoded bytes are held
+Labels are read at once, images only for the rows that a split keeps; their encoded bytes are kept
 in memory.
 """
 
@@ -86,7 +86,7 @@ def open_files(
     }
     absent = np.setdiff1d(np.arange(len(classes)), tables["train"].labels)
     if len(classes) - len(absent) < 2:
-        faults.tell(
+        faults.report(
             "one class",
             files["train"][0],
             f"data {spec} has one class only; at least 2 are needed.",
@@ -122,7 +122,7 @@ def _files(path: Path) -> tuple[dict[str, list[Path]], list[str]]:
         if other and not splits:
             return {"train": other}, ["no file is named by split: all of them taken as train"]
         raise UserError(
-            f"data parquet:{path}: no train-*.parquet beside {some([f.name for f in found])}. "
+            f"data parquet:{path}: no train-*.parquet next to {some([f.name for f in found])}. "
             "Rename the training files, or give one file."
         )
     raise UserError(f"data parquet:{path}: no *.parquet files there, nor in its folder data.")
@@ -144,7 +144,7 @@ class _Labels:
             try:
                 values += _label_column(file, columns)
             except UserError as error:
-                faults.tell("unreadable file", file, str(error))
+                faults.report("unreadable file", file, str(error))
                 continue
             good.append(file)
             starts.append(len(values))
@@ -215,7 +215,7 @@ def _classes(
 def _bad_label(labels: _Labels, columns: Columns, row: int, faults: Faults) -> None:
     value, where = labels.values[row], labels.where(row)
     why = "missing" if value is None else f"{value!r}, which is no class of the training data"
-    faults.tell(
+    faults.report(
         "bad label", where, f"{where}: {columns.label!r} is {why}. Correct or remove the row."
     )
 
@@ -272,10 +272,12 @@ class _ParquetTable(Table):
         return open_image(self._content(i), self.name(i))
 
     def digest(self, i: int, *, content: bool = True) -> bytes:
-        held = self._content(i)
-        if isinstance(held, Path):
-            held = regular(held).read_bytes() if content else str(held.stat().st_size).encode()
-        return head_digest(len(held), held)
+        stored = self._content(i)
+        if isinstance(stored, Path):
+            stored = (
+                regular(stored).read_bytes() if content else str(stored.stat().st_size).encode()
+            )
+        return head_digest(len(stored), stored)
 
     def parts(self) -> Iterator[tuple[IntArray, Table | UserError]]:
         """Read the row groups one after the other, large ones in several tables."""
@@ -336,7 +338,7 @@ class Columns:
 
     image: str
     label: str
-    # of the classes, by their numbers; None where the file does not tell
+    # of the classes, by their numbers; None where the file does not say
     names: tuple[str, ...] | None
 
 
@@ -382,7 +384,7 @@ def check_labels(file: Path, schema: Any, column: str) -> None:
         pa.types.is_string,
         pa.types.is_large_string,
         pa.types.is_string_view,
-        pa.types.is_null,  # a column of nothing is told by its rows
+        pa.types.is_null,  # a column of nothing is reported by its rows
     )
     if not any(fit(value) for fit in fits):
         raise UserError(
@@ -392,7 +394,7 @@ def check_labels(file: Path, schema: Any, column: str) -> None:
 
 
 def _is_image_struct(kind: Any) -> bool:
-    """Tell whether a column has the layout of Hugging Face's images, {bytes, path}."""
+    """Return whether a column has the layout of Hugging Face's images, {bytes, path}."""
     if not pa.types.is_struct(kind):
         return False
     return {"bytes", "path"} <= {kind.field(i).name for i in range(kind.num_fields)}
@@ -425,8 +427,8 @@ def readable(file: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        told = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        reason = told.splitlines()[0]
+        text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        reason = text.splitlines()[0]
         raise UserError(f"{file} is not a readable parquet file: {reason}") from error
 
 
@@ -505,8 +507,8 @@ def in_one(parts: list[Any], kind: Any) -> Any:
 
 def _chunks(parquet: Any, group: int, column: str) -> list[Any]:
     """List what the file says of a column, or of the parts of a nested one."""
-    told = parquet.metadata.row_group(group)
-    every = [told.column(i) for i in range(told.num_columns)]
+    metadata = parquet.metadata.row_group(group)
+    every = [metadata.column(i) for i in range(metadata.num_columns)]
     inside = column + "."
     return [chunk for chunk in every if f"{chunk.path_in_schema}.".startswith(inside)]
 

@@ -230,8 +230,8 @@ def _words(error: BaseException) -> str:
     cause = reason if isinstance(reason, OSError) else error
     text = getattr(cause, "strerror", None) or str(cause)
     lines = [line for line in text.splitlines() if line.strip()]
-    told = lines[-1].strip().rstrip(".") if lines else type(error).__name__
-    return re.sub(r"<urlopen error (?:\[Errno -?\d+\] )?(.*)>", r"\1", told)
+    message = lines[-1].strip().rstrip(".") if lines else type(error).__name__
+    return re.sub(r"<urlopen error (?:\[Errno -?\d+\] )?(.*)>", r"\1", message)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from keymix.data.files import existing_path, read_rows
 from keymix.data.kinds import BACKGROUND, MaskKind
 from keymix.data.segmentation import rle
 from keymix.data.segmentation.slices import DAY, FILE, Slice, Slices, SliceSet, size_of, spacing_of
-from keymix.data.segmentation.table import ScanSource, Unlisted, check_choices, tell_shared
+from keymix.data.segmentation.table import ScanSource, Unlisted, check_choices, report_shared_cases
 from keymix.data.sources.base import Fault, Faults, some
 from keymix.data.specs import DataSpec
 from keymix.data.streams import IntArray
@@ -84,7 +84,7 @@ def open_source(
         if "train" not in tables:
             raise UserError(f"{root / 'splits.csv'} has no slices in train. Add some.")
         if split_by != "slice":
-            tell_shared(tables, faults)
+            report_shared_cases(tables, faults)
     return ScanSource(
         classes=ORGANS if multilabel else (BACKGROUND, *ORGANS),
         train=tables["train"],
@@ -124,10 +124,12 @@ def _slices(
     table = root / "train.csv"
     rows: dict[str, list[tuple[int, str, str]]] = {}
     keys: dict[str, tuple[int, int, int]] = {}
-    for line, (name, organ, text) in read_rows(table, ("id", "class", "segmentation"), faults.tell):
+    for line, (name, organ, text) in read_rows(
+        table, ("id", "class", "segmentation"), faults.report
+    ):
         match = _ID.fullmatch(name)
         if match is None:
-            faults.tell(
+            faults.report(
                 "bad row",
                 f"{table}:{line}",
                 f"{table}: line {line}: id {name!r} is not like case101_day20_slice_0078. Correct "
@@ -159,23 +161,23 @@ def _slice(
     size = size_of(given[0]) if given else (0, 0)
     if not given:
         scans = f"train/{case}/{case}_day{day}/scans/slice_{match[3]}_*.png"
-        told = f"{table}: line {rows[0][0]}: the scan of {name} is missing: {scans}"
-        found.append(Fault("missing scan", told, name))
+        message = f"{table}: line {rows[0][0]}: the scan of {name} is missing: {scans}"
+        found.append(Fault("missing scan", message, name))
     if len(given) > 1:
-        told = f"{name} has {len(given)} scans: {some(given)}"
-        found.append(Fault("scans of one number", told, name))
+        message = f"{name} has {len(given)} scans: {some(given)}"
+        found.append(Fault("scans of one number", message, name))
     runs: list[tuple[int, rle.Runs]] = []
     lines: dict[str, int] = {}
     for line, organ, text in rows:
         place = f"{table}: line {line} ({name}, {organ})"
         culprit = f"{table}:{line}"
         if organ not in ORGANS:
-            told = f"{place}: class {organ!r} is none of {', '.join(ORGANS)}"
-            found.append(Fault("undeclared class", told, culprit))
+            message = f"{place}: class {organ!r} is none of {', '.join(ORGANS)}"
+            found.append(Fault("undeclared class", message, culprit))
             continue
         if organ in lines:
-            told = f"{place}: line {lines[organ]} has this mask already"
-            found.append(Fault("rows of one mask", told, culprit))
+            message = f"{place}: line {lines[organ]} has this mask already"
+            found.append(Fault("rows of one mask", message, culprit))
             continue
         lines[organ] = line
         if not given:
@@ -207,7 +209,9 @@ def _unlisted(slices: Sequence[Slice]) -> tuple[Unlisted, ...]:
     That is its pattern if a slice with organs has rows without run lengths for others, or if nine
     of ten slices have a row for every organ.
     """
-    sound = [one for one in slices if not one.faults]  # what is wrong with others is told by them
+    sound = [
+        one for one in slices if not one.faults
+    ]  # what is wrong with others is reported of them
     organs = frozenset[str]().union(*(one.listed for one in sound))
     lacking = [one for one in sound if one.listed < organs]
     certain = any(0 < len(one.runs) < len(one.listed) for one in sound)
@@ -232,7 +236,7 @@ def _pinned(path: Path, slices: list[Slice], faults: Faults) -> dict[str, IntArr
     given: dict[str, tuple[str, int]] = {}
     split_of: dict[int, str] = {}
     for line, (name, split) in read_rows(
-        path, ("case|id", "split"), faults.tell, kind="bad splits"
+        path, ("case|id", "split"), faults.report, kind="bad splits"
     ):
         culprit, why, kind = f"{path}:{line}", "", "bad splits"
         before = given.setdefault(name, (split, line))
@@ -245,14 +249,14 @@ def _pinned(path: Path, slices: list[Slice], faults: Faults) -> dict[str, IntArr
             if not _ID.fullmatch(name):
                 kind = "case in two splits"
         if why:
-            faults.tell(kind, culprit, f"{path}: line {line}: {why}. Correct or remove it.")
+            faults.report(kind, culprit, f"{path}: line {line}: {why}. Correct or remove it.")
             continue
         for i in of[name]:
             split_of.setdefault(i, split)
     left = [one.id for i, one in enumerate(slices) if i not in split_of]
     if left:
-        told = f"{path} has no split for {len(left)} slices: {some(left, 3)}. Add their rows."
-        faults.tell("bad splits", path, told)
+        message = f"{path} has no split for {len(left)} slices: {some(left, 3)}. Add their rows."
+        faults.report("bad splits", path, message)
     return {
         name: np.array(
             [i for i, split in sorted(split_of.items()) if split == name], dtype=np.int64

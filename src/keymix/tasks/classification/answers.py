@@ -161,7 +161,7 @@ class Scores(ValidationScores):
         if self.top5 is not None:
             self.top5.update(logits, targets)
 
-    def told(self) -> Metrics:
+    def metrics(self) -> Metrics:
         """The scores since the last call: ``loss``, ``top1``, ``top5`` as fractions or None."""
         scores: Metrics = {
             "loss": float(self.loss.compute()),
@@ -226,7 +226,7 @@ class ClassificationAnswers(AnswersPart):
         answers = ClassAnswers(
             index=index, target=target, predicted=predicted, top5=top5, classes=data.classes
         )
-        return Evaluated(scores=scores.told(), answers=answers)
+        return Evaluated(scores=scores.metrics(), answers=answers)
 
     def read(
         self, stored: Arrays, which: Literal["last", "best"], data: DataRecord

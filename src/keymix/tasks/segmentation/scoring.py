@@ -172,7 +172,7 @@ class MaskScores(ValidationScores):
         loss, pixels = self.sums.compute()
         return {"loss": float(loss), **overlap_scores(pixels.cpu().numpy(), self.scored)}
 
-    def told(self) -> Metrics:
+    def metrics(self) -> Metrics:
         """The scores since the last call."""
         scores = self.compute()
         self.sums.reset()

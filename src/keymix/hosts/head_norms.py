@@ -107,7 +107,7 @@ class OutFinish(nn.Module):
         return y if gate is None else y * gate(x).sigmoid()
 
 
-class Finishes:
+class HeadNorms:
     """Makes what the heads of a mixer pass through where an attention stood, with its weights.
 
     ``parts`` are the modules that are copied, by role or ``"out"``; ``extras`` says what these do.
@@ -122,18 +122,18 @@ class Finishes:
         part = self.parts.get(role)
         return None if part is None else copy.deepcopy(part)
 
-    def after(self, mixer: TokenMixer, like: Tensor) -> Finishes:
+    def after(self, mixer: TokenMixer, like: Tensor) -> HeadNorms:
         """Return the same with the weights that they have in a mixer, as far as it has them.
 
         ``like`` is a tensor of the model that the mixer sits in, for device and dtype.
         """
         finish = getattr(mixer, "finish", None)
         kept = dict(finish.items()) if isinstance(finish, PostProjection) else {}
-        own = {role: kept.get(role) or _beside(part, like) for role, part in self.parts.items()}
-        return Finishes(own, self.extras)
+        own = {role: kept.get(role) or _like(part, like) for role, part in self.parts.items()}
+        return HeadNorms(own, self.extras)
 
 
-def _beside(part: nn.Module, like: Tensor) -> nn.Module:
+def _like(part: nn.Module, like: Tensor) -> nn.Module:
     """Return a part with its weights where a model's are now, fresh ones if it has none yet."""
     part = copy.deepcopy(part)
     if any(t.is_meta for t in part.parameters()) and not like.is_meta:
@@ -145,7 +145,7 @@ def _beside(part: nn.Module, like: Tensor) -> nn.Module:
     return part.to(like.device, like.dtype)
 
 
-def finishes_of(attention: Any, *, rotary: str | None = None) -> Finishes | None:
+def head_norms_of(attention: Any, *, rotary: str | None = None) -> HeadNorms | None:
     """Return what a timm attention does to heads and output, None if nothing.
 
     ``rotary`` is what its rotary positions are called, None where its calls bring none.
@@ -166,7 +166,7 @@ def finishes_of(attention: Any, *, rotary: str | None = None) -> Finishes | None
     if any(part is not None for part in out.values()):
         parts["out"] = OutFinish(**out)
         extras += [name for name, part in out.items() if part is not None]
-    return Finishes(parts, tuple(extras)) if parts else None
+    return HeadNorms(parts, tuple(extras)) if parts else None
 
 
 def _part(attention: Any, name: str) -> nn.Module | None:

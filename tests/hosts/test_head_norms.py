@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from each import together
 from keymix.errors import UserError
 from keymix.hosts import find_host, find_mixers, put_mixers
-from keymix.hosts.finishes import Finishes
+from keymix.hosts.head_norms import HeadNorms
 from keymix.hosts.layers import find_layers
 from keymix.mixers.registry import list_mixers
 from keymix.models import load_weights
@@ -111,7 +111,7 @@ def test_norms_built_without_memory_start_fresh_later() -> None:
         put_mixers(model, "identity")
     model = model.to_empty(device="cpu")
     put_mixers(model, "softmax")
-    assert isinstance(site := find_host(model).places(model)[0].site.finish, Finishes)
+    assert isinstance(site := find_host(model).places(model)[0].site.post_projection, HeadNorms)
     assert site("v") is None
     mixer: Any = model.blocks[0].attn.mixer
     assert torch.equal(mixer.finish.q.norm.weight, torch.ones(4))
