@@ -152,13 +152,13 @@ def test_products_of_spikes_cost_what_meets() -> None:
     assert "V" in study.to_dict()["table"][0]["rates"]
 
 
-def test_the_twin_is_the_same_network_counted_dense_at_one_step() -> None:
+def test_the_ann_counterpart_is_the_same_network_counted_dense_at_one_step() -> None:
     model = small_net("spiking_self")
     study = spike_study(model, images(1))
     lone = count(small_net("spiking_self", time_steps=1), (3, 6, 8))
-    assert study.twin_macs == pytest.approx(lone.macs)
+    assert study.ann_macs == pytest.approx(lone.macs)
     assert _of(study, "head").twin == _of(study, "head").dense  # after the mean over steps
-    assert study.twin_energy == pytest.approx(4.6 * study.twin_macs)
+    assert study.ann_energy == pytest.approx(4.6 * study.ann_macs)
 
 
 def test_notes_say_what_to_keep_in_mind(study: SpikeStudy) -> None:
@@ -171,10 +171,12 @@ def test_notes_say_what_to_keep_in_mind(study: SpikeStudy) -> None:
     assert spike_study(quiet, images(16)).notes[0].startswith("100.0 % of the neurons never fired")
 
 
-def test_a_network_that_says_nothing_is_not_held_against_its_twin(study: SpikeStudy) -> None:
+def test_a_network_that_says_nothing_is_not_compared_with_its_ann_counterpart(
+    study: SpikeStudy,
+) -> None:
     assert study.varies
     assert not study.dead
-    assert study.to_dict()["twin"]["ratio"] == pytest.approx(study.twin_energy / study.energy[1])
+    assert study.to_dict()["twin"]["ratio"] == pytest.approx(study.ann_energy / study.energy[1])
     mute = small_net()
     nn.init.zeros_(mute.head.weight)
     result = spike_study(mute, images(), batch_size=2)

@@ -104,7 +104,7 @@ def test_a_pipe_gets_lines_led_by_the_name_of_their_table(
     assert "qk: Read on 4 images only" in text.err
 
 
-def test_a_dead_run_is_warned_of_and_not_held_against_its_twin(
+def test_a_dead_run_is_warned_of_and_not_compared_with_its_ann_counterpart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = _spiking_run(tmp_path / "dead", 2)

@@ -90,8 +90,8 @@ ROWS = (
     (
         "compare --mixers qkta,mhsa",
         "spiking mixers (qk_token) and dense ones (softmax) take different tokens and cannot be "
-        "compared in one model: name mixers of one kind. --twin sets a spiking mixer's model "
-        "beside the same without spikes.",
+        "compared in one model: name mixers of one kind. --ann adds a spiking baseline's "
+        "ANN counterpart.",
     ),
     (
         "compare --data moving_digits --model vit_micro_p4_32",

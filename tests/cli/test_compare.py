@@ -45,7 +45,7 @@ SMALL = ["--mixers", "mhsa", "--seeds", "1", "--limit", "100", "--epochs", "1", 
         ("--epochs 0", "epochs"),
         ("--processes 0", "processes = 0"),
         ("--processes 100000", "processes = 100000"),
-        ("--mixers mhsa --twin", "--twin: vit_nano_p4_12 has no spikes"),
+        ("--mixers mhsa --ann", "--ann: vit_nano_p4_12 has no spikes"),
         ("--processes many", "--processes"),
         ("--import missing.py", "missing.py"),
         ("photos", "--data"),
@@ -69,6 +69,13 @@ def test_a_foreign_folder_and_a_file_are_refused(tmp_path, capsys):
         assert main(["compare", "--out", str(place)]) == 2
         assert str(place) in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["note.txt"]
+
+
+def test_the_old_option_for_the_ann_counterpart_warns_and_works(tmp_path, capsys):
+    assert main(["compare", "--mixers", "mhsa", "--twin", "--out", str(tmp_path / "out")]) == 2
+    warning, error = capsys.readouterr().err.strip().splitlines()
+    assert "--twin is now --ann" in warning
+    assert "--ann: vit_nano_p4_12 has no spikes" in error
 
 
 def test_help_needs_no_torch():

@@ -37,7 +37,7 @@ def brittle(folder: Path, name: str, how: str) -> str:
 
 
 FINISHED: dict[str, Any] = {"seeds": 2, "epochs": 2}
-"""What the comparison that tests share has besides."""
+"""What the comparison that tests share has in addition."""
 
 
 @contextmanager

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole comparisons on a few digits: what they write, that they go on, that failures stay alone."""
+"""Whole comparisons on a few digits: what they write, how they resume, and failures."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ def test_results_json_is_strict_and_holds_what_the_report_needs(done):
     assert "identity" in record["attention"]["missing"]
 
 
-def unpacked(told: dict[str, Any], layers: int, images: int = 4) -> np.ndarray:
+def unpacked(packed: dict[str, Any], layers: int, images: int = 4) -> np.ndarray:
     """Read packed weights back, [image, layer, 1 + heads, H, W]."""
-    numbers = np.frombuffer(base64.b64decode(told["weights"]), "<u2")
-    shape = (images, layers, 1 + told["heads"], *told["grid"])
-    return numbers.reshape(shape) / 65535 * told["scale"]
+    numbers = np.frombuffer(base64.b64decode(packed["weights"]), "<u2")
+    shape = (images, layers, 1 + packed["heads"], *packed["grid"])
+    return numbers.reshape(shape) / 65535 * packed["scale"]
 
 
 def test_attention_maps_of_all_layers_and_heads_are_whole(done):
@@ -91,9 +91,9 @@ def test_attention_maps_of_all_layers_and_heads_are_whole(done):
     model = load_run(done.out / "runs/softmax/seed0").model("last")
     mixers = find_mixers(model)
     assert len(stored["layers"]) == len(mixers) == 2
-    for told in stored["maps"].values():
-        weights = unpacked(told, len(stored["layers"]))
-        assert told["heads"] == next(iter(mixers.values())).num_heads
+    for packed in stored["maps"].values():
+        weights = unpacked(packed, len(stored["layers"]))
+        assert packed["heads"] == next(iter(mixers.values())).num_heads
         assert weights.sum(axis=(-1, -2)) == pytest.approx(np.ones(weights.shape[:3]), abs=1e-3)
         assert weights[:, :, 0] == pytest.approx(weights[:, :, 1:].mean(2), abs=1e-4)
 
@@ -110,7 +110,7 @@ def test_the_stored_weights_are_those_of_the_model(done):
     assert weights[:, 1, 1:] == pytest.approx(expected, abs=2e-5)
 
 
-def test_right_answers_are_told_image_by_image_and_class_by_class(done):
+def test_right_answers_are_listed_by_image_and_by_class(done):
     record = to_json(done.record)
     names, sizes = record["classes"]["names"], record["classes"]["test_images"]
     assert names == [str(i) for i in range(10)]
@@ -145,9 +145,9 @@ def test_mix_ups_are_counted_over_seeds_the_commonest_first(done):
 def test_it_says_what_the_runs_were_trained_with(done):
     (env,) = to_json(done.record)["trained_with"]
     assert env["runs"] == 6
-    told = json.loads((done.out / "runs/softmax/seed0/environment.json").read_text("utf-8"))
-    assert env["lines"]["threads"] == str(told["threads"])
-    assert told["packages"]["torch"] in env["lines"]["packages"]
+    environment = json.loads((done.out / "runs/softmax/seed0/environment.json").read_text("utf-8"))
+    assert env["lines"]["threads"] == str(environment["threads"])
+    assert environment["packages"]["torch"] in env["lines"]["packages"]
     assert done.record.environment_warning is None
     assert {run.trained_with for run in done.record.runs} == {0}
 
@@ -253,12 +253,12 @@ def test_interrupting_ends_the_workers_and_leaves_what_is_finished(tmp_path):
 
 def test_no_run_finished_is_an_error_with_the_reason(tmp_path):
     path = brittle(tmp_path, "always", 'raise RuntimeError("no luck")')
-    twin = brittle(tmp_path, "twin", 'raise RuntimeError("no luck")')
+    second = brittle(tmp_path, "second", 'raise RuntimeError("no luck")')
     with pytest.raises(UserError, match="no luck"):
         small(
             tmp_path / "out",
-            mixers="brittle_always,brittle_twin",
-            imports=[path, twin],
+            mixers="brittle_always,brittle_second",
+            imports=[path, second],
             controls=False,
         )
 

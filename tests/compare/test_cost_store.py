@@ -74,7 +74,7 @@ def test_on_another_machine_all_are_measured_again_and_it_is_said(tmp_path, meas
     assert line.startswith("measuring cost again, since it was measured with other machine (a pock")
 
 
-def test_a_damaged_store_is_measured_anew_and_overwrite_forgets_it(tmp_path, measured):
+def test_a_damaged_store_is_measured_again_and_overwrite_forgets_it(tmp_path, measured):
     small(tmp_path / "out", controls=False)
     path = tmp_path / "out" / "costs.json"
     kept = json.loads(path.read_text(encoding="utf-8"))

@@ -68,7 +68,7 @@ def done(root: Path, events: list[Event], tmp_path_factory) -> Comparison:
 
 
 @pytest.mark.slow
-def test_findings_are_told_before_the_first_run_and_kept(done: Comparison, events) -> None:
+def test_findings_are_reported_before_the_first_run_and_kept(done: Comparison, events) -> None:
     kinds = [event.kind for event in events]
     notes = [event.text for event in events if event.kind == "note"]
     assert kinds.index("note") < kinds.index("plan")
@@ -85,8 +85,8 @@ def test_the_page_and_the_result_begin_with_them(done: Comparison, capsys) -> No
     page = (done.out / "report.html").read_text()
     assert page.index('id="data-check"') < page.index("What it shows")
     assert "images in more than one split" in page
-    told = plain(done)["data_check"]["findings"]
-    assert [found["grade"] for found in told] == ["falsifies results"] * 2
+    findings = plain(done)["data_check"]["findings"]
+    assert [found["grade"] for found in findings] == ["falsifies results"] * 2
     print_result(done)
     assert "falsifies results: images with more than one label (1)" in capsys.readouterr().out
 

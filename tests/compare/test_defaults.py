@@ -130,7 +130,7 @@ def test_what_is_named_is_taken_without_a_word(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     [
         (
             {"data": "moving_digits:100", "model": "vit_micro_p4_32"},
@@ -147,7 +147,7 @@ def test_what_is_named_is_taken_without_a_word(
         (
             {"mixers": "qkta,mhsa,identity,ska/ssa"},
             r"^spiking mixers \(qk_token, spiking_self\) and dense ones \(softmax, static_key\) "
-            r"take different tokens and cannot be compared in one model: name .*\. --twin sets a ",
+            r"take different tokens and cannot be compared in one model: name .*\. --ann adds a ",
         ),
         (
             {"data": "moving_digits:100", "mixers": ["qkta", "mhsa"]},
@@ -169,9 +169,9 @@ def test_what_is_named_is_taken_without_a_word(
     ],
 )
 def test_what_does_not_fit_is_one_line_without_warnings_or_folder(
-    call: dict[str, object], told: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
+    call: dict[str, object], message: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         run.compare(**call, out=tmp_path / "out")  # type: ignore[arg-type]
     assert not [w for w in recwarn if issubclass(w.category, KeymixWarning)]
     assert not (tmp_path / "out").exists()

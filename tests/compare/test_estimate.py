@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a comparison will take: from trials, told before the runs, followed while they go."""
+"""How long a comparison will take: from trials, given before the runs, updated while they train."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def test_runs_go_to_the_process_that_is_free_first():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"),
+    ("seconds", "text"),
     [
         (0.2, "1 s"), (7.4, "7 s"), (43, "45 s"), (96, "1 min 40 s"), (118, "2 min"),
         (297, "5 min"), (1440, "24 min"),
         (3600, "1 h"), (4000, "1 h 5 min"), (40_000, "11 h"),
     ],
 )  # fmt: skip
-def test_durations_are_no_more_precise_than_an_estimate(seconds, told):
-    assert roughly(seconds) == told
+def test_durations_are_no_more_precise_than_an_estimate(seconds, text):
+    assert roughly(seconds) == text
 
 
 def tried(monkeypatch, *, image_seconds: float, overhead: float, batch: int) -> tuple[Trial, list]:
@@ -86,7 +86,7 @@ def test_a_slow_step_is_reckoned_from_small_batches(monkeypatch):
     assert max(batches) < 16
 
 
-def test_a_trial_takes_a_runs_steps_with_its_losses_and_goes_on_with_any(monkeypatch):
+def test_a_trial_takes_a_runs_steps_with_its_losses_and_continues_with_any(monkeypatch):
     terms: list[set[str]] = []
     whole = ClassificationTask.whole
 
@@ -120,16 +120,16 @@ def watched(out: Path, **more: Any) -> list[Event]:
 
 
 @pytest.mark.slow
-def test_it_is_told_before_the_first_run_and_not_when_all_are_done(tmp_path, monkeypatch):
+def test_it_is_given_before_the_first_run_and_not_when_all_are_done(tmp_path, monkeypatch):
     steady = Trial(step=0.1, image=0.001, epoch=0.1)
     monkeypatch.setattr("keymix.compare.eta.try_out", lambda *args, **more: steady)
     events = watched(tmp_path / "out", controls=False, seeds=2)
     kinds = [event.kind for event in events]
     assert kinds.index("plan") < kinds.index("estimate") < kinds.index("start")
-    (told,) = [event for event in events if event.kind == "estimate"]
-    assert told.text.startswith("about ")
-    assert "4 runs" in told.text
-    estimate = told.estimate
+    (event,) = [event for event in events if event.kind == "estimate"]
+    assert event.text.startswith("about ")
+    assert "4 runs" in event.text
+    estimate = event.estimate
     assert list(estimate.runs) == [
         ("softmax", 0), ("static_key", 0), ("softmax", 1), ("static_key", 1),
     ]  # fmt: skip
@@ -138,9 +138,9 @@ def test_it_is_told_before_the_first_run_and_not_when_all_are_done(tmp_path, mon
     again = [event.kind for event in watched(tmp_path / "out", controls=False, seeds=2)]
     assert "estimate" not in again
     more = watched(tmp_path / "out", controls=False, seeds=3)
-    (told,) = [event for event in more if event.kind == "estimate"]
-    assert list(told.estimate.runs) == [("softmax", 2), ("static_key", 2)]
-    assert told.estimate.after < estimate.after  # costs are measured already
+    (event,) = [event for event in more if event.kind == "estimate"]
+    assert list(event.estimate.runs) == [("softmax", 2), ("static_key", 2)]
+    assert event.estimate.after < estimate.after  # costs are measured already
 
 
 @pytest.mark.slow
@@ -149,14 +149,14 @@ def test_a_mixer_that_breaks_is_left_out_of_the_estimate(tmp_path):
     events = watched(
         tmp_path / "out", mixers="brittle_untimed,mhsa", controls=False, imports=[path]
     )
-    (told,) = [event for event in events if event.kind == "estimate"]
-    assert list(told.estimate.whole) == ["softmax"]
+    (event,) = [event for event in events if event.kind == "estimate"]
+    assert list(event.estimate.whole) == ["softmax"]
     assert [event.mixer for event in events if event.kind == "failed"] == ["brittle_untimed"]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_side_by_side_it_is_told_once_and_a_worker_that_dies_takes_one_run_with_it(tmp_path):
+def test_side_by_side_it_is_given_once_and_a_worker_that_dies_takes_one_run_with_it(tmp_path):
     path = brittle(tmp_path, "exits", "import os; os._exit(7)")
     events: list[Event] = []
     result = small(
@@ -167,8 +167,8 @@ def test_side_by_side_it_is_told_once_and_a_worker_that_dies_takes_one_run_with_
         imports=[path],
         processes=2,
     )
-    (told,) = [event for event in events if event.kind == "estimate"]
-    assert set(told.estimate.whole) == {"softmax", "static_key"}
+    (event,) = [event for event in events if event.kind == "estimate"]
+    assert set(event.estimate.whole) == {"softmax", "static_key"}
     assert sorted(event.mixer for event in events if event.kind == "done") == [
         "softmax", "static_key",
     ]  # fmt: skip
@@ -232,7 +232,7 @@ def test_mixers_not_seen_yet_are_as_slow_as_the_others():
     assert remaining.seconds() == pytest.approx(8 * 30 + 3 * 300 + 10)
 
 
-def test_piped_it_tells_the_estimate_and_the_time_left(capsys):
+def test_piped_it_prints_the_estimate_and_the_time_left(capsys):
     lines = Lines()
     estimate = Estimate(
         runs={("a", 0): 100.0, ("b", 0): 100.0}, whole={"a": 100.0, "b": 120.0}, after=10.0,
@@ -242,8 +242,8 @@ def test_piped_it_tells_the_estimate_and_the_time_left(capsys):
     lines(Event(kind="estimate", text=estimate.text(), estimate=estimate))
     lines(Event(kind="start", mixer="a"))
     lines(Event(kind="done", mixer="a"))
-    told = capsys.readouterr().err.splitlines()
-    assert told == [
+    printed = capsys.readouterr().err.splitlines()
+    assert printed == [
         "2 runs",
         "about 3 min 30 s (2 runs, up to 2 min each for b; then 10 s for costs and maps)",
         "1/2 done: a, seed 0; about 1 min 50 s left",

@@ -49,7 +49,7 @@ def write(path: Path, *epochs: int, time: float = 1.0, rest: str = "") -> None:
     part.replace(path)
 
 
-def told(events: list[Event]) -> list[tuple[Any, ...]]:
+def summary(events: list[Event]) -> list[tuple[Any, ...]]:
     return [
         (e.kind, e.seed, *((e.epoch, e.epochs, e.value, e.text) if e.kind == "epoch" else ()))
         for e in events
@@ -99,7 +99,7 @@ def test_events_of_runs_come_in_order_whatever_the_executor(tmp_path: Path) -> N
     schedule = Schedule([first, second, third], events.append, slots=2, wait=moment)
     failures = schedule.run(executor)
     assert failures == {("toy", 1): "RuntimeError: a bug"}
-    assert told(events) == [
+    assert summary(events) == [
         ("start", 0), ("start", 1), epoch(0, 1), epoch(1, 1), epoch(0, 2), epoch(0, 3), ("done", 0),
         ("start", 2), ("failed", 1), epoch(2, 1), epoch(2, 2), epoch(2, 3), ("done", 2),
     ]  # fmt: skip
@@ -124,7 +124,7 @@ def test_threads_give_the_events_that_processes_do(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as executor:
         assert schedule.run(executor, train=train, try_out=try_out) == {}
     for seed in (0, 1, 2):
-        mine = [each for each in told(events) if each[1] == seed]
+        mine = [each for each in summary(events) if each[1] == seed]
         assert mine == [("start", seed), *(epoch(seed, e) for e in (1, 2, 3)), ("done", seed)]
     assert tried == [{"toy": TRIAL}]
 
@@ -261,7 +261,7 @@ def test_epochs_that_a_run_drops_and_trains_again_are_new(tmp_path: Path, seen: 
     assert read(epochs) == []
 
 
-def test_a_run_that_starts_from_the_beginning_tells_all_its_epochs(tmp_path: Path) -> None:
+def test_a_run_that_starts_from_the_beginning_reports_all_its_epochs(tmp_path: Path) -> None:
     write(tmp_path / METRICS, 0, 1)
     epochs = NewEpochs(tmp_path / METRICS)
     write(tmp_path / METRICS)

@@ -61,14 +61,14 @@ def test_killed_twice_it_ends_with_the_same_results(tmp_path, monkeypatch):
     assert main(words(whole, 1)) == 0
     moments = random.Random(time.time_ns())
     share = RUNS * EPOCHS // (KILLS + 2)  # half is left at the last: a busy machine looks late
-    told = []
+    kills = []
     for kill in range(KILLS):
         epochs = kill * share + moments.randint(1, share)
         delay = moments.uniform(0.0, 0.2)
-        told.append((epochs, round(delay, 3)))
+        kills.append((epochs, round(delay, 3)))
         kill_after(killed, epochs, delay)
         assert not (killed / "results.csv").exists()
         assert not (killed / "report.html").exists()
     assert main(words(killed, 1)) == 0
-    assert rows(killed) == rows(whole), f"killed after (epochs, seconds) {told}"
+    assert rows(killed) == rows(whole), f"killed after (epochs, seconds) {kills}"
     assert len(rows(whole)) == RUNS * 2 * 2 * 3

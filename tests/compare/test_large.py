@@ -132,28 +132,28 @@ def test_the_record_of_eighteen_runs_on_ten_thousand_images_is_small(large, monk
 
 
 @pytest.mark.parametrize(
-    ("count", "told"), [(0, None), (1, "1 broken image"), (3, "3 broken images")]
+    ("count", "counted"), [(0, None), (1, "1 broken image"), (3, "3 broken images")]
 )
-def test_images_left_out_are_told_in_words(large, count, told):
+def test_images_left_out_are_named_in_words(large, count, counted):
     plan = plan_in(large)
     images = (LeftOutImage(id="a.jpg", reason="truncated"),) * count
     data = replace(DATA, left_out=images, left_out_count=count)
     facts = record.facts(plan, data)
     method = record.method(plan, data, done=3, device="cpu")
     splits = next(item.text for item in method if item.title == "Splits.")
-    if told is None:
+    if counted is None:
         assert not any("broken" in text for text in (*facts, splits))
     else:
-        assert f"{told} left out" in facts
-        assert f"{told} {'was' if count == 1 else 'were'} left out" in splits
+        assert f"{counted} left out" in facts
+        assert f"{counted} {'was' if count == 1 else 'were'} left out" in splits
 
 
 def test_recordings_are_called_so(large):
     plan = plan_in(large)
     data = replace(DATA, time_steps=4, left_out_count=2)
     method = record.method(plan, data, done=3, device="cpu")
-    told = [*record.facts(plan, data), record.curves_note(plan, data)]
-    told += [f"{item.title} {item.text}" for item in method]
-    assert not [text for text in told if "image" in text]
-    assert "2 broken recordings left out" in told
-    assert any("Would it hold on more recordings?" in text for text in told)
+    texts = [*record.facts(plan, data), record.curves_note(plan, data)]
+    texts += [f"{item.title} {item.text}" for item in method]
+    assert not [text for text in texts if "image" in text]
+    assert "2 broken recordings left out" in texts
+    assert any("Would it hold on more recordings?" in text for text in texts)

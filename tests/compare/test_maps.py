@@ -49,44 +49,44 @@ def looked(name: str, digits: Any) -> tuple[dict[str, Any], Any]:
     return shown({"ska": model}, digits, pooling=pooling), model
 
 
-def drawn(told: Attention) -> Any:
-    packed = told.maps["ska"]
+def drawn(attention: Attention) -> Any:
+    packed = attention.maps["ska"]
     numbers = np.frombuffer(base64.b64decode(packed.weights), dtype="<u2") / 65535
     weights = numbers * packed.scale
     return weights.reshape(-1, 2, 1 + packed.heads, *packed.grid)
 
 
 def test_the_class_token_is_asked_where_it_passes_through_the_mixers(digits: Any) -> None:
-    told, model = looked("vit_nano_p2_12", digits)
-    assert told.query.startswith("Attention of the class token")
+    attention, model = looked("vit_nano_p2_12", digits)
+    assert attention.query.startswith("Attention of the class token")
     images = normalised(digits, digits.test, CHOSEN)
     (rows,) = attention_maps(model, images, layers=1, queries=[0]).values()
     wanted = rows[:, :, 0, 1:].unflatten(-1, (6, 6)).numpy()
-    assert np.abs(drawn(told)[:, 1, 1:] - wanted).max() < 1e-4
+    assert np.abs(drawn(attention)[:, 1, 1:] - wanted).max() < 1e-4
 
 
 def test_all_patches_are_asked_where_it_comes_later(digits: Any) -> None:
     """Query 0 of CaiT's patch blocks is the first patch, not the class token it reads out by."""
-    told, model = looked("cait_micro_p4_32", digits)
+    attention, model = looked("cait_micro_p4_32", digits)
     assert model.global_pool == "token"
-    assert told.query.startswith("Attention that the patches receive, averaged over all patch")
+    assert attention.query.startswith("Attention that the patches receive, averaged over all patch")
     images = normalised(digits, digits.test, CHOSEN)
     (rows,) = attention_maps(model, images, layers=1).values()
     wanted = rows.mean(2).unflatten(-1, (4, 4)).numpy()
-    assert np.abs(drawn(told)[:, 1, 1:] - wanted).max() < 1e-4
+    assert np.abs(drawn(attention)[:, 1, 1:] - wanted).max() < 1e-4
 
 
-def test_windows_are_laid_back_on_the_image(digits: Any) -> None:
+def test_windows_are_put_back_on_the_image(digits: Any) -> None:
     """The finest stage is shown, whose second block is shifted."""
-    told, model = looked("swin_micro_p2_32", digits)
-    assert told.layers == ("Block 1 of 3", "Block 2 of 3")
+    attention, model = looked("swin_micro_p2_32", digits)
+    assert attention.layers == ("Block 1 of 3", "Block 2 of 3")
     assert any(model.layers[0].blocks[1].shift_size)
     images = normalised(digits, digits.test, CHOSEN)
     maps = attention_maps(model, images, layers=[0, 1], windows="image")
-    packed = told.maps["ska"]
+    packed = attention.maps["ska"]
     side = images.shape[-1] // 2
     assert packed.grid == (side, side)
-    seen = drawn(told)
+    seen = drawn(attention)
     for layer, rows in enumerate(maps.values()):
         wanted = rows.mean(2).unflatten(-1, (side, side)).numpy()
         assert np.abs(seen[:, layer, 1:] - wanted).max() < 1e-4
@@ -115,10 +115,10 @@ def test_of_a_model_in_stages_the_finest_with_most_maps_is_shown() -> None:
         ),
         "control": create_model("caformer_micro_32", mixer="identity", **options),
     }
-    told = shown(models, photos, pooling="avg")
-    assert told.layers == ("Block 2 of 7", "Block 3 of 7")
-    assert [told.maps[label].grid for label in ("softmax", "placed")] == [(8, 8)] * 2
-    assert list(told.missing) == ["control"]
+    attention = shown(models, photos, pooling="avg")
+    assert attention.layers == ("Block 2 of 7", "Block 3 of 7")
+    assert [attention.maps[label].grid for label in ("softmax", "placed")] == [(8, 8)] * 2
+    assert list(attention.missing) == ["control"]
     alike = collapse(models, photos, seed=0)
     assert alike.pairs == ("4–5", "5–6")
     assert {label: len(v) for label, v in alike.similarity.items()} == {

@@ -80,7 +80,7 @@ def test_several_labels_a_pixel_have_no_background(tmp_path: Path):
     assert read(stored(tmp_path / "p.npz"), data).scored == (0, 1, 2)
 
 
-def test_damaged_answers_are_told_in_one_line(tmp_path: Path):
+def test_damaged_answers_are_reported_in_one_line(tmp_path: Path):
     path = tmp_path / "p.npz"
     with pytest.raises(UserError, match=r"cannot read '.*p\.npz'"):
         read_answers(path, DATA)

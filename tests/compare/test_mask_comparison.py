@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole comparison on a few masks: what it trains, tells, draws, and gathers again."""
+"""A whole comparison on a few masks: what it trains, reports, draws, and reads again."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ def test_differences_are_paired_by_seed_and_over_cases(done):
     assert "few cases, so it is rough" in row["detail"]
 
 
-def test_results_csv_tells_distances_by_their_unit(done):
+def test_results_csv_names_distances_by_their_unit(done):
     with (done.out / "results.csv").open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
-    told = {row["metric"] for row in rows if row["split"] == "test"}
+    metrics = {row["metric"] for row in rows if row["split"] == "test"}
     known = {"jaccard", "weighted_jaccard", "dice", "loss", "hausdorff_missed"}
-    assert known <= told <= known | {"hausdorff_px"}
+    assert known <= metrics <= known | {"hausdorff_px"}
     assert {row["metric"] for row in rows if row["split"] == "val"} == {
         "jaccard", "weighted_jaccard", "dice", "loss",
     }  # fmt: skip
@@ -99,27 +99,27 @@ def test_results_csv_tells_distances_by_their_unit(done):
 
 
 def test_pictures_are_the_models_answers_on_images_chosen_by_the_truth(done, folder):
-    told = to_json(done.record)["gallery"]
+    gallery = to_json(done.record)["gallery"]
     data = load(f"masks:{folder}", image_size=SIDE, val_fraction=1 / 6, test_fraction=0.4)
     scans = data.test.scans
     assert scans is not None
-    assert told["names"] == [scans.scan_id(i) for i in range(TEST)]
-    chosen = [told["names"].index(item["id"]) for item in told["slices"]]
+    assert gallery["names"] == [scans.scan_id(i) for i in range(TEST)]
+    chosen = [gallery["names"].index(item["id"]) for item in gallery["slices"]]
     truth = torch.stack([data.test.mask(i) for i in chosen])
     ignored = truth == IGNORE
-    assert told["ignored"]
+    assert gallery["ignored"]
     areas = ((truth > 0) & ~ignored).sum((1, 2)).tolist()
-    assert [item["area"] for item in told["slices"]] == areas
-    assert len({item["case"] for item in told["slices"][:4]}) == 4
+    assert [item["area"] for item in gallery["slices"]] == areas
+    assert len({item["case"] for item in gallery["slices"][:4]}) == 4
     assert areas[5] == 0 < min(areas[:5])
     model = load_run(done.out / "runs/softmax/seed0").model("last")
     with torch.inference_mode():
         said = model(normalised(data, data.test, chosen)).argmax(1)
     counts = overlap_counts(said.numpy(), truth.numpy(), num_classes=3, multilabel=False)
-    cells = told["predictions"]["softmax"]
+    cells = gallery["predictions"]["softmax"]
     assert [c["jaccard"] for c in cells] == pytest.approx(mean_jaccard(counts, (1, 2)), abs=1e-6)
     assert [c["found"] for c in cells] == ((said > 0) & ~ignored).sum((1, 2)).tolist()
-    for true, item in zip(truth.numpy(), told["slices"], strict=True):
+    for true, item in zip(truth.numpy(), gallery["slices"], strict=True):
         layer = Image.open(io.BytesIO(base64.b64decode(item["truth"].partition(",")[2])))
         drawn = np.array(layer)
         assert ((drawn[..., 3] > 0) == (true > 0)).all()
@@ -127,40 +127,40 @@ def test_pictures_are_the_models_answers_on_images_chosen_by_the_truth(done, fol
 
 
 def test_attention_is_read_on_slices_of_different_cases(done):
-    told = to_json(done.record)["attention"]
-    names = [image["label"] for image in told["images"]]
+    attention = to_json(done.record)["attention"]
+    names = [image["label"] for image in attention["images"]]
     assert len({name.partition("_")[0] for name in names}) == 4
     assert not any(name.endswith("_00") for name in names)  # which have nothing in them
-    assert "averaged over all patch tokens" in told["query"]
-    assert set(told["maps"]) == {"softmax", "key_value(pos_dim=5)"}
+    assert "averaged over all patch tokens" in attention["query"]
+    assert set(attention["maps"]) == {"softmax", "key_value(pos_dim=5)"}
 
 
 def test_terminal_and_page_speak_of_overlap(done, capsys):
     print_result(done)
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for word in ("Jaccard %", "weighted Jaccard %", "Dice %", "Hausdorff px", "95% cases"):
-        assert word in told
-    assert "mean Jaccard index" in told
-    assert "ccuracy" not in told
+        assert word in printed
+    assert "mean Jaccard index" in printed
+    assert "ccuracy" not in printed
     page = done.report.read_text(encoding="utf-8")
     for section in ("What they find", "Jaccard index against cost", "Where they look"):
         assert section in page
     assert plain(done)["hausdorff_unit"] == "px"
 
 
-def test_progress_tells_what_was_validated(done, finished_masks):
+def test_progress_shows_what_was_validated(done, finished_masks):
     events = pickle.loads((finished_masks / "events").read_bytes())
-    told = [event for event in events if event.kind == "epoch"]
-    assert len(told) == len(done.record.runs) * 2
-    assert {event.text for event in told} == {"mean Jaccard index"}
+    epochs = [event for event in events if event.kind == "epoch"]
+    assert len(epochs) == len(done.record.runs) * 2
+    assert {event.text for event in epochs} == {"mean Jaccard index"}
     lines = {r["mixer"] + str(r["seed"]): r["history"] for r in to_json(done.record)["runs"]}
-    for event in told:
+    for event in epochs:
         line = lines[event.mixer + str(event.seed)][event.epoch - 1]
         assert event.value == pytest.approx(line["val_jaccard"])
 
 
 @pytest.mark.slow
-def test_a_page_made_anew_is_the_same_and_without_images_keeps_its_pictures(
+def test_a_rebuilt_page_is_the_same_and_without_images_keeps_its_pictures(
     done, tmp_path, monkeypatch
 ):
     out = tmp_path / "out"

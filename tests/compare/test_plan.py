@@ -161,7 +161,7 @@ def test_without_a_deaf_mixer_the_class_token_stays(digits):
         ("cvt_micro_32", "avg", ("identity",)),
     ],
 )
-def test_only_a_class_token_that_hears_nothing_changes_the_readout(
+def test_only_a_class_token_that_receives_nothing_changes_the_readout(
     digits, model: str, pooling: str, unheard: tuple[str, ...]
 ):
     photos = replace(digits, image_size=(32, 32), in_chans=3)
@@ -182,16 +182,16 @@ def test_mixers_nobody_named_are_left_out_where_they_cannot_sit(digits):
     assert "mixer re_attention" in reason
 
 
-def test_the_page_tells_what_was_left_out_also_when_it_is_made_anew(digits, tmp_path: Path):
+def test_the_page_says_what_was_left_out_also_when_it_is_rebuilt(digits, tmp_path: Path):
     why = "swin with mixer re_attention: it cannot sit there"
     plan = _plan(digits, "mhsa,ska", cannot_sit=(why,), out=tmp_path)
     folder.write_manifest(plan, digits.record())
     again = folder.plan_of(tmp_path, folder.read_manifest(tmp_path), None)
     assert again == replace(plan, command="keymix compare", processes=1, threads=1)
-    for each, told in ((again, [why]), (_plan(digits, "mhsa,ska"), [])):
+    for each, expected in ((again, [why]), (_plan(digits, "mhsa,ska"), [])):
         items = method(each, digits.record(), done=2, device="cpu")
         found = [item.text for item in items if item.title == "Left out."]
-        assert [why for text in found if why in text] == told
+        assert [why for text in found if why in text] == expected
 
 
 def test_a_cool_down_longer_than_the_epochs_asked_for_keeps_its_share():
@@ -202,13 +202,13 @@ def test_a_cool_down_longer_than_the_epochs_asked_for_keeps_its_share():
     assert short.schedule.cooldown_epochs == 2
 
 
-def test_weights_that_are_not_there_are_told_before_training(digits, tmp_path: Path):
+def test_weights_that_are_not_there_are_refused_before_training(digits, tmp_path: Path):
     recipe = _recipe(overrides={"model.weights": str(tmp_path / "gone")})
     with pytest.raises(UserError, match="gone"):
         _plan(digits, "mhsa,ska", recipe=recipe)
 
 
-def test_weights_that_do_not_fit_are_told_before_training(digits, tmp_path: Path):
+def test_weights_that_do_not_fit_are_refused_before_training(digits, tmp_path: Path):
     path = tmp_path / "own.pth"
     recipe = _recipe(overrides={"model.weights": str(path)})
     state = meta_builder(recipe, digits)(parse_mixer("ska")).to_empty(device="cpu").state_dict()
@@ -230,7 +230,7 @@ def test_a_class_token_by_hand_with_a_deaf_mixer_is_refused(digits):
         _plan(digits, "mhsa", recipe=recipe)
 
 
-def test_heads_that_do_not_divide_are_told_before_training(digits):
+def test_heads_that_do_not_divide_are_refused_before_training(digits):
     with pytest.raises(UserError, match="num_heads=5"):
         _plan(digits, "mhsa(num_heads=5),ska")
 

@@ -84,15 +84,15 @@ def test_without_plan_and_record_it_says_what_to_do(done):
         rebuild(done)
 
 
-def test_missing_runs_are_told_apart_and_read_when_they_are_there(done, tmp_path):
+def test_missing_runs_have_their_reasons_and_read_when_they_are_there(done, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     shutil.move(done / "runs/static_key/seed1", elsewhere)
     (done / "runs/identity/seed0/summary.json").unlink()
     result = rebuild(done)
-    told = {(run["mixer"], run["seed"]): run for run in result.missing}
-    assert told["static_key", 1]["reason"] == "it has not started"
-    assert told["identity", 0]["reason"] == "it is not finished: 2 of 2 epochs are done"
-    assert len(told) == 2
+    missing = {(run["mixer"], run["seed"]): run for run in result.missing}
+    assert missing["static_key", 1]["reason"] == "it has not started"
+    assert missing["identity", 0]["reason"] == "it is not finished: 2 of 2 epochs are done"
+    assert len(missing) == 2
     assert result.failed == []
     assert {row["mixer"]: row["top1"]["n"] for row in result.rows} == {
         "softmax": 2, "static_key": 1, "identity": 1,
@@ -105,7 +105,7 @@ def test_missing_runs_are_told_apart_and_read_when_they_are_there(done, tmp_path
     assert len(rebuild(done).missing) == 1
 
 
-def test_one_finished_run_is_enough_and_none_is_told(done):
+def test_one_finished_run_is_enough_and_none_is_refused(done):
     runs = sorted((done / "runs").glob("*/seed*"))
     for place in runs[1:]:
         shutil.rmtree(place)
@@ -114,7 +114,7 @@ def test_one_finished_run_is_enough_and_none_is_told(done):
     assert sum(row["top1"]["n"] for row in result.rows) == 1
     assert (done / "report.html").is_file()
     shutil.rmtree(runs[0])
-    with pytest.raises(UserError, match=r"no run .* is finished yet\. Go on with: keymix"):
+    with pytest.raises(UserError, match=r"no run .* is finished yet\. Resume it with: keymix"):
         rebuild(done)
 
 
@@ -151,12 +151,12 @@ def test_a_failure_keeps_its_reason(tmp_path):
     assert "a bug of mine" in failed["reason"]
 
 
-def test_other_environments_are_told(done):
+def test_other_environments_are_reported(done):
     commits = {"softmax/seed0": "a" * 40, "softmax/seed1": "b" * 40}
     for path in (done / "runs").glob("*/seed*/environment.json"):
         commit = commits.get(path.parent.relative_to(done / "runs").as_posix(), "c" * 40)
-        told = json.loads(path.read_text(encoding="utf-8")) | {"commit": commit}
-        path.write_text(json.dumps(told), encoding="utf-8")
+        environment = json.loads(path.read_text(encoding="utf-8")) | {"commit": commit}
+        path.write_text(json.dumps(environment), encoding="utf-8")
     (done / "runs/identity/seed0/environment.json").unlink()
     record = to_json(rebuild(done).record)
     assert [env["runs"] for env in record["trained_with"]] == [1, 1, 3, 1]
@@ -199,7 +199,7 @@ def test_a_result_that_was_written_meanwhile_stays(done, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("place", "told"),
+    ("place", "message"),
     [
         ("nowhere", "there is no folder"),
         ("runs/softmax/seed0", "single run"),
@@ -207,15 +207,15 @@ def test_a_result_that_was_written_meanwhile_stays(done, monkeypatch):
         ("results.csv", "holds no comparison"),
     ],
 )
-def test_what_is_no_comparison_is_told_in_one_line(finished, place, told, capsys):
+def test_what_is_no_comparison_is_refused_in_one_line(finished, place, message, capsys):
     assert main(["report", str(finished / place)]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith("keymix: error: ")
-    assert told in line
+    assert message in line
 
 
 @pytest.mark.slow
-def test_the_command_tells_table_and_missing_runs(done, capsys, monkeypatch):
+def test_the_command_prints_table_and_missing_runs(done, capsys, monkeypatch):
     shutil.rmtree(done / "runs/identity/seed0")
     assert main(["report", str(done)]) == 0
     captured = capsys.readouterr()
@@ -227,14 +227,14 @@ def test_the_command_tells_table_and_missing_runs(done, capsys, monkeypatch):
     shutil.rmtree(done / "runs/static_key")
     monkeypatch.setattr("keymix.cli.comparison.MOST_MISSING", 3)
     assert main(["report", str(done)]) == 0
-    told = [line for line in capsys.readouterr().err.splitlines() if "missing" in line]
-    assert len(told) == 3
-    assert told[-1] == "missing: 2 more runs"
+    lines = [line for line in capsys.readouterr().err.splitlines() if "missing" in line]
+    assert len(lines) == 3
+    assert lines[-1] == "missing: 2 more runs"
     shutil.rmtree(done / "runs/identity/seed1")
     assert main(["report", str(done), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert len(told["missing"]) == 5
-    assert {"mixer": "identity", "seed": 0, "reason": "it has not started"} in told["missing"]
+    printed = json.loads(capsys.readouterr().out)
+    assert len(printed["missing"]) == 5
+    assert {"mixer": "identity", "seed": 0, "reason": "it has not started"} in printed["missing"]
 
 
 def test_a_name_that_is_no_utf8_is_written_and_read_again(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 def test_files_that_a_folder_names_are_never_run_but_those_that_are_given(
     done, tmp_path, monkeypatch, capsys
 ):
-    """In the report and in a comparison that goes on, which names them and the option to give."""
+    """In the report and in a resumed comparison, which names them and the option to give."""
     ran = tmp_path / "ran"
     files = {name: tmp_path / f"{name}.py" for name in ("recorded", "given")}
     for name, file in files.items():
@@ -266,10 +266,10 @@ def test_files_that_a_folder_names_are_never_run_but_those_that_are_given(
     for words in (["report", str(done)], again):
         (done / "comparison.json").write_bytes(kept)
         assert main(words) == 0
-        told = capsys.readouterr().err
+        printed = capsys.readouterr().err
         assert not ran.exists()
-        assert f"--import {files['recorded']}" in told.replace("\n", " ")
-        assert "\x1b" not in told
+        assert f"--import {files['recorded']}" in printed.replace("\n", " ")
+        assert "\x1b" not in printed
     (done / "comparison.json").write_bytes(kept)
     assert rebuild(done, imports=[files["given"]]).notes[0].count("--import") == 2
     assert ran.read_text() == "given"
@@ -376,18 +376,18 @@ def test_a_run_that_lost_part_of_its_record_stays_in_the_comparison(done, name, 
     first = record_of(done)
     spoil(done / RUN / name, how)
     assert main(["report", str(done)]) == 0
-    told, record = capsys.readouterr().err, record_of(done)
+    printed, record = capsys.readouterr().err, record_of(done)
     assert record["outcome"] == first["outcome"]
     assert all(run["status"] == "done" for run in record["runs"])
     if (name, how) != ("environment.json", "object"):  # which records nothing, and is whole
-        assert name in told
+        assert name in printed
     if name == "metrics.jsonl":
         assert "has gaps" in (done / "report.html").read_text("utf-8")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["summary.json", "predictions_test.npz", "environment.json"])
-def test_a_comparison_that_goes_on_writes_damaged_files_again(done, name):
+def test_a_resumed_comparison_writes_damaged_files_again(done, name):
     first = record_of(done)
     before = (done / RUN / name).read_bytes()
     (done / RUN / name).write_bytes(before[:100])

@@ -92,8 +92,8 @@ class Parent:
 
     def __init__(self, out: Path, grace: float) -> None:
         self._said = out / "said"
-        told = (out, grace, self._said, server_address())
-        self.process = forkserver().Process(target=_parent, args=told)
+        arguments = (out, grace, self._said, server_address())
+        self.process = forkserver().Process(target=_parent, args=arguments)
         self.process.start()
 
     def send_signal(self, signum: int) -> None:

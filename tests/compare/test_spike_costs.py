@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spiking comparisons on a few digits: rates, operations and energy of every run, and the twin."""
+"""Spiking comparisons on a few digits: rates, operations, energy, and the ANN counterpart."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from keymix.compare.folder import COLUMNS, SPIKE_COLUMNS, STEPS, clear
 from keymix.compare.pictures import evenly, normalised
 from keymix.compare.run import Comparison, rebuild
 from keymix.data import load
-from keymix.errors import UserError
+from keymix.errors import KeymixWarning, UserError
 from keymix.hosts import find_mixers
 from keymix.records import to_json
 from keymix.report.record import opened
@@ -29,7 +29,7 @@ from keymix.train.runs import load_run
 pytestmark = pytest.mark.slow
 SMALL = {"embed_dim": 16, "num_heads": 2, "depths": [1]}
 TINY = SMALL | {"time_steps": 2}
-TWIN = "twin of spiking_self"
+ANN = "ANN counterpart of spiking_self"
 
 
 def spiking(out: Path, **more: Any) -> Comparison:
@@ -48,57 +48,60 @@ def rows_of(out: Path) -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def twinned(tmp_path_factory) -> Comparison:
-    return spiking(tmp_path_factory.mktemp("spikes") / "out", seeds=2, twin=True)
+def with_ann(tmp_path_factory) -> Comparison:
+    return spiking(tmp_path_factory.mktemp("spikes") / "out", seeds=2, ann=True)
 
 
 @pytest.fixture
-def copied(twinned, tmp_path) -> Path:
-    return Path(shutil.copytree(twinned.out, tmp_path / "copy"))
+def copied(with_ann, tmp_path) -> Path:
+    return Path(shutil.copytree(with_ann.out, tmp_path / "copy"))
 
 
-def test_rates_and_energy_are_those_of_the_trained_weights_on_validation_images(twinned):
+def test_rates_and_energy_are_those_of_the_trained_weights_on_validation_images(with_ann):
     data = load("digits", limit=100)
     images = normalised(data, data.val, evenly(data.val, costs.IMAGES))
-    told = to_json(twinned.record)["spikes"]
-    assert f"on {len(data.val)} validation images" in told["text"]
+    spikes = to_json(with_ann.record)["spikes"]
+    assert f"on {len(data.val)} validation images" in spikes["text"]
     each = []
     for seed in (0, 1):
         folder = f"runs/qk_token/seed{seed}"
-        study = keymix.spike_study(load_run(twinned.out / folder).model("last"), images)
-        run = told["runs"][folder]
+        study = keymix.spike_study(load_run(with_ann.out / folder).model("last"), images)
+        run = spikes["runs"][folder]
         assert run["firing_rate"] == pytest.approx(study.rate)
         assert run["sops"] == pytest.approx(study.sops)
         low, middle, high = (value * 1e-6 for value in study.energy)
         assert run["energy_uj"] == pytest.approx(middle)
         assert (run["energy_low_uj"], run["energy_high_uj"]) == pytest.approx((low, high))
-        assert run["dense_energy_uj"] == pytest.approx(study.twin_energy * 1e-6)
+        assert run["dense_energy_uj"] == pytest.approx(study.ann_energy * 1e-6)
         each.append(middle)
     assert each[0] != each[1]
-    mean = told["mixers"]["qk_token"]["energy_uj"]
+    mean = spikes["mixers"]["qk_token"]["energy_uj"]
     assert (mean["n"], mean["mean"]) == (2, pytest.approx(statistics.mean(each)))
     assert mean["sd"] == pytest.approx(statistics.stdev(each))
 
 
-def test_results_csv_grows_by_columns_of_the_last_epoch(twinned):
-    rows = rows_of(twinned.out)
+def test_results_csv_grows_by_columns_of_the_last_epoch(with_ann):
+    rows = rows_of(with_ann.out)
     assert tuple(rows[0]) == (*COLUMNS, STEPS, *SPIKE_COLUMNS)
     for row in rows:
-        assert row[STEPS] == ("1" if row["mixer"] == TWIN else "2")
-        folder = f"runs/{row['mixer'].replace(' ', '-')}/seed{row['seed']}"
-        run = to_json(twinned.record)["spikes"]["runs"][folder]
-        told = [row[name] for name in SPIKE_COLUMNS]
+        assert row[STEPS] == ("1" if row["mixer"] == ANN else "2")
+        slug = "twin-of-spiking_self" if row["mixer"] == ANN else row["mixer"]
+        folder = f"runs/{slug}/seed{row['seed']}"
+        run = to_json(with_ann.record)["spikes"]["runs"][folder]
+        values = [row[name] for name in SPIKE_COLUMNS]
         if row["epoch"] == "best":
-            assert told == [""] * len(SPIKE_COLUMNS)
-        elif row["mixer"] == TWIN:
-            assert told[:2] == ["", ""]
+            assert values == [""] * len(SPIKE_COLUMNS)
+        elif row["mixer"] == ANN:
+            assert values[:2] == ["", ""]
             assert float(row["energy_uj"]) == pytest.approx(float(row["macs"]) * 4.6e-6)
         else:
-            assert [float(word) for word in told] == [run[name] for name in SPIKE_COLUMNS]
+            assert [float(word) for word in values] == [run[name] for name in SPIKE_COLUMNS]
 
 
-def test_the_twin_is_the_baselines_network_with_relu_at_one_step_under_the_same_recipe(twinned):
-    mine, other = (load_run(twinned.out / f"runs/{slug}/seed1") for slug in (
+def test_the_ann_counterpart_is_the_baselines_network_with_relu_at_one_step_under_the_same_recipe(
+    with_ann,
+):
+    mine, other = (load_run(with_ann.out / f"runs/{slug}/seed1") for slug in (
         "twin-of-spiking_self", "spiking_self",
     ))  # fmt: skip
     options = mine.recipe.model.options
@@ -107,60 +110,60 @@ def test_the_twin_is_the_baselines_network_with_relu_at_one_step_under_the_same_
     same = [{k: v for k, v in run.recipe.to_dict().items() if k not in changed}
             for run in (mine, other)]  # fmt: skip
     assert same[0] == same[1]
-    twin, spikes = mine.model(), other.model()
-    assert [type(m) for m in find_mixers(twin).values()] == [
+    ann, spikes = mine.model(), other.model()
+    assert [type(m) for m in find_mixers(ann).values()] == [
         type(m) for m in find_mixers(spikes).values()
     ]
-    assert not [m for m in twin.modules() if hasattr(m, "v_threshold")]
-    sizes = [sum(p.numel() for p in model.parameters()) for model in (twin, spikes)]
+    assert not [m for m in ann.modules() if hasattr(m, "v_threshold")]
+    sizes = [sum(p.numel() for p in model.parameters()) for model in (ann, spikes)]
     assert sizes[0] == sizes[1]
-    row = next(row for row in twinned.rows if row["mixer"] == TWIN)
+    row = next(row for row in with_ann.rows if row["mixer"] == ANN)
     assert row["seeds"]["n"] == 2  # paired with the baseline's runs
-    told = to_json(twinned.record)["spikes"]["mixers"]
-    dense = told["spiking_self"]["dense_energy_uj"]["mean"]
-    assert told[TWIN]["energy_uj"]["mean"] == pytest.approx(dense)
+    mixers = to_json(with_ann.record)["spikes"]["mixers"]
+    dense = mixers["spiking_self"]["dense_energy_uj"]["mean"]
+    assert mixers[ANN]["energy_uj"]["mean"] == pytest.approx(dense)
 
 
-def test_page_and_terminal_tell_what_spikes_cost(twinned, capsys):
+def test_page_and_terminal_show_what_spikes_cost(with_ann, capsys):
     from keymix.cli.comparison import plain, print_result
 
-    page = twinned.report.read_text(encoding="utf-8")
+    page = with_ann.report.read_text(encoding="utf-8")
     assert "What spikes cost" in page
-    assert "Test accuracy against energy an image, µJ" in page
+    assert "Test accuracy against energy per image, µJ" in page
     assert "with ReLU in place of every neuron, at one time step" in page
-    print_result(twinned)
+    print_result(with_ann)
     lines = capsys.readouterr().out.splitlines()
     (head,) = [i for i, line in enumerate(lines) if line.startswith("mixer\tspikes/neuron/step")]
     assert [line.split("\t")[0] for line in lines[head + 1 : head + 4]] == [
         "qk_token",
         "spiking_self",
-        TWIN,
+        ANN,
     ]
-    energy = to_json(twinned.record)["spikes"]["mixers"]["qk_token"]["energy_uj"]
+    energy = to_json(with_ann.record)["spikes"]["mixers"]["qk_token"]["energy_uj"]
     digits = 3 if energy["mean"] < 1 else 2
     mean, sd = (f"{energy[key]:.{digits}f}" for key in ("mean", "sd"))
     assert lines[head + 1].split("\t")[4] == f"{mean} ± {sd}"
     assert "docs/spikes.md" in lines[head + 4]
-    told = plain(twinned)["mixers"][0]
-    assert told["spikes"]["energy_uj"] == energy
+    row = plain(with_ann)["mixers"][0]
+    assert row["spikes"]["energy_uj"] == energy
 
 
-def test_multiply_adds_say_that_they_are_dense_and_of_how_many_steps(twinned, capsys):
+def test_multiply_adds_say_that_they_are_dense_and_of_how_many_steps(with_ann, capsys):
     from keymix.cli.comparison import plain, print_result
     from keymix.report.comparison import render
     from keymix.report.wording import dense_over
 
-    print_result(twinned)
+    print_result(with_ann)
     heads, *rows = (line.split("\t") for line in capsys.readouterr().out.splitlines()[:4])
     cells = [row[heads.index("MACs, dense, T=2")] for row in rows]
     assert [cell.endswith(" (T=1)") for cell in cells] == [False, False, True]
-    page = twinned.report.read_text(encoding="utf-8")
-    assert ">multiply-adds an image, dense, T=2</th>" in page
+    page = with_ann.report.read_text(encoding="utf-8")
+    assert ">multiply-adds per image, dense, T=2</th>" in page
     assert page.count('<span class="soft">T=1</span>') == 1
-    assert "Test accuracy against multiply-adds an image, dense, all T" in page
-    steps = {row["mixer"]: row["costs"]["time_steps"] for row in plain(twinned)["mixers"]}
-    assert steps == {"qk_token": 2, "spiking_self": 2, TWIN: 1}
-    before = to_json(twinned.record)
+    assert "Test accuracy against multiply-adds per image, dense, all T" in page
+    steps = {row["mixer"]: row["costs"]["time_steps"] for row in plain(with_ann)["mixers"]}
+    assert steps == {"qk_token": 2, "spiking_self": 2, ANN: 1}
+    before = to_json(with_ann.record)
     for row in before["costs"].values():
         del row["time_steps"]
     assert dense_over(opened(before, where="it")) == ("dense, T=2", {})
@@ -169,13 +172,13 @@ def test_multiply_adds_say_that_they_are_dense_and_of_how_many_steps(twinned, ca
     assert dense_over(opened(before, where="it")) == ("dense, all T", {})
     del before["spikes"]
     assert dense_over(opened(before, where="it")) == ("", {})
-    assert "multiply-adds an image</th>" in render(opened(before, where="it"))
+    assert "multiply-adds per image</th>" in render(opened(before, where="it"))
 
 
-def test_mixers_that_guess_are_named_by_the_number_of_images(twinned):
+def test_mixers_that_guess_are_named_by_the_number_of_images(with_ann):
     from keymix.report.sections.spikes import FAILING, notes
 
-    record = to_json(twinned.record)
+    record = to_json(with_ann.record)
     record["test_images"] = 10_000
     for row, top1 in zip(record["outcome"]["last"], (0.105, 0.108, 0.5), strict=True):
         row["top1"]["mean"] = top1
@@ -200,12 +203,12 @@ def test_spikes_are_read_once_and_again_for_other_weights(copied, monkeypatch):
         if event.kind == "stage":
             said.append(event.text)
 
-    again = spiking(copied, seeds=2, twin=True, progress=watch)
+    again = spiking(copied, seeds=2, ann=True, progress=watch)
     assert studied == []
     assert not [text for text in said if "spikes" in text]
     weights = copied / "runs/qk_token/seed1/weights_last.safetensors"
     shutil.copy(copied / "runs/qk_token/seed0/weights_last.safetensors", weights)
-    other = spiking(copied, seeds=2, twin=True, progress=watch)
+    other = spiking(copied, seeds=2, ann=True, progress=watch)
     assert studied == ["runs/qk_token/seed1"]
     assert "counting spikes of 1 run" in said
     runs = to_json(other.record)["spikes"]["runs"]
@@ -216,18 +219,18 @@ def test_spikes_are_read_once_and_again_for_other_weights(copied, monkeypatch):
     )
 
 
-def test_a_page_made_anew_has_the_same_and_says_what_was_not_read(copied, twinned):
-    assert rebuild(copied).record.spikes == twinned.record.spikes
+def test_a_rebuilt_page_has_the_same_and_says_what_was_not_read(copied, with_ann):
+    assert rebuild(copied).record.spikes == with_ann.record.spikes
     path = copied / "spikes.json"
     kept = json.loads(path.read_text(encoding="utf-8"))
     del kept["runs"]["runs/qk_token/seed0"], kept["runs"]["runs/qk_token/seed1"]["sops"]
     path.write_text(json.dumps(kept), encoding="utf-8")
-    told = to_json(rebuild(copied).record)["spikes"]["mixers"]
-    assert told["qk_token"]["energy_uj"] == {"n": 0, "mean": None, "sd": None}
-    assert told["qk_token"]["notes"] == [costs.NOT_YET]
+    mixers = to_json(rebuild(copied).record)["spikes"]["mixers"]
+    assert mixers["qk_token"]["energy_uj"] == {"n": 0, "mean": None, "sd": None}
+    assert mixers["qk_token"]["notes"] == [costs.NOT_YET]
     assert (
-        told["spiking_self"]["notes"]
-        == to_json(twinned.record)["spikes"]["mixers"]["spiking_self"]["notes"]
+        mixers["spiking_self"]["notes"]
+        == to_json(with_ann.record)["spikes"]["mixers"]["spiking_self"]["notes"]
     )
     path.unlink()
     page = rebuild(copied).report.read_text(encoding="utf-8")
@@ -237,7 +240,9 @@ def test_a_page_made_anew_has_the_same_and_says_what_was_not_read(copied, twinne
 def test_a_folder_of_before_has_no_spikes_but_a_page(copied):
     path = copied / "comparison.json"
     manifest = json.loads(path.read_text(encoding="utf-8"))
-    manifest["planned"]["mixers"] = manifest["planned"]["mixers"][:2]  # there were no twins
+    manifest["planned"]["mixers"] = manifest["planned"]["mixers"][
+        :2
+    ]  # there were no ANN counterparts
     for mixer in manifest["planned"]["mixers"]:
         del mixer["twin_of"], mixer["options"]
     path.write_text(json.dumps(manifest), encoding="utf-8")
@@ -265,34 +270,55 @@ def test_a_study_that_fails_is_a_note_and_the_comparison_stands(copied, monkeypa
     assert "an operation that nobody priced" in found.report.read_text(encoding="utf-8")
 
 
-def test_bounds_are_told_in_their_order(twinned, monkeypatch):
+def test_bounds_are_in_their_order(with_ann, monkeypatch):
     class Study:
         energy = (1e6, 2e6, 3e6)  # pJ
-        twin_energy, rate, silent, sops, macs, images, time_steps, notes = 4e6, 0, 0, 0, 0, 1, 2, ()
+        ann_energy, rate, silent, sops, macs, images, time_steps, notes = 4e6, 0, 0, 0, 0, 1, 2, ()
 
     monkeypatch.setattr("keymix.compare.costs.spike_study", lambda *_, **__: Study)
-    row = costs._study(twinned.out / "runs/qk_token/seed0", load("digits", limit=100))
-    told = [row.energy_low_uj, row.energy_uj, row.dense_energy_uj, row.energy_high_uj]
-    assert told == pytest.approx([1, 2, 4, 3])
+    row = costs._study(with_ann.out / "runs/qk_token/seed0", load("digits", limit=100))
+    energies = [row.energy_low_uj, row.energy_uj, row.dense_energy_uj, row.energy_high_uj]
+    assert energies == pytest.approx([1, 2, 4, 3])
 
 
-def test_dense_comparisons_and_twins_alone_have_no_table_of_spikes(tmp_path):
+def test_dense_comparisons_and_ann_counterparts_alone_have_no_table_of_spikes(tmp_path):
     relu = spiking(tmp_path / "relu", overrides={"model.options": TINY | {"neuron": "relu"}})
     assert relu.record.spikes is None
     assert relu.record.caution.count("updates") == 0
     assert "What spikes cost" not in relu.report.read_text(encoding="utf-8")
     assert tuple(rows_of(relu.out)[0]) == COLUMNS
-    with pytest.raises(UserError, match="--twin: vit_nano_p4_12 has no spikes"):
-        small(tmp_path / "dense", twin=True)
+    with pytest.raises(UserError, match="--ann: vit_nano_p4_12 has no spikes"):
+        small(tmp_path / "dense", ann=True)
     assert not (tmp_path / "dense").exists()
 
 
-def test_recordings_of_events_are_compared_with_a_twin_of_the_same_frames(tmp_path):
+def test_the_old_keyword_for_the_ann_counterpart_warns_and_works(tmp_path):
+    with (
+        pytest.warns(KeymixWarning, match="twin=.* is now .*ann="),
+        pytest.raises(UserError, match="--ann: vit_nano_p4_12 has no spikes"),
+    ):
+        small(tmp_path / "dense", twin=True)
+
+
+def test_a_folder_with_the_label_of_before_opens_and_resumes_without_training(copied):
+    for name in ("comparison.json", "results.json", "costs.json"):
+        path = copied / name
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text.replace(ANN, "twin of spiking_self"), encoding="utf-8")
+    assert [row["mixer"] for row in rebuild(copied).rows][-1] == "twin of spiking_self"
+    started: list[str] = []
+    again = spiking(copied, seeds=2, ann=True, progress=lambda e: started.append(e.kind))
+    assert "start" not in started
+    assert again.rows[-1]["mixer"] == ANN
+    assert len(list((copied / "runs").iterdir())) == 3
+
+
+def test_recordings_of_events_are_compared_with_an_ann_counterpart_of_the_same_frames(tmp_path):
     found = spiking(
         tmp_path / "out",
         data="moving_digits:100",
         mixers="qkta,ssa",
-        twin=True,
+        ann=True,
         overrides={
             "model.options": SMALL,
             "data.time_steps": 3,
@@ -301,11 +327,11 @@ def test_recordings_of_events_are_compared_with_a_twin_of_the_same_frames(tmp_pa
             "augment.crop_padding": 0,
         },
     )
-    told = to_json(found.record)["spikes"]["mixers"]
-    assert told["qk_token"]["time_steps"] == 3
-    assert told["qk_token"]["energy_uj"]["mean"] > 0
+    mixers = to_json(found.record)["spikes"]["mixers"]
+    assert mixers["qk_token"]["time_steps"] == 3
+    assert mixers["qk_token"]["energy_uj"]["mean"] > 0
     options = load_run(tmp_path / "out/runs/twin-of-spiking_self/seed0").recipe.model.options
     assert options == SMALL | {"neuron": "relu"}
-    # every frame goes through the whole twin
-    ratio = told[TWIN]["energy_uj"]["mean"] / told["spiking_self"]["dense_energy_uj"]["mean"]
+    # every frame goes through the whole ANN counterpart
+    ratio = mixers[ANN]["energy_uj"]["mean"] / mixers["spiking_self"]["dense_energy_uj"]["mean"]
     assert ratio == pytest.approx(3, rel=0.01)

@@ -60,7 +60,7 @@ def test_seeds_alone_or_images_alone_are_not_enough():
     assert "trained again might not" in images_only.headline
 
 
-def test_no_difference_shown_tells_how_large_one_could_hide():
+def test_no_difference_shown_says_how_large_one_could_hide():
     judgement = judge("a", "b", _interval(5, 0.001, 0.012, 0.8), UNSURE_IMAGES, planned=5)
     assert judgement.verdict == "no difference shown"
     assert "−1.1 to +1.3 points" in judgement.headline
@@ -123,7 +123,7 @@ def test_without_a_unit_a_difference_is_a_number():
 
 def test_an_interval_of_units_that_belong_together_is_called_too_narrow():
     for seeds, unit in ((1, "image"), (5, "case")):
-        told, silent = (
+        narrow_detail, silent = (
             judge(
                 "a",
                 "b",
@@ -135,7 +135,7 @@ def test_an_interval_of_units_that_belong_together_is_called_too_narrow():
             ).detail
             for narrow in (True, False)
         )
-        assert f"too narrow, as {unit}s belong together" in told
+        assert f"too narrow, as {unit}s belong together" in narrow_detail
         assert "too narrow" not in silent
 
 

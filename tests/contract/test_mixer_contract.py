@@ -244,11 +244,11 @@ def test_state_dict_holds_all_there_is(name: str, options: dict[str, Any]) -> No
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_copies_compute_the_same(name: str, how: str) -> None:
     mixer = make(name, num_prefix_tokens=1).eval()
-    twin = copy.deepcopy(mixer) if how == "deepcopy" else pickle.loads(pickle.dumps(mixer))
+    copied = copy.deepcopy(mixer) if how == "deepcopy" else pickle.loads(pickle.dumps(mixer))
     x = tokens(mixer)
-    assert torch.equal(twin(x), mixer(x))
+    assert torch.equal(copied(x), mixer(x))
     with torch.no_grad():
-        for p in twin.parameters():
+        for p in copied.parameters():
             p.zero_()
     assert all(p.abs().sum() > 0 for p in mixer.parameters()), "the copy shares weights"
 

@@ -236,9 +236,9 @@ def test_keys_may_lie_on_a_coarser_grid_from_the_start(name: str) -> None:
     mixer = make(name, {"resize": "pool_values"}, **site).eval()
     assert mixer.key.shape == (3, 7, 4)
     x = tokens_on(mixer, (4, 6))
-    twin = make(name, {"resize": "pool_values"}, grid=(2, 3), num_prefix_tokens=1).eval()
-    twin.load_state_dict(mixer.state_dict())
-    assert torch.equal(mixer(x), twin(x, grid=(4, 6)))
+    pooled = make(name, {"resize": "pool_values"}, grid=(2, 3), num_prefix_tokens=1).eval()
+    pooled.load_state_dict(mixer.state_dict())
+    assert torch.equal(mixer(x), pooled(x, grid=(4, 6)))
     for resize in (None, "interpolate"):
         with refused(r"\(2, 3\).*\(4, 6\).*resize='pool_values'"):
             make(name, {"resize": resize}, **site)

@@ -291,7 +291,7 @@ def test_a_token_is_kept_where_its_queries_are_not_silent() -> None:
 def test_the_neurons_of_the_site_are_used_unless_named(name: str) -> None:
     relu = build(name, Site(dim=8, num_heads=2, neuron=Neurons(kind="relu"))).eval()
     y = relu(spikes_like(2, 3, 5, 8).float() * 40)
-    assert ((y != 0) & (y != 1)).any(), "the non-spiking twin gives graded values"
+    assert ((y != 0) & (y != 1)).any(), "the ANN counterpart gives graded values"
     named = build(name, Site(dim=8, neuron=Neurons(kind="relu")), {"neuron": "plif"})
     assert sum(key.endswith("_sn.w") for key, _ in named.named_parameters()) == (
         len(named.roles) + 2

@@ -120,7 +120,7 @@ def test_theta_is_drawn_as_the_published_convolution() -> None:
 
 def test_the_norm_counts_every_window_of_a_batch() -> None:
     mixer = make("re_attention").train()
-    twin = make("re_attention").train()
+    second = make("re_attention").train()
     x = tokens(mixer, 2, 3)
-    close(mixer(x), twin(x.flatten(0, 1)).unflatten(0, (2, 3)))
-    close(mixer.norm.running_var, twin.norm.running_var)
+    close(mixer(x), second(x.flatten(0, 1)).unflatten(0, (2, 3)))
+    close(mixer.norm.running_var, second.norm.running_var)

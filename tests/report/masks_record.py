@@ -140,7 +140,7 @@ def make_mask_record(
         }
     task = get_task("segmentation")
     rows = outcome(labels, baseline=labels[0], seeds=range(seeds), scores=scores, task=task)
-    told = to_json(rows)
+    as_json = to_json(rows)
     del record["confusions"]
     for image, slice_ in zip(record["attention"]["images"], range(4), strict=True):
         image["label"] = f"case{slice_}_day20_slice_0070"
@@ -150,7 +150,7 @@ def make_mask_record(
         "facts": ["setr_micro", f"{len(labels)} mixers × {seeds} seeds", "3 classes of masks"],
         "lead": lead(rows, baseline=labels[0], task=task),
         "caution": caution(seeds, task=task),
-        "outcome": {"last": told, "best": told},
+        "outcome": {"last": as_json, "best": as_json},
         "test_images": images,
         "test_cases": cases,
         "classes": {"names": list(organs), "test_images": (true[:, 1:] > 0).sum(0).tolist()},

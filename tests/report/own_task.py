@@ -120,13 +120,13 @@ def make_number_record(seeds: int = 5) -> dict[str, Any]:
             run[which] = {"epoch": 12, "val": {"mae": found.val}, "test": dict(found.test)}
     labels = list(ERRORS)
     rows = outcome(labels, baseline=labels[0], seeds=range(seeds), scores=scores, task=NUMBERS)
-    told = to_json(rows)
+    as_json = to_json(rows)
     for key in ("classes", "confusions"):
         del record[key]
     return record | {
         "task": NUMBERS.name,
         "lead": lead(rows, baseline=labels[0], task=NUMBERS),
         "caution": caution(seeds, task=NUMBERS),
-        "outcome": {"last": told, "best": told},
+        "outcome": {"last": as_json, "best": as_json},
         "data": record["data"] | {"task": NUMBERS.name},
     }

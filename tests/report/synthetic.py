@@ -160,7 +160,7 @@ def make_record(
             )
     task = get_task("classification")
     rows = outcome(labels, baseline=labels[0], seeds=range(seeds), scores=scores, task=task)
-    told = to_json(rows)
+    as_json = to_json(rows)
     mapped = [m for m in labels if m not in CONTROLS]
     others = len(labels) if seeds > 1 else 0
     return {
@@ -213,7 +213,7 @@ def make_record(
         "seeds": list(range(seeds)),
         "mixers": [{"label": m, "slug": m, "control": m in CONTROLS, "note": ""} for m in labels],
         "runs": runs,
-        "outcome": {"last": told, "best": told},
+        "outcome": {"last": as_json, "best": as_json},
         "curves_note": "",
         "costs": {
             m: {

@@ -142,12 +142,12 @@ def test_without_scripts_the_page_is_complete(driver, pages):
     try:
         visit(driver, pages["plain"])
         shown = {s: find(driver, s).is_displayed() for s in (".maps.static", ".sortable")}
-        told = find(driver, "noscript p").size["height"]
+        height = find(driver, "noscript p").size["height"]
         gone = [find(driver, s).is_displayed() for s in ("#theme", ".picker", "#pair", ".fields")]
         rows = len(driver.find_elements("css selector", ".by-class tbody tr"))
     finally:
         driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
     assert all(shown.values())
-    assert told > 0
+    assert height > 0
     assert not any(gone)
     assert rows == 10

@@ -37,8 +37,8 @@ def test_a_table_sorts_by_number_and_the_third_press_restores_it(driver, pages):
     listed = column(driver, table, 1)
     head = find(driver, f"{table} thead th:nth-child(4)")
     button = head.find_element("css selector", "button")
-    held = column(driver, table, 4)
-    known = [float(v) for v in held if v != "–"]
+    cells = column(driver, table, 4)
+    known = [float(v) for v in cells if v != "–"]
     assert len(known) == 14
 
     button.click()
@@ -242,9 +242,9 @@ def test_two_runs_show_their_accuracies_classes_curves_and_environments(driver, 
     )
     assert len(driver.find_elements("css selector", "#pair-result svg .curve.run-a")) == 3
     assert len(driver.find_elements("css selector", "#pair-result svg .curve.run-b")) == 3
-    told = find(driver, "#pair-result dl").text
-    assert "A 16 cores" in told
-    assert "B 2 cores" in told
+    environments = find(driver, "#pair-result dl").text
+    assert "A 16 cores" in environments
+    assert "B 2 cores" in environments
     find(driver, "#pair-swap").click()
     assert find(driver, "#pair-a").get_property("value") == str(b)
     assert "A 2 cores" in find(driver, "#pair-result dl").text

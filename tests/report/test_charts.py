@@ -188,12 +188,12 @@ def test_forest_draws_both_intervals_and_survives_missing_ones():
 def test_no_difference_has_no_sign(difference):
     rows = [Row("key_value", LOOKS["key_value"], difference, None, None)]
     root = ET.fromstring(forest(rows, baseline="softmax", name="n"))
-    told = [
+    labels = [
         e.text
         for e in root.iter("{http://www.w3.org/2000/svg}text")
         if "num" in (e.get("class") or "")
     ]
-    assert told == ["0.0"]
+    assert labels == ["0.0"]
 
 
 def test_a_control_within_the_axis_is_drawn_there():
@@ -248,7 +248,7 @@ def test_quantities_are_written_for_people():
     assert formats.points(-0.0123) == "−1.2"
     assert formats.span(-0.01, 0.02, FRACTION) == "−1.0 to +2.0"
     assert formats.duration(3725) == "1 h 02 min"
-    assert formats.milliseconds(0.1234) == "0.123"
+    assert formats.three_digits(0.1234) == "0.123"
     empty = (formats.percent, formats.points, formats.count, formats.rate, formats.mib)
     assert {write(None) for write in empty} == {formats.MISSING}
 
@@ -324,7 +324,7 @@ def test_places_that_fit_stay() -> None:
     assert spread([], 12, 0, 100) == []
 
 
-def test_a_control_far_below_leaves_the_chart_and_is_told() -> None:
+def test_a_control_far_below_leaves_the_chart_and_is_named() -> None:
     drawn = log_lines(
         softmax=[1, 10, 100], ska=[2, 20, 200], identity=[0.001] * 3, pooling=[0.2, 2, 9]
     )

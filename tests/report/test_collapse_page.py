@@ -29,9 +29,9 @@ def test_tags_nest_and_nothing_is_fetched(page: str) -> None:
 
 def test_the_verdict_of_every_model_comes_first(page: str) -> None:
     text = words(page)
-    for told in ("Headline of vit", "Evidence of swin", "Caveat of vit"):
-        assert told in text
-        assert text.index(told) < text.index("Along the blocks")
+    for part in ("Headline of vit", "Evidence of swin", "Caveat of vit"):
+        assert part in text
+        assert text.index(part) < text.index("Along the blocks")
     assert text.count("Random weights.") == 1
 
 
@@ -128,7 +128,7 @@ def test_a_file_stands_alone_with_colours_and_its_legend() -> None:
     assert max(float(t.attrib["y"]) for t in root.iter(f"{SVG}text")) < height
 
 
-def test_an_axis_holds_what_it_is_told_to() -> None:
+def test_an_axis_includes_the_values_asked_for() -> None:
     line = Line("a", Look("c1", "square", "a"), [1, 2], [0.94, 0.96])
     said = {"x_label": "x", "y_label": "y", "name": "n"}
 
@@ -136,5 +136,5 @@ def test_an_axis_holds_what_it_is_told_to() -> None:
         return [float(t) for t in re.findall(r'text-anchor="end" class="tick">([\d.]+)<', svg)]
 
     assert min(ticks(curves([line], **said))) > 0.9
-    held = ticks(curves([line], **said, holds=(0.0, 1.0)))
-    assert (min(held), max(held)) == (0.0, 1.0)
+    marks = ticks(curves([line], **said, holds=(0.0, 1.0)))
+    assert (min(marks), max(marks)) == (0.0, 1.0)

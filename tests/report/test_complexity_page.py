@@ -34,8 +34,8 @@ def test_the_page_holds_every_mixer_in_every_part(page: str) -> None:
     sections = [part.partition("</section>")[0] for part in page.split("<section>")[1:]]
     # Table 6 and both Tables 1 are of the papers' mixers alone
     for part, left_out in ((sections[1], CONTROLS), (sections[2], ()), (sections[5], ())):
-        told = {" ".join(cell.split()) for cell in read(part.replace("<wbr>", "")).text}
-        assert told >= set(MIXERS) - set(left_out)
+        cells = {" ".join(cell.split()) for cell in read(part.replace("<wbr>", "")).text}
+        assert cells >= set(MIXERS) - set(left_out)
     assert "Without parameters, so without a ratio: identity , pooling" in words(page)
 
 
@@ -45,7 +45,7 @@ def test_hostile_names_stay_text(page: str) -> None:
     assert len(read(page).scripts) == 2
 
 
-def test_what_was_not_measured_is_told_with_the_reason(page: str) -> None:
+def test_what_was_not_measured_is_named_with_the_reason(page: str) -> None:
     assert f"{EVIL} , 784 tokens: would need {EVIL}" in words(page)
     early = cost_record() | {"complete": False}
     assert "Stopped early." in words(render(early))
@@ -101,13 +101,13 @@ def test_the_pivot_has_a_column_a_size_and_leaves_out_mixers_without_ratio() -> 
 
 def test_tables_say_over_how_many_steps_spiking_mixers_are_counted() -> None:
     record = cost_record()
-    told = "; spiking mixers over T = 4 steps"
+    ending = "; spiking mixers over T = 4 steps"
     several = ("ratio_by_tokens", "ratio_by_dim", "scaling", "multiples")
-    assert not any(by_key(record)[key].title.endswith(told) for key in several)
+    assert not any(by_key(record)[key].title.endswith(ending) for key in several)
     assert "at each of T" not in words(render(record))
     record["mixers"][2]["domain"] = "spiking"
     made = by_key(record)
-    assert all(made[key].title.endswith(told) for key in several)
+    assert all(made[key].title.endswith(ending) for key in several)
     assert "spiking mixers use it at each of T = 4 time steps" in words(render(record))
     for key in ("ratios", "scaling"):
         rows = csv.DictReader(io.StringIO(made[key].csv()))

@@ -88,7 +88,7 @@ def test_the_policy_lets_the_page_s_own_script_run_and_nothing_else(page):
     assert json.loads(stored)["baseline"] == "softmax"
 
 
-def test_page_tells_the_verdicts_the_numbers_and_the_record(page):
+def test_page_shows_the_verdicts_the_numbers_and_the_record(page):
     record = make_record()
     text = words(page)
     for row in record["outcome"]["last"]:
@@ -166,7 +166,7 @@ def test_every_mixer_has_its_chart_points_and_maps(page):
     assert page.count('class="heat"') == len(mapped) * 4 * 2
 
 
-def test_failed_and_missing_runs_are_told_in_words_and_never_as_figures():
+def test_failed_and_missing_runs_are_named_in_words_and_never_as_figures():
     record = make_record()
     lose(record, "re_attention", 2, "failed", "RuntimeError: out of luck")
     for seed in range(3):
@@ -211,7 +211,7 @@ def test_a_comparison_of_which_nothing_finished_is_still_a_page():
     assert "By class" not in text
 
 
-def test_unlike_environments_are_told_with_what_differs(page):
+def test_unlike_environments_are_shown_with_what_differs(page):
     text = words(page)
     assert UNLIKE in text
     assert "Environment 2: 6 runs" in text
@@ -242,7 +242,7 @@ def test_a_record_without_maps_costs_or_spread_renders():
     assert not re.search(r"± \d", words(page))
 
 
-def test_a_model_of_two_blocks_tells_its_similarity_in_a_table():
+def test_a_model_of_two_blocks_shows_its_similarity_in_a_table():
     record = make_record()
     record["collapse"]["pairs"] = ["1–2"]
     record["collapse"]["similarity"] = {m: [0.437] for m in record["collapse"]["similarity"]}
@@ -256,11 +256,11 @@ def test_where_no_blocks_can_be_compared_the_section_says_why():
     why = "they cut the image into other windows"
     missing = {m["label"]: why for m in record["mixers"]} | {"identity": "it forms no map"}
     record["collapse"] |= {"similarity": {}, "missing": missing}
-    told = words(render(record)).partition("Do deep layers repeat themselves?")[2]
-    assert told.startswith(" No maps of neighbouring blocks can be compared in these models.")
-    assert told.count(why) == 1  # with all labels that it holds for
-    assert "softmax , static_key" in told.partition(why)[0]
-    assert "identity : it forms no map" in told
+    section = words(render(record)).partition("Do deep layers repeat themselves?")[2]
+    assert section.startswith(" No maps of neighbouring blocks can be compared in these models.")
+    assert section.count(why) == 1  # with all labels that it holds for
+    assert "softmax , static_key" in section.partition(why)[0]
+    assert "identity : it forms no map" in section
 
 
 def test_equal_differences_show_a_dash_and_the_reason():
@@ -269,8 +269,8 @@ def test_equal_differences_show_a_dash_and_the_reason():
     row = next(r for r in record["outcome"]["last"] if r["mixer"] == "static_key")
     row["seeds"] |= {"low": None, "high": None, "p": None, "p_holm": None, "note": note}
     page = render(record)
-    told = words(page).partition("Accuracy After")[2].partition("best on validation")[0]
-    assert f"– over seeds of static_key : {note}." in told
+    section = words(page).partition("Accuracy After")[2].partition("best on validation")[0]
+    assert f"– over seeds of static_key : {note}." in section
     assert "over seeds of static_key" not in words(render(make_record()))
     one = make_record(seeds=1)
     assert "– over seeds of" not in words(render(one))  # the caution says it of all

@@ -21,6 +21,7 @@ from test_html import EVIL, read, words
 from keymix.analysis.mask_pictures import PALETTE, colours_of, rim
 from keymix.errors import UserError
 from keymix.report.charts import looks
+from keymix.report.tables import plain_value
 from keymix.tasks.segmentation import gallery
 from keymix.tasks.segmentation.gallery import layer_uri
 from keymix.tasks.segmentation.page import classes_view
@@ -44,12 +45,12 @@ def table(page: str, caption: str) -> list[dict[str, str]]:
     rows = []
     for row in re.findall(r"<tr>.*?</tr>", body, re.DOTALL):
         cells = re.findall(r'<td data-label="([^"]*)"[^>]*>(.*?)</td>', row, re.DOTALL)
-        told = {label: words(cell) for label, cell in cells}
-        rows.append({"": words(re.findall(r"<th.*?</th>", row, re.DOTALL)[0])} | told)
+        cells_by_label = {label: words(cell) for label, cell in cells}
+        rows.append({"": words(re.findall(r"<th.*?</th>", row, re.DOTALL)[0])} | cells_by_label)
     return rows
 
 
-def test_it_tells_overlap_and_no_accuracy(page):
+def test_it_shows_overlap_and_no_accuracy(page):
     text = words(page)
     assert read(page).open == []
     record = make_mask_record()
@@ -64,9 +65,9 @@ def test_it_tells_overlap_and_no_accuracy(page):
 
 def test_the_table_has_every_score_in_its_unit(page):
     rows = table(page, "Jaccard index after the last epoch")
-    told = make_mask_record()["outcome"]["last"]
-    assert [row[""].split()[0] for row in rows] == [row["mixer"] for row in told]
-    for row, expected in zip(rows, told, strict=True):
+    outcome = make_mask_record()["outcome"]["last"]
+    assert [row[""].split()[0] for row in rows] == [row["mixer"] for row in outcome]
+    for row, expected in zip(rows, outcome, strict=True):
         for label, key in (("test Jaccard, %", "jaccard"), ("Dice, %", "dice")):
             assert row[label].startswith(f"{expected[key]['mean'] * 100:.1f} ± ")
         weighted = expected["weighted_jaccard"]["mean"]
@@ -83,7 +84,7 @@ def test_pixels_are_no_millimetres():
     assert ", mm" not in words(page)
 
 
-def test_a_class_is_told_for_each_mixer_as_the_mean_over_seeds(page):
+def test_a_class_is_shown_for_each_mixer_as_the_mean_over_seeds(page):
     record = make_mask_record()
     rows = table(page, "Overlap by class")
     assert len(rows) == len(ORGANS) * len(LEVELS)
@@ -104,9 +105,9 @@ def test_a_class_s_difference_is_of_the_seeds_that_both_finished():
     of["softmax", 2][0]["jaccard"] = None  # it was nowhere
     found = classes_view(typed(record), LOOKS)
     assert found is not None
-    row = next(r for r in found.rows if (r.name, r.mixer) == (ORGANS[0], "key_value"))
+    (row,) = (r for r in found.table.rows if r[:2] == [ORGANS[0], "key_value"])
     expected = of["key_value", 0][0]["jaccard"] - of["softmax", 0][0]["jaccard"]
-    assert row.difference == pytest.approx(expected)
+    assert row[4] == pytest.approx(expected)
 
 
 def test_many_classes_are_folded_and_the_largest_difference_comes_first():
@@ -116,9 +117,10 @@ def test_many_classes_are_folded_and_the_largest_difference_comes_first():
     assert "The figures of all 30 classes" in page
     found = classes_view(typed(record), LOOKS)
     assert found is not None
+    rows = found.table.rows
     sizes = [
-        max(abs(r.difference or 0) for r in found.rows[i : i + 3])  # not the control
-        for i in range(0, len(found.rows), 4)
+        max(abs(plain_value(row[4]) or 0) for row in rows[i : i + 3])  # not the control
+        for i in range(0, len(rows), 4)
     ]
     assert sizes == sorted(sizes, reverse=True)
     assert read(page).open == []
@@ -131,8 +133,8 @@ def test_pictures_have_the_truth_and_every_prediction_with_words(page):
     for i, item in enumerate(record["gallery"]["slices"]):
         assert alternatives[i] == f"true mask of {item['id']}"
         said = html.unescape(alternatives[6 + i])
-        told = "rightly nothing" if i == 5 else "Jaccard\u00a0"
-        assert said.startswith(f"mask that softmax predicts for {item['id']}: {told[:7]}")
+        result = "rightly nothing" if i == 5 else "Jaccard\u00a0"
+        assert said.startswith(f"mask that softmax predicts for {item['id']}: {result[:7]}")
     assert "20 pixels where nothing is" in words(page)
     assert "the fullest of different cases, and one with nothing in it" in words(page)
     for item in record["gallery"]["legend"]:
@@ -140,7 +142,7 @@ def test_pictures_have_the_truth_and_every_prediction_with_words(page):
     assert len(page) < 1_500_000
 
 
-def test_pictures_that_are_missing_or_no_pictures_are_told():
+def test_pictures_that_are_missing_or_no_pictures_are_named():
     record = make_mask_record()
     record["gallery"]["predictions"].pop("key_value")
     record["gallery"]["missing"]["key_value"] = "RuntimeError: out of luck"
@@ -165,9 +167,9 @@ def test_images_of_one_case_are_not_called_different_cases():
 
 
 def test_the_script_gets_every_image_s_overlap(page):
-    record, told = make_mask_record(), payload_of(page)
-    assert told["names"][:2] == ["slice_0000", "slice_0001"]
-    for run, stored in zip(record["runs"], told["runs"], strict=True):
+    record, payload = make_mask_record(), payload_of(page)
+    assert payload["names"][:2] == ["slice_0000", "slice_0001"]
+    for run, stored in zip(record["runs"], payload["runs"], strict=True):
         assert stored["score"] == run["last"]["test"]["jaccard"]
         assert stored["classes"] == [row["jaccard"] for row in run["classes"]]
         assert shares(stored["overlaps"]).shape == (120,)
@@ -240,6 +242,6 @@ def test_a_rim_is_what_has_a_neighbour_outside():
 
 
 def test_colours_differ_beyond_the_palette():
-    told = colours_of(20)
-    assert told[:7] == list(PALETTE)
-    assert len(set(told)) == 20
+    colours = colours_of(20)
+    assert colours[:7] == list(PALETTE)
+    assert len(set(colours)) == 20

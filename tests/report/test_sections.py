@@ -7,21 +7,24 @@ import json
 import re
 import sys
 import xml.etree.ElementTree as ET
+from typing import Any
 
 import numpy as np
 import pytest
+from markupsafe import Markup
 from synthetic import ACCURACY, LONG, lose, made_up_maps, make_record, packed_maps, render, typed
 
 from keymix.mixers.registry import aliases_of, short_name
 from keymix.records import from_json
 from keymix.report import charts, comparison, page, sections
 from keymix.report.charts import Spread, dots, histograms, looks
+from keymix.report.formats import percent, points
 from keymix.report.labels import short_labels
 from keymix.report.page import as_element_text
 from keymix.report.part import Page, Section
 from keymix.report.record import PackedMaps
 from keymix.report.sections import attention, learning, runs
-from keymix.tasks.classification.page import classes_view
+from keymix.tasks.classification.page import ClassesView, classes_view
 
 LOOKS = looks(list(ACCURACY), baseline="softmax", controls=["identity"])
 SVG = "{http://www.w3.org/2000/svg}"
@@ -67,27 +70,36 @@ def test_a_task_s_section_without_a_template_stands_among_the_others(monkeypatch
     assert "&lt;svg&gt;" in section  # text of a record is escaped, markup of a chart is not
 
 
+def rows_of(found: ClassesView) -> list[dict[str, Any]]:
+    """Return the rows of the table of classes by the keys of its columns."""
+    keys = [column.key for column in found.table.columns]
+    return [dict(zip(keys, row, strict=True)) for row in found.table.rows]
+
+
 def test_a_class_s_difference_is_of_the_seeds_that_both_finished():
     record = make_record()
     lose(record, "static_key", 1, "failed", "RuntimeError")
     found = classes_view(typed(record), LOOKS)
     assert found is not None
     right = {(r["mixer"], r["seed"]): r.get("class_correct") for r in record["runs"]}
-    for row in found.rows:
-        c = row.number
+    for c, row in zip(found.by.order, rows_of(found), strict=True):
         base = [right["softmax", s][c] / 36 for s in range(3)]
         kept = [right["static_key", s][c] / 36 for s in (0, 2)]
-        cell = next(cell for cell in row.cells if cell.mixer == "static_key")
-        assert row.baseline == pytest.approx(np.mean(base))
-        assert cell.accuracy == pytest.approx(np.mean(kept))
-        assert cell.difference == pytest.approx(np.mean(kept) - np.mean([base[0], base[2]]))
+        assert row["softmax"].value == pytest.approx(np.mean(base))
+        difference = np.mean(kept) - np.mean([base[0], base[2]])
+        assert row["static_key"].value == pytest.approx(difference)
+        assert (
+            Markup(row["static_key"].text).striptags()
+            == f"{points(difference)} {percent(np.mean(kept))}"
+        )
 
 
 def test_the_largest_difference_comes_first_and_no_control_decides_it():
     found = classes_view(typed(make_record()), LOOKS)
     assert found is not None
     sizes = [
-        max(abs(c.difference) for c in row.cells if c.mixer != "identity") for row in found.rows
+        max(abs(row[m].value) for m in LOOKS if m not in ("softmax", "identity"))
+        for row in rows_of(found)
     ]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] < 0.3
@@ -99,9 +111,12 @@ def test_without_the_baseline_s_runs_classes_have_accuracies_and_no_differences(
     found = classes_view(typed(record), LOOKS)
     assert found is not None
     assert found.by.chart is None
-    for row in found.rows:
-        assert row.baseline is None
-        assert all(c.difference is None and c.accuracy is not None for c in row.cells)
+    for row in rows_of(found):
+        cells = [cell for key, cell in row.items() if key not in ("class", "images")]
+        assert len(cells) == len(LOOKS) - 1
+        assert all(
+            cell.value is None and not cell.text.endswith("–</span></span>") for cell in cells
+        )
 
 
 def test_a_class_without_test_images_has_no_accuracy():
@@ -112,9 +127,10 @@ def test_a_class_without_test_images_has_no_accuracy():
         run["class_correct"].append(0)
     found = classes_view(typed(record), LOOKS)
     assert found is not None
-    row = next(row for row in found.rows if row.name == "empty")
-    assert row.baseline is None
-    assert {cell.accuracy for cell in row.cells} == {None}
+    row = next(row for row in rows_of(found) if row.pop("class") == "empty")
+    assert row.pop("images") == 0
+    assert {cell.value for cell in row.values()} == {None}
+    assert {Markup(cell.text).striptags() for cell in row.values()} == {"–", "– –"}
 
 
 def test_confusions_are_shares_of_the_true_class_s_answers():
@@ -207,26 +223,27 @@ def test_stages_of_spiking_mixers_take_their_short_names() -> None:
 
 
 def test_json_in_the_page_cannot_end_its_element():
-    told = {"</script>": ["<!--", "a & b", "\u2028"]}
-    text = str(as_element_text(told))
+    value = {"</script>": ["<!--", "a & b", "\u2028"]}
+    text = str(as_element_text(value))
     assert not set("<>&\u2028") & set(text)
-    assert json.loads(text) == told
+    assert json.loads(text) == value
 
 
 def test_what_differs_between_environments_is_found():
-    first, second = runs.environments(typed(make_record()))
-    assert first.differs == second.differs == {"packages", "machine"}
-    assert {who.seeds for who in second.who} == {"seed 1"}
+    record = typed(make_record())
+    found = runs.differing([group.lines for group in record.trained_with])
+    assert found == ["packages", "machine"]
+    assert {seeds for _, seeds in runs.who(record, 1)} == {"seed 1"}
 
 
 def test_labels_break_within_and_remarks_stay_whole() -> None:
-    broken = page._breakable("key_value(head_dim=43) loses here (−1.0 points) <b>")
+    broken = page.breakable("key_value(head_dim=43) loses here (−1.0 points) <b>")
     assert broken == (
         "key_<wbr>value(<wbr>head_<wbr>dim=<wbr>43) loses here (−1.0 points) &lt;b&gt;"
     )
 
 
-def test_curves_are_of_the_epochs_that_every_run_tells(monkeypatch):
+def test_curves_are_of_the_epochs_that_every_run_has(monkeypatch):
     drawn: list[charts.Line] = []
     monkeypatch.setattr(charts, "curves", lambda lines, **more: drawn.extend(lines))
     record = make_record()

@@ -55,24 +55,24 @@ def test_hostile_names_stay_text(page: str) -> None:
 
 def test_what_it_comes_to_stands_first_with_its_notes(page: str) -> None:
     text = words(page)
-    for told in ("0.1250 spikes per neuron and step", "Note on qk.", "Random weights."):
-        assert text.index(told) < text.index("Firing rates")
+    for part in ("0.1250 spikes per neuron and step", "Note on qk.", "Random weights."):
+        assert text.index(part) < text.index("Firing rates")
     assert text.count("Random weights.") == 1
-    for told in ("4.6 pJ, an addition (AC) 0.9 pJ", "Memory access is not counted", "In qk stem"):
-        assert told in text
+    for part in ("4.6 pJ, an addition (AC) 0.9 pJ", "Memory access is not counted", "In qk stem"):
+        assert part in text
 
 
-def test_the_headline_holds_bounds_and_the_twin_unless_there_is_no_ratio() -> None:
-    told = headline(typed_study(study("qk")))
-    assert "2.70 µJ (between 1.70 µJ and 4.10 µJ)" in told
-    assert told.endswith("27.6 µJ: 10.2 times as much.")
+def test_the_headline_has_bounds_and_the_ann_counterpart_unless_there_is_no_ratio() -> None:
+    text = headline(typed_study(study("qk")))
+    assert "2.70 µJ (between 1.70 µJ and 4.10 µJ)" in text
+    assert text.endswith("27.6 µJ: 10.2 times as much.")
     even = study("qk", energy={"low": 2.0, "middle": 2.0, "high": 2.0})
     assert "between" not in headline(typed_study(even))
     dead = {**study("qk")["twin"], "ratio": None}
     assert "times as much" not in headline(typed_study(study("qk", twin=dead)))
 
 
-def test_rates_stand_by_stage_beside_the_papers() -> None:
+def test_rates_are_by_stage_next_to_the_papers() -> None:
     table = rates_of(typed_study(study("qk")), several=False)
     assert table.headings() == [
         "spikes",
@@ -101,10 +101,10 @@ def test_other_mixers_and_stages_have_no_figures_of_the_paper() -> None:
 
 
 def test_the_papers_network_is_named_where_its_figures_stand() -> None:
-    record, told = spikes_record(), "QKFormer HST-10-768, trained"
-    assert told in render(record)
+    record, note = spikes_record(), "QKFormer HST-10-768, trained"
+    assert note in render(record)
     entries = [{"mixer": "spiking_self", "stage": 1, "rates": {"V": 0.5}}]
-    assert told not in render({**record, "studies": [study("qk", table=entries)]})
+    assert note not in render({**record, "studies": [study("qk", table=entries)]})
 
 
 def test_tables_of_files_hold_every_number() -> None:

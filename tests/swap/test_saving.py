@@ -98,10 +98,10 @@ def test_copies_pickles_and_states_work_as_before(build: Any, tmp_path: Path) ->
         "pickle": pickle.loads(pickle.dumps(model)),
         "torch.save": torch.load(tmp_path / "model.pt", weights_only=False),
     }
-    for how, twin in made.items():
-        assert twin.save_pretrained.model() is twin, how
-        is_refused(twin, tmp_path / "out")
-        twin.load_state_dict(model.state_dict())
+    for how, copied in made.items():
+        assert copied.save_pretrained.model() is copied, how
+        is_refused(copied, tmp_path / "out")
+        copied.load_state_dict(model.state_dict())
 
 
 def test_nothing_keeps_the_memory_of_a_swapped_model() -> None:

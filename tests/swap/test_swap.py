@@ -245,8 +245,8 @@ def test_what_a_host_scales_otherwise_is_scaled_so() -> None:
 def test_a_swapped_model_copies_pickles_and_trains(name: str) -> None:
     model, x = tiny(name), images(MODELS[name][1])
     swap(model, "static_key", calibration=x)
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        close(answer(twin, x), answer(model, x))
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        close(answer(copied, x), answer(model, x))
     model.train()
     model(x).square().sum().backward()
     for path, mixer in find_mixers(model).items():
@@ -302,8 +302,8 @@ def test_images_come_as_a_tensor_or_in_batches(given: Callable[[Tensor], Any]) -
 
 
 def test_the_report_reports_cost_and_drift() -> None:
-    model, twin = tiny("timm_vit"), tiny("timm_vit")
-    before = answer(twin, X)
+    model, copied = tiny("timm_vit"), tiny("timm_vit")
+    before = answer(copied, X)
     report = swap(model, "static_key", 1, calibration=X)
     after = answer(model, X)
     row, output = report.rows[0], report.output
@@ -327,11 +327,11 @@ def test_the_report_reports_cost_and_drift() -> None:
 
 
 def test_drift_of_a_layer_is_that_of_its_map_on_the_originals_tokens() -> None:
-    model, twin = tiny("timm_vit"), tiny("timm_vit")
+    model, copied = tiny("timm_vit"), tiny("timm_vit")
     calls: list[Any] = []
-    layers = find_layers(twin)
+    layers = find_layers(copied)
     hook = layers[1].module.register_forward_hook(lambda *call: calls.append(call[1:]))
-    answer(twin, X)
+    answer(copied, X)
     hook.remove()
     moves = swap(model, "static_key", calibration=X, batch_size=4).rows[1].drift
     (tokens,), given = calls[0]

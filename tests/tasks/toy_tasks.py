@@ -96,7 +96,7 @@ def compared(recipe: Recipe, out: Path, file: str, *, processes: int = 1) -> Com
 
 
 def judged_difference(task: str, difference: float) -> Judgement:
-    """Judge a mixer whose score differs so much from the baseline's, beyond doubt."""
+    """Judge a mixer whose score differs so much from the baseline's, beyond chance."""
     sure = Interval(
         n=30,
         difference=difference,

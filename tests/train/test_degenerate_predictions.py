@@ -25,7 +25,7 @@ from keymix.train.runs import evaluate
 
 CLASSES = ("cat", "dog")
 SPIKING = ModelConfig(name="qkformer_micro_32")
-TWIN = ModelConfig(name="qkformer_micro_32", options={"neuron": "relu"})
+ANN = ModelConfig(name="qkformer_micro_32", options={"neuron": "relu"})
 DENSE = ModelConfig(name="vit_nano_p2_12")
 
 
@@ -49,7 +49,7 @@ def warned(
     ("model", "loss", "why"),
     [
         (SPIKING, 1.0, "spikes die out"),
-        (TWIN, 1.0, "learned nothing yet"),
+        (ANN, 1.0, "learned nothing yet"),
         (DENSE, 1.0, "learned nothing yet"),
         (SPIKING, math.nan, "diverged: lower --optim.lr"),
     ],

@@ -16,7 +16,13 @@ from keymix.analysis.capture import cannot_take, inference_mode_of, unwrapped
 from keymix.analysis.energy import Energy, energy_of
 from keymix.analysis.passes import Varies
 from keymix.analysis.spikes_operations import Operation, OperationCounter
-from keymix.analysis.spikes_record import EnergyBounds, Firing, SpikeReading, StageRates, Twin
+from keymix.analysis.spikes_record import (
+    AnnCounterpart,
+    EnergyBounds,
+    Firing,
+    SpikeReading,
+    StageRates,
+)
 from keymix.analysis.study_record import joined
 from keymix.errors import UserError
 from keymix.layers.neurons import SpikingNeuron
@@ -117,14 +123,14 @@ class SpikeStudy:
         return sum(low), sum(middle), sum(high)
 
     @property
-    def twin_macs(self) -> float:
+    def ann_macs(self) -> float:
         """Multiply-adds of the network of the same shape without spikes, which needs one step."""
         return sum(op.twin for op in self.operations)
 
     @property
-    def twin_energy(self) -> float:
+    def ann_energy(self) -> float:
         """Energy of that network, every multiply-add of it, pJ."""
-        return self.twin_macs * self.cost.mac
+        return self.ann_macs * self.cost.mac
 
     @property
     def once(self) -> tuple[str, ...]:
@@ -179,10 +185,10 @@ class SpikeStudy:
             sops=self.sops,
             macs=self.macs,
             energy=energy,
-            twin=Twin(
-                macs=self.twin_macs,
-                energy=self.twin_energy,
-                ratio=None if self.dead or not energy.middle else self.twin_energy / energy.middle,
+            twin=AnnCounterpart(
+                macs=self.ann_macs,
+                energy=self.ann_energy,
+                ratio=None if self.dead or not energy.middle else self.ann_energy / energy.middle,
             ),
             notes=self.notes,
             once=self.once,

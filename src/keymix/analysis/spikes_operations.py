@@ -55,7 +55,7 @@ class Operation:
         values: Mean, share that is not 0, and shares of the values 0, 1, 2, …; None for "norm"
             and "other".
         dense: Multiply-adds if every input counted, over all steps.
-        twin: Multiply-adds of it in a network without spikes, which has one step.
+        twin: Multiply-adds of it in the ANN counterpart, which has one step (the key in records).
         macs: Multiply-adds that have to be made: all of ``dense`` where the input is real.
         acs: Additions, a spike's value counted as so many (synaptic operations, SOPs).
         acs_low: Additions if an input costs one whatever its value; equals ``acs`` if binary.

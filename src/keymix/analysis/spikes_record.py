@@ -83,7 +83,7 @@ class OperationReading:
     input: Kind
     values: InputValues | None
     dense: float
-    twin: float
+    twin: float  # multiply-adds in the ANN counterpart
     macs: float
     acs: float
     acs_low: float
@@ -91,8 +91,8 @@ class OperationReading:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Twin:
-    """The network of the same shape without spikes."""
+class AnnCounterpart:
+    """The ANN counterpart of a spiking model: the same network without spikes."""
 
     macs: float  # its multiply-adds of one image
     energy: float
@@ -122,7 +122,7 @@ class SpikeReading:
     sops: float  # synaptic operations of one image
     macs: float  # multiply-adds of one image
     energy: EnergyBounds
-    twin: Twin  # the same network without spikes
+    twin: AnnCounterpart  # `twin` is its key in records of every version
     notes: tuple[str, ...]  # what to keep in mind when reading the numbers, in words
     once: tuple[str, ...]  # paths of layers that ran once for all steps
     repeated: tuple[str, ...]  # paths of layers that were given the same at every step

@@ -31,7 +31,7 @@ _OPTIONS = (
     "--processes",
     "--import",
 )
-_FLAGS = ("--no-controls", "--twin", "--overwrite", "--json", "--help")
+_FLAGS = ("--no-controls", "--ann", "--overwrite", "--json", "--help")
 _DEFAULT_OUT = "keymix-compare"
 
 _DESCRIPTION = """\
@@ -48,6 +48,7 @@ def main(argv: list[str]) -> int:
         options=_OPTIONS,
         flags=_FLAGS,
         short=_SHORT,
+        renamed={"--twin": "--ann"},
     )
     if "--help" in words.flags:
         console.say(_help().rstrip())
@@ -80,7 +81,7 @@ def main(argv: list[str]) -> int:
             match=named["--match"],  # type: ignore[arg-type]  # compare refuses other words
             baseline=named["--baseline"],
             controls="--no-controls" not in words.flags,
-            twin="--twin" in words.flags,
+            ann="--ann" in words.flags,
             processes=_whole("--processes", named["--processes"]),
             imports=imports,
             overwrite="--overwrite" in words.flags,
@@ -163,7 +164,7 @@ def _help() -> str:
         help="what the others are compared with (default: softmax, or ssa)",
     )
     add("--no-controls", action="store_true", help="leave the identity control out")
-    add("--twin", action="store_true", help="spiking models: the baseline with ReLU at T=1 joins")
+    add("--ann", action="store_true", help="spiking models: the baseline's ANN counterpart joins")
     add("--processes", metavar="N", help="runs side by side (default: one a core, on a GPU one)")
     add("--import", metavar="FILE.py", help=IMPORT_HELP)
     add("--out", metavar="DIR", help=f"folder of the comparison (default: {_DEFAULT_OUT})")
@@ -196,7 +197,7 @@ examples:
   keymix compare --data parquet:cifar10 --limit 10000 --epochs 6 --optim.lr 1e-3
   keymix compare --data moving_digits
   keymix compare --data uwgi:PATH --mixers "mhsa,kv,kv(pos_dim=50)"
-  keymix compare --mixers qkta,ssa --twin --data parquet:cifar10
+  keymix compare --mixers qkta,ssa --ann --data parquet:cifar10
   keymix compare --import my_mixer.py --mixers mhsa,name_in_that_file
 """
     )

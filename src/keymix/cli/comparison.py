@@ -246,7 +246,7 @@ def print_result(result: Comparison) -> None:
         (f"95% {words.units}", lambda row: span(row.images)),
         ("params", lambda row: formats.count(record.costs[row.mixer].params)),
         (f"MACs, {dense}" if dense else "MACs", macs),
-        ("ms", lambda row: formats.milliseconds(record.costs[row.mixer].latency_ms)),
+        ("ms", lambda row: formats.three_digits(record.costs[row.mixer].latency_ms)),
         (f"{words.inputs}/s", lambda row: formats.rate(record.costs[row.mixer].images_per_s)),
         ("MiB", lambda row: formats.mib(record.costs[row.mixer].peak_mib)),
     ]

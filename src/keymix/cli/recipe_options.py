@@ -7,6 +7,7 @@ import argparse
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from keymix.errors import KeymixWarning, UserError, unknown
@@ -59,14 +60,15 @@ def sort_words(
     options: Sequence[str],
     flags: Sequence[str],
     short: Mapping[str, str] = SHORT,
+    renamed: Mapping[str, str] = MappingProxyType({}),
 ) -> Words:
     """Sort the words after a verb; an unknown option is refused with the nearest.
 
     `options` are the verb's own that take a value, `flags` those that take none, `short` the short
-    forms of recipe fields.
+    forms of recipe fields, `renamed` old names of the verb's own.
     """
     words, fields = Words(), {f"--{path}": path for path in paths()} | dict(short)
-    old = {f"--{path}": new for path, new in renamed_keys().items()}
+    old = {f"--{path}": f"--{new}" for path, new in renamed_keys().items()} | dict(renamed)
     rest = list(argv)
     while rest:
         word = rest.pop(0)
@@ -74,6 +76,10 @@ def sort_words(
             words.names.append(word)
             continue
         name, equals, value = word.partition("=")
+        if name in old:
+            text = f"option {name} is now {old[name]}; the old name works for one more release"
+            warnings.warn(text, KeymixWarning, stacklevel=2)
+            name = old[name]
         if name in flags or name in SWITCHES:
             if equals:
                 raise UserError(f"option {name} takes no value.")
@@ -82,10 +88,6 @@ def sort_words(
             else:
                 words.flags.add(name)
             continue
-        if name in old:
-            text = f"option {name} is now --{old[name]}; the old name works for one more release"
-            warnings.warn(text, KeymixWarning, stacklevel=2)
-            name = f"--{old[name]}"
         free = any(name.startswith(f"--{start}") and len(name) > len(start) + 2 for start in FREE)
         if name not in options and name not in fields and not free:
             argument = name[2:].rpartition(".")[2].replace("-", "_")

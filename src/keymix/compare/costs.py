@@ -145,7 +145,7 @@ def known_costs(
 ) -> tuple[Table, Measured]:
     """Return every mixer's cost as far as it is known, and measure nothing.
 
-    The costs of an earlier record stand in where the folder keeps none.
+    The costs of an earlier record are taken where the folder keeps none.
     """
     kept = _read_costs(plan)
     rows: dict[str, CostRow] = {}
@@ -362,7 +362,7 @@ def _effort(models: Sequence[nn.Module], data: DataRecord, threads: int) -> Effo
 
 
 def _effort_for(seconds: float, models: int) -> Effort:
-    """Return the effort for models whose slowest takes so many seconds an image."""
+    """Return the effort for models whose slowest takes so many seconds per image."""
     batch = 2 ** int(max(0.0, min(math.log2(BATCH_SIZE), math.log2(BATCH_SECONDS / seconds))))
     rounds = int(BUDGET_SECONDS / (max(1, models) * (batch / 2 + 1) * seconds))
     return Effort(batch_size=batch, repeats=max(FEWEST, min(REPEATS, rounds)))
@@ -391,7 +391,7 @@ QUANTITIES = (
     "energy_high_uj",
     "dense_energy_uj",
 )
-"""What is read of each run; energies in µJ an image, the last of the network without spikes."""
+"""What is read of each run; energies in µJ per image, the last of the network without spikes."""
 _PJ = 1e-6  # µJ
 
 SpikeRows = Mapping[str, RunSpikes | str]
@@ -427,10 +427,10 @@ def known_spikes(plan: Plan, readings: Sequence[Reading]) -> SpikeRows | None:
     if not plan.spiking:
         return None
     kept = _read_spikes(plan)
-    twins = {mixer.label for mixer in plan.mixers if mixer.twin_of}
+    ann_labels = {mixer.label for mixer in plan.mixers if mixer.twin_of}
     done = (reading.run for reading in readings if isinstance(reading, Finished))
     runs: dict[str, RunSpikes | str] = {}
-    for name in (run.folder for run in done if run.mixer not in twins):
+    for name in (run.folder for run in done if run.mixer not in ann_labels):
         row = kept.get(name)
         fresh = row is not None and row.weights == _hash(plan.out / name)
         runs[name] = row if row is not None and fresh else NOT_YET
@@ -455,7 +455,7 @@ def spike_table(
 ) -> Spikes | None:
     """Make what the record has of spikes: the mean of each mixer over its seeds.
 
-    The multiply-adds of the twin come from `costs`. None where the model has no spikes.
+    The multiply-adds of the ANN counterpart come from `costs`. None where the model has no spikes.
     """
     if runs is None:
         return None
@@ -470,17 +470,17 @@ def spike_table(
             notes[label].append(row)
         elif row is not None:
             rows[label].append(row)
-    twins = {e.label: _twin(costs[e.label].macs, cost.mac) for e in plan.mixers if e.twin_of}
+    ann_rows = {e.label: _ann_row(costs[e.label].macs, cost.mac) for e in plan.mixers if e.twin_of}
     mixers = {}
     for label in plan.labels:
-        found = [twins[label]] if label in twins else rows[label]
+        found = [ann_rows[label]] if label in ann_rows else rows[label]
         odd = [note for row in rows[label] for note in row.notes or ()]  # that few neurons fire
         mixers[label] = MixerSpikes(
             **{key: statistics.summarize(_each(found, key)) for key in QUANTITIES},
             time_steps=found[0].time_steps if found else None,
             notes=tuple(dict.fromkeys([*notes[label], *odd])),
         )
-    each = {name: twins.get(label, runs.get(name)) for name, label in finished.items()}
+    each = {name: ann_rows.get(label, runs.get(name)) for name, label in finished.items()}
     read = [row.images for found in rows.values() for row in found]
     text = _text(cost.mac, cost.ac, images=read[0] or IMAGES if read else IMAGES, inputs=inputs)
     known_rows = {name: row for name, row in each.items() if isinstance(row, RunSpikes)}
@@ -492,7 +492,7 @@ def _each(rows: Sequence[RunSpikes], key: str) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _twin(macs: Number | None, pj: float) -> RunSpikes:
+def _ann_row(macs: Number | None, pj: float) -> RunSpikes:
     """Return the row of a network without spikes: multiply-adds alone."""
     energy = None if macs is None else macs * pj * _PJ
     return RunSpikes(
@@ -518,7 +518,7 @@ def _text(mac: float, ac: float, *, images: int, inputs: str) -> str:
         "Where shortcuts add spikes, inputs above 1 leave bounds: at least one addition, at most a "
         "multiply-add. Batch norm is folded, memory access is not counted. “Without spikes” is the "
         "same network making every multiply-add at one step; the multiply-adds of the cost table "
-        "are those of all steps, as if no input were a spike. docs/spikes.md tells each assumption."
+        "are those of all steps, as if no input were a spike. docs/spikes.md has each assumption."
     )
 
 
@@ -539,7 +539,7 @@ def _study(folder: Path, images: ImageData) -> RunSpikes:
         energy_uj=middle * _PJ,
         energy_low_uj=low * _PJ,
         energy_high_uj=high * _PJ,
-        dense_energy_uj=found.twin_energy * _PJ,
+        dense_energy_uj=found.ann_energy * _PJ,
         notes=tuple(note for note in found.notes if "never fired" in note),
     )
 
@@ -548,7 +548,7 @@ def _hash(folder: Path) -> str:
     try:
         return hashlib.sha256((folder / weights_file("last")).read_bytes()).hexdigest()
     except OSError:
-        return ""  # of a run whose weights were moved away; its scores are read still
+        return ""  # of a run whose weights were moved away; its scores are still read
 
 
 def _read_spikes(plan: Plan) -> dict[str, RunSpikes]:

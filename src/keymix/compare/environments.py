@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from keymix.report.formats import listing
 from keymix.report.record import Lines, TrainedWith
+from keymix.report.sections.runs import differing
 from keymix.train.record import Environment, Machine
 
 NOT_RECORDED = "not recorded"
@@ -68,7 +69,7 @@ def warning(trained_with: Sequence[TrainedWith], here: Lines) -> str | None:
     if len(trained_with) > 1:
         parts = [
             f"{key} ({_shares(trained_with, key)})"
-            for key in _keys([env.lines for env in trained_with])
+            for key in differing([env.lines for env in trained_with])
         ]
         return (
             f"The runs were not all trained in one environment; they differ in {listing(parts)}. "
@@ -77,31 +78,25 @@ def warning(trained_with: Sequence[TrainedWith], here: Lines) -> str | None:
     if not trained_with:
         return None
     there = trained_with[0].lines
-    differing = changes(
+    changed = changes(
         {key: line for key, line in there.items() if key != "threads"},
         {key: line for key, line in here.items() if key != "threads"},
     )
-    if not differing:
+    if not changed:
         return None
     return (
         "The runs were trained in another environment than the one that made this record; they "
-        f"differ in {differing}."
+        f"differ in {changed}."
     )
 
 
 def changes(then: Lines, now: Lines) -> str:
     """Say in words which lines of an environment have changed; empty if none."""
     parts = []
-    for key in _keys([then, now]):
+    for key in differing([then, now]):
         a, b = _values([then, now], key)
         parts.append(f"{key} ({a} then, {b} now)")
     return listing(parts) if parts else ""
-
-
-def _keys(environments: Sequence[Lines]) -> list[str]:
-    """Return the keys whose lines are not the same in all environments."""
-    known = {key: None for env in environments for key in env}
-    return [key for key in known if len({env.get(key) for env in environments}) > 1]
 
 
 def _shares(trained_with: Sequence[TrainedWith], key: str) -> str:

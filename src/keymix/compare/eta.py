@@ -36,7 +36,7 @@ SMALL, STEPS, WARMUP = 2, 30, 2
 EPOCH_SECONDS = 0.01
 """What the end of an epoch adds: scores, the line of metrics, a small checkpoint."""
 BYTES_PER_PARAMETER, BYTES_PER_SECOND = 16, 4e8
-"""Weights, averaged weights and both moments, and how fast they come to a disk."""
+"""Weights, averaged weights and both moments, and how fast they are written."""
 MAPS_SECONDS, MAPS_IMAGES = 2.0, 150
 """What attention maps and the page take: a fixed part, and so many images through every model."""
 

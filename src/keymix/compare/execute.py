@@ -260,9 +260,9 @@ def _in_order(future: Future[Any]) -> bool:
 
 
 def resume_hint(out: Path) -> str:
-    """Say what stands when a comparison is stopped, and how to go on."""
+    """Say what is kept when a comparison is stopped, and how to resume it."""
     kept = f"runs and checkpoints are kept in {str(out)!r}"
-    return f"{kept}, and the same command (without --overwrite) goes on"
+    return f"{kept}; rerun the same command (without --overwrite) to resume"
 
 
 def _by(signum: int) -> str:

@@ -199,7 +199,7 @@ class WorkerExecutor(Executor):
         self._threads.shutdown(wait=False, cancel_futures=cancel_futures)
         if cancel_futures:
             for worker in self._workers:
-                worker.terminate()
+                worker.end(subprocess.Popen.terminate)  # asked to save
             concurrent.futures.wait(list(self._futures), timeout=self._grace)
             self.kill_workers()
         if wait:
@@ -211,7 +211,7 @@ class WorkerExecutor(Executor):
         """Kill the processes that work at a call, end the others, and take no more calls."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for worker in self._workers:
-            worker.kill()
+            worker.end(subprocess.Popen.kill)
         for worker in self._workers:
             worker.stop()
 
@@ -322,19 +322,12 @@ class _Worker:
                 return f"with code {code}: {lines[-1].strip()[:200]}"
         return f"with code {code}"
 
-    def terminate(self) -> None:
-        """Ask the process to save and end if it works at a call; start no other."""
+    def end(self, how: Callable[[subprocess.Popen[str]], None]) -> None:
+        """End the process, by SIGTERM or a kill, if it works at a call; start no other."""
         with self._lock:
             self._closed = True
             if self._busy and self._process is not None:
-                self._process.terminate()
-
-    def kill(self) -> None:
-        """Kill the process if it works at a call; start no other."""
-        with self._lock:
-            self._closed = True
-            if self._busy and self._process is not None:
-                self._process.kill()
+                how(self._process)
 
     def stop(self) -> None:
         """End the process, which has nothing to do, and remove an empty log."""

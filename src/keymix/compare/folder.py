@@ -60,7 +60,7 @@ SPIKE_COLUMNS = ("firing_rate", "sops", "energy_uj", "energy_low_uj", "energy_hi
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What must be equal for runs to stand in one comparison.
+    """What must be equal for runs to be in one comparison.
 
     Mixers, seeds and the baseline may change: an existing comparison grows by them.
     """
@@ -282,7 +282,7 @@ def _is_run(name: object) -> bool:
 
 
 def runs_in(out: Path) -> list[str]:
-    """Return the folders of runs that lie in a comparison's, for a manifest that was lost."""
+    """Return the folders of runs in a comparison's, for a manifest that was lost."""
     found = (place.relative_to(out).as_posix() for place in out.glob("runs/*/seed*"))
     return sorted(name for name in found if _is_run(name))
 
@@ -290,8 +290,8 @@ def runs_in(out: Path) -> list[str]:
 def plan_of(out: Path, manifest: Manifest, record: ComparisonRecord | None) -> Plan:
     """Return the plan of the last call, as the folder records it.
 
-    An earlier record stands in for the plan that manifests of earlier versions lack, and says what
-    a plan leaves open. The user's files are left out: who reads a folder says which files run.
+    An earlier record gives the plan that manifests of earlier versions lack, and what a plan leaves
+    open. The user's files are left out: who reads a folder says which files run.
     """
     planned, wrong = manifest.planned, manifest.damage or "it has no plan"
     if planned is None and not manifest.damage and record is not None:
@@ -320,7 +320,7 @@ def plan_of(out: Path, manifest: Manifest, record: ComparisonRecord | None) -> P
 
 def _from_record(record: ComparisonRecord) -> Planned:
     """Take the plan from an earlier record; a UserError says that it is none."""
-    unheard = record.readout.because
+    unread = record.readout.because
     lacking = [mixer.label for mixer in record.mixers if mixer.label not in record.costs]
     if lacking:
         raise UserError(f"costs of {lacking[0]!r} are not known")
@@ -331,7 +331,7 @@ def _from_record(record: ComparisonRecord) -> Planned:
                 slug=mixer.slug,
                 control=mixer.control,
                 note=mixer.note,
-                mixes_prefix=mixer.label not in unheard,
+                mixes_prefix=mixer.label not in unread,
                 params=record.costs[mixer.label].params,
             )
             for mixer in record.mixers
@@ -340,7 +340,7 @@ def _from_record(record: ComparisonRecord) -> Planned:
         baseline=record.baseline,
         match=record.match,
         pooling=record.readout.pooling,
-        unheard=unheard,
+        unheard=unread,
         command=record.command,
         processes=record.processes,
         threads=record.threads,

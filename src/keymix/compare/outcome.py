@@ -51,7 +51,7 @@ def outcome(
     unit: str = "",
     narrow: bool = False,
 ) -> tuple[OutcomeRow, ...]:
-    """Compute the rows of the result, one a mixer, in the order given.
+    """Compute the rows of the result, one per mixer, in the order given.
 
     Holm's correction takes each question (seeds, units) as one family over all mixers other than
     the baseline, controls included. The rows have the task's scores on the test split, and that on
@@ -78,20 +78,9 @@ def outcome(
     rows = []
     for label in labels:
         runs = scores.get(label, {})
-        row = OutcomeRow(
-            mixer=label,
-            scores={
-                **{key: _summary([run.test.get(key) for run in runs.values()]) for key in keys},
-                f"val_{score.key}": _summary([run.val for run in runs.values()]),
-            },
-            seeds=None,
-            images=None,
-            verdict=None,
-            headline="",
-            detail="",
-        )
-        if label in compared:
-            over_seeds, over_units = compared[label]
+        over_seeds, over_units = compared.get(label, (None, None))
+        judgement = None
+        if label != baseline:
             judgement = judge(
                 label,
                 baseline,
@@ -102,20 +91,25 @@ def outcome(
                 unit=task.unit,
                 narrow=narrow,
             )
-            row = replace(
-                row,
+        rows.append(
+            OutcomeRow(
+                mixer=label,
+                scores={
+                    **{key: _summary([run.test.get(key) for run in runs.values()]) for key in keys},
+                    f"val_{score.key}": _summary([run.val for run in runs.values()]),
+                },
                 seeds=over_seeds,
                 images=over_units,
-                verdict=judgement.verdict,
-                headline=judgement.headline,
-                detail=judgement.detail,
+                verdict=judgement.verdict if judgement else None,
+                headline=judgement.headline if judgement else "",
+                detail=judgement.detail if judgement else "",
             )
-        rows.append(row)
+        )
     return tuple(rows)
 
 
 def lead(rows: Sequence[OutcomeRow], *, baseline: str, task: Task, inputs: str = "images") -> str:
-    """Say where the baseline stands and which mixers are ahead or behind."""
+    """Say what the baseline reaches and which mixers are ahead or behind."""
     score = task.score
     base = next(row for row in rows if row.mixer == baseline).scores[score.key]
     if base.mean is None:
@@ -178,7 +172,7 @@ class Judgement:
     Attributes:
         verdict: ``better``, ``worse`` or ``no difference shown`` from five pairs of runs up, else
             ``no verdict``.
-        headline: One sentence that can stand alone.
+        headline: One sentence that can be read alone.
         detail: The evidence of both questions, one or two sentences.
     """
 
@@ -251,7 +245,7 @@ def judge(
     unit: str = "image",
     narrow: bool = False,
 ) -> Judgement:
-    """Say in words how a mixer stands to the baseline.
+    """Say in words how a mixer compares with the baseline.
 
     A mixer is called better or worse when both questions agree after Holm's correction: it would
     hold if retrained, and on more images. Below five pairs of runs no verdict is given.
@@ -272,13 +266,12 @@ def judge(
             headline=f"{mixer}: nothing can be said, no seed finished for both it and {baseline}.",
             detail="",
         )
+    about = _units_sentence(images, score, unit, narrow=narrow)
     if seeds.n < VERDICT_SEEDS:
-        about = _units_sentence(images, score, unit, narrow=narrow)
         trusted = None if narrow else images
         return _no_verdict(
             mixer, baseline, seeds, trusted, planned=planned, score=score, about=about
         )
-    about = _units_sentence(images, score, unit, narrow=narrow)
     both = f"{_seeds_sentence(seeds, score)} {about}"
     retrained, more_units = _clear(seeds), _clear(images) and not narrow
     agree = images is not None and seeds.difference * images.difference > 0
@@ -301,7 +294,7 @@ def judge(
             "again might not be"
         )
     elif seeds.low is not None and seeds.high is not None:
-        why = f"it may lie anywhere from {span(seeds, score)} {score.difference_unit}".rstrip()
+        why = f"it may be anywhere from {span(seeds, score)} {score.difference_unit}".rstrip()
     else:
         why = "the seeds do not vary"
     return Judgement(
@@ -337,7 +330,7 @@ def _no_verdict(
         )
     seeds_text = f"{count}: whether it would hold if retrained cannot be said"
     if seeds.low is not None:
-        seeds_text += f" (the interval over seeds, {span(seeds, score)}, rests on too few)"
+        seeds_text += f" (the interval over seeds, {span(seeds, score)}, of too few)"
     seeds_text += "."
     if seeds.note and "one seed has" not in seeds.note:
         seeds_text += f" Note: {seeds.note}."

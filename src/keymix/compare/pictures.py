@@ -7,7 +7,8 @@ import base64
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ from keymix.report.pictures import image_uri
 from keymix.report.record import Attention, Collapse, MapImage, PackedMaps
 from keymix.train.runs import load_run
 
+T = TypeVar("T")
 FloatArray = npt.NDArray[np.float64]
 Stage = tuple[list[int], dict[str, PackedMaps], dict[str, str]]
 """What was read of a stage: its blocks, and maps and reasons by mixer's label."""
@@ -50,7 +52,7 @@ class Pictures:
 def pictures(plan: Plan, runs: Sequence[Reading], data: ImageData) -> Pictures:
     """Look into every mixer's model of one seed, last epoch.
 
-    Attention is read where images have one size, so that maps of several lie next to each other.
+    Attention is read where images have one size, so that maps of several images can be compared.
     """
     seed, models = trained_models(plan, runs)
     task = data.record().task_kind
@@ -100,15 +102,24 @@ def _drawn(
         images = [normalised(data, data.test, [i])[0] for i in chosen]
     else:
         images = normalised(data, data.test, chosen)
-    outputs: dict[str, Any] = {}
+    with torch.inference_mode():
+        outputs, missing = _of_each(models, lambda model: model.eval()(images))
+    return page.draw(data, chosen, outputs, missing, seed=seed)
+
+
+def _of_each(
+    models: Mapping[str, nn.Module], look: Callable[[nn.Module], T]
+) -> tuple[dict[str, T], dict[str, str]]:
+    """Look into each model; what was found, and why nothing was, by mixer's label."""
+    found: dict[str, T] = {}
     missing: dict[str, str] = {}
     for label, model in models.items():
         try:
-            with torch.inference_mode():
-                outputs[label] = model.eval()(images)
-        except FAILURES as error:
-            missing[label] = reason(error)
-    return page.draw(data, chosen, outputs, missing, seed=seed)
+            found[label] = look(model)
+        except FAILURES as error:  # UserError included
+            cause = error.__cause__
+            missing[label] = reason(cause if isinstance(cause, NoAttentionMap) else error)
+    return found, missing
 
 
 def evenly(split: Split, number: int) -> list[int]:
@@ -143,8 +154,8 @@ def attention(
     found = [list(find_mixers(model).values()) for model in models.values()]
     depth = max(map(len, found), default=0)
     # CaiT's class token is not there yet where its mixers sit
-    heard = all(mixer.site.num_prefix_tokens for mixers in found for mixer in mixers)
-    by_class_token = pooling == "token" and heard
+    present = all(mixer.site.num_prefix_tokens for mixers in found for mixer in mixers)
+    by_class_token = pooling == "token" and present
     read = [_read(models, images, stage, by_class_token) for stage in _stages(models)]
     layers, maps, missing = max(read, key=_worth)
     query = (
@@ -182,13 +193,9 @@ def _read(
 ) -> Stage:
     """Read every model's maps in some blocks: the blocks, maps and reasons by label."""
     layers = chosen_layers(stage)
-    maps: dict[str, PackedMaps] = {}
-    missing: dict[str, str] = {}
-    for label, model in models.items():
-        try:
-            maps[label] = packed(_weights(model, images, layers, by_class_token))
-        except FAILURES as error:  # UserError included
-            missing[label] = _why(error)
+    maps, missing = _of_each(
+        models, lambda model: packed(_weights(model, images, layers, by_class_token))
+    )
     return layers, maps, missing
 
 
@@ -232,7 +239,7 @@ def _weights(
     query: Any = "cls" if by_class_token else "mean"
     rows = attention_maps(model, images, layers=layers, queries=query, windows="image")
     if lost := [path for path in rows if path not in rows.layouts]:
-        raise UserError(f"nobody knows where the tokens of layer {lost[0]} lie on the image")
+        raise UserError(f"where the tokens of layer {lost[0]} are on the image is not known")
     pictures = [
         _with_mean(on_image(maps, rows.layouts[path])[:, :, 0]) for path, maps in rows.items()
     ]
@@ -266,7 +273,10 @@ def collapse(models: Mapping[str, nn.Module], data: ImageData, *, seed: int) -> 
     """
     images = normalised(data, data.test, evenly(data.test, COLLAPSE_IMAGES))
     stages = [stage for stage in _stages(models) if len(stage) > 1] or _stages(models)[:1]
-    read = [(stage, *_likeness(models, images, stage)) for stage in stages]
+    read = [
+        (stage, *_of_each(models, partial(_likeness, images=images, stage=stage)))
+        for stage in stages
+    ]
     blocks, similarity, missing = max(read, key=lambda r: (len(r[1]), len(r[0])))
     return Collapse(
         pairs=tuple(f"{i + 1}–{i + 2}" for i in blocks[:-1]),
@@ -277,25 +287,9 @@ def collapse(models: Mapping[str, nn.Module], data: ImageData, *, seed: int) -> 
     )
 
 
-def _likeness(
-    models: Mapping[str, nn.Module], images: Tensor, stage: Sequence[int]
-) -> tuple[dict[str, tuple[float, ...]], dict[str, str]]:
-    """Compare the maps of neighbours in a stage: means and reasons by label."""
-    similarity: dict[str, tuple[float, ...]] = {}
-    missing: dict[str, str] = {}
-    for label, model in models.items():
-        try:
-            found = map_similarity(model, images, layers=list(stage)).adjacent
-        except FAILURES as error:  # UserError included
-            missing[label] = _why(error)
-            continue
-        values = [pair.mean for pair in found]
-        if any(math.isnan(v) for v in values):
-            missing[label] = "a block's map is zero throughout"
-            continue
-        similarity[label] = tuple(round(v, 6) for v in values)
-    return similarity, missing
-
-
-def _why(error: BaseException) -> str:
-    return reason(error.__cause__ if isinstance(error.__cause__, NoAttentionMap) else error)
+def _likeness(model: nn.Module, images: Tensor, stage: Sequence[int]) -> tuple[float, ...]:
+    """Compare the maps of neighbours in a stage: the mean of each pair."""
+    values = [pair.mean for pair in map_similarity(model, images, layers=list(stage)).adjacent]
+    if any(math.isnan(v) for v in values):
+        raise UserError("a block's map is zero throughout")
+    return tuple(round(v, 6) for v in values)

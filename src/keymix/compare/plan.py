@@ -61,14 +61,15 @@ MOST_PROCESSES = 8
 class PlannedMixer(ComparedMixer):
     """One mixer of a comparison, as it is planned.
 
-    Its label reads back to the same mixer; its note says what ``--match`` chose, or what a twin is.
+    Its label reads back to the same mixer; its note says what ``--match`` chose, or what an ANN
+    counterpart is.
     """
 
     note: str = ""
     mixes_prefix: bool  # whether prefix tokens receive anything from patch tokens
     params: int  # trainable, of the model with it
-    twin_of: str = ""  # label of the mixer whose twin without spikes this is
-    options: dict[str, Any] = field(default_factory=dict)  # of its model, besides the recipe's
+    twin_of: str = ""  # label of the mixer whose ANN counterpart this is; manifests have this key
+    options: dict[str, Any] = field(default_factory=dict)  # of its model, added to the recipe's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +77,9 @@ class Planned:
     """What the folder of a comparison records of its plan.
 
     `pooling` is how every model reads out, timm's word (``avg``, ``token``, …), empty where models
-    have no pooled readout; `unheard` are the mixers that bring nothing to a class token, if that
-    decided it. A call that nobody knows has an empty command and neither processes nor threads.
+    have no pooled readout; `unheard` (the key in manifests) are the mixers that bring nothing to
+    a class token, if that decided it. A call that is not known has an empty command and neither
+    processes nor threads.
     """
 
     mixers: tuple[PlannedMixer, ...]  # in the order of every table
@@ -86,7 +88,9 @@ class Planned:
     match: str | None = None  # ``"params"`` if widths were matched
     pooling: str
     unheard: tuple[str, ...]
-    cannot_sit: tuple[str, ...] = ()  # why mixers that nobody named are not in it, a sentence each
+    cannot_sit: tuple[
+        str, ...
+    ] = ()  # why mixers that were not named are not in it, one sentence per mixer
     imports: tuple[str, ...] = ()  # the user's files that register mixers, tasks or data sources
     command: str = ""  # what repeats the call
     processes: int = 0  # that train side by side
@@ -181,7 +185,7 @@ def resolve(
     match: str | None,
     baseline: str | None,
     controls: bool,
-    twin: bool,
+    ann: bool,
     processes: int | None,
     imports: Sequence[str | Path],
     command: str,
@@ -230,8 +234,8 @@ def resolve(
         out=out,
         cannot_sit=cannot_sit,
     )
-    if twin:
-        plan = replace(plan, mixers=(*plan.mixers, twin_of_baseline(plan, images)))
+    if ann:
+        plan = replace(plan, mixers=(*plan.mixers, ann_of_baseline(plan, images)))
     cuda = device_of_this_machine().type == "cuda"
     processes, threads = share_out(len(plan.pairs), processes, cuda=cuda)
     notes = [default_note(shared, why)] if why else []
@@ -315,7 +319,7 @@ def _recipe_name(task: Task, data: str | None, kind: InputKind) -> str:
 
 
 def at_the_models_size(recipe: Recipe) -> Recipe:
-    """Give frames of a larger sensor the spiking model's 32 pixels a side, unless a size is set."""
+    """Give frames of a larger sensor the spiking model's 32 x 32 pixels, unless a size is set."""
     own = recipe.model.name == SPIKING_MODEL and kind_of_spec(recipe.data.spec) is RECORDING
     if not own or recipe.data.image_size is not None:
         return recipe
@@ -356,8 +360,8 @@ def choose_mixers(
         spiking, dense = (", ".join(named[kind]) for kind in ("spiking", "dense"))
         raise UserError(
             f"spiking mixers ({spiking}) and dense ones ({dense}) take different tokens and cannot "
-            "be compared in one model: name mixers of one kind. --twin sets a spiking mixer's "
-            "model beside the same without spikes."
+            "be compared in one model: name mixers of one kind. --ann adds a spiking "
+            "baseline's ANN counterpart."
         )
     specs = _parsed(mixers)
     if controls and all(spec.label != CONTROL for spec in specs):
@@ -425,7 +429,7 @@ def cores() -> int:
 def share_out(runs: int, processes: int | None, *, cuda: bool) -> tuple[int, int]:
     """Decide how many processes train side by side (unless that is given), and threads of each.
 
-    The answer rests on all runs of the comparison and not on those left, so that a resumed
+    The answer depends on all runs of the comparison and not on those left, so that a resumed
     comparison computes with the threads it began with. One process keeps a GPU busy.
     """
     if processes is None:
@@ -469,7 +473,7 @@ def fitting(
 ) -> tuple[list[MixerSpec], tuple[str, ...]]:
     """Keep the mixers that can sit in the recipe's model; warn of the others and say why.
 
-    For mixers that nobody named: one that was named and cannot sit is an error.
+    For mixers that were not named: a named one that cannot sit is an error.
     """
     build = meta_builder(recipe, data)
     kept, reasons = [], []
@@ -515,7 +519,7 @@ def make_plan(
     pooled = found is not None  # else every token is read out
     unmixed = tuple(s.label for s in specs if pooled and not _mixes_prefix(s, models[s.label]))
     pooling = str(found or "token") if pooled else ""
-    unheard: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()  # by a class token
     if unmixed and pooling != "avg":
         if recipe.model.global_pool not in (None, "avg"):
             raise UserError(
@@ -526,7 +530,7 @@ def make_plan(
         recipe = replace(recipe, model=replace(recipe.model, global_pool="avg"))
         build = meta_builder(recipe, data)
         models = {spec.label: build(spec) for spec in specs}
-        pooling, unheard = "avg", unmixed
+        pooling, unread = "avg", unmixed
     target = trainable(models[baseline.label])
     mixers = []
     for spec in specs:
@@ -555,7 +559,7 @@ def make_plan(
         baseline=baseline.label,
         match=match,
         pooling=pooling,
-        unheard=unheard,
+        unheard=unread,
         imports=tuple(str(Path(path).resolve()) for path in imports),
         out=out,
         cannot_sit=cannot_sit,
@@ -575,17 +579,17 @@ def _check_weights(path: Path, recipe: Recipe, data: ImageData, spec: MixerSpec)
         start_from(model, path)
 
 
-def twin_of_baseline(plan: Plan, data: ImageData) -> PlannedMixer:
-    """Return the twin of a spiking baseline without spikes, as one more row.
+def ann_of_baseline(plan: Plan, data: ImageData) -> PlannedMixer:
+    """Return the ANN counterpart of a spiking baseline, as one more row.
 
-    The twin is the same model with the same mixer and as many weights, ReLU in place of every
+    It is the same model with the same mixer and as many weights, ReLU in place of every
     neuron, and one time step. Recordings of events keep their frames, one after another through
     the network, so that both see the same data.
     """
     if not plan.spiking:
         raise UserError(
-            f"--twin: {plan.recipe.model.name} has no spikes to do without. Choose a spiking model "
-            f"such as {SPIKING_MODEL}, or leave --twin out."
+            f"--ann: {plan.recipe.model.name} has no spikes to do without. Choose a spiking model "
+            f"such as {SPIKING_MODEL}, or leave --ann out."
         )
     frames = "T" in data.kind.axes
     options: dict[str, Any] = {"neuron": "relu"} | ({} if frames else {"time_steps": 1})
@@ -595,8 +599,8 @@ def twin_of_baseline(plan: Plan, data: ImageData) -> PlannedMixer:
     shared = replace(plan.recipe, model=replace(model, options=model.options | options))
     sibling = plan.mixers[plan.labels.index(plan.baseline)]
     return PlannedMixer(
-        label=f"twin of {plan.baseline}",
-        slug=f"twin-of-{spec.slug}",
+        label=f"ANN counterpart of {plan.baseline}",
+        slug=f"twin-of-{spec.slug}",  # the name of its folder in every version
         control=False,
         mixes_prefix=sibling.mixes_prefix,
         params=trainable(meta_builder(shared, data)(spec)),

@@ -214,7 +214,7 @@ def method(
     page = page_of(task)
     items = [
         (
-            "What was held equal.",
+            "What was kept equal.",
             "Every mixer was trained with the same recipe: optimiser, schedule, augmentation, "
             f"number of epochs and evaluation. At one seed all mixers see the same {inputs} in the "
             "same order with the same augmentation, and the weights and dropout draw from that "
@@ -227,7 +227,7 @@ def method(
             f"test. Validation is apart from the test {inputs} and its split has a seed of its own "
             f"({data.split_seed}). The test {inputs} were touched once, at the end of each "
             "run. The headline is the last epoch, which needs no choice; the epoch that was best "
-            "on validation is told beside it."
+            "on validation is shown next to it."
             + (f" {about}" if (about := page.about_splits(data)) else "")
             + (
                 f" {_plural(left_out, f'broken {data.kind.noun}')} "
@@ -271,7 +271,7 @@ def method(
         items.append(
             (
                 "Left out.",
-                "Nobody named mixers, so that all were tried; these cannot sit in this model. "
+                "No mixers were named, so all were tried; these cannot sit in this model. "
                 + " ".join(f"{reason}." for reason in plan.cannot_sit),
             )
         )
@@ -293,7 +293,7 @@ def _readout(plan: Plan, page: Page) -> str:
         verb = "brings" if len(plan.unheard) == 1 else "bring"
         return (
             f"{listing(plan.unheard)} {verb} nothing to a class token, so that reading out there "
-            "would tell of the readout and not of the mixer. Therefore every model of this "
+            "would measure the readout and not the mixer. Therefore every model of this "
             "comparison reads out by the mean of its patch tokens."
         )
     if plan.pooling == "avg":

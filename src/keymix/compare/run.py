@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -25,7 +26,7 @@ from keymix.compare.record import make_record
 from keymix.compare.runs import Finished, Reading, read_runs
 from keymix.data.dataset import ImageData
 from keymix.data.record import SameImages
-from keymix.errors import UserError
+from keymix.errors import KeymixWarning, UserError
 from keymix.mixers.registry import import_file
 from keymix.records import Own, to_json
 from keymix.report.comparison import render
@@ -38,7 +39,7 @@ from keymix.train.recipe import Recipe
 from keymix.train.validate import check_processes
 
 PICTURES = ("attention", "collapse")
-"""What of the record is read off the models and the images, besides the task's own."""
+"""What of the record is read off the models and the images, in addition to the task's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,18 +91,19 @@ def compare(
     match: Literal["params"] | None = None,
     baseline: str | None = None,
     controls: bool = True,
-    twin: bool = False,
+    ann: bool = False,
     processes: int | None = None,
     imports: Sequence[str | Path] = (),
     overwrite: bool = False,
     command: str | None = None,
     progress: Watcher | None = None,
+    twin: bool | None = None,
 ) -> Comparison:
     """Train mixers × seeds under one recipe, paired, and write the results into a folder.
 
     Everything is checked before anything trains. A comparison that is run again with the same
-    recipe and data goes on where it stands: finished runs are read, and further mixers and seeds
-    join them. A run that fails is recorded with its reason, and the others go on.
+    recipe and data resumes: finished runs are read, and further mixers and seeds join them. A run
+    that fails is recorded with its reason, and the others continue.
 
     Args:
         data: Data spec; the recipe's, or ``digits``, if None.
@@ -121,17 +123,18 @@ def compare(
         baseline: The mixer that the others are compared with; softmax or spiking self-attention,
             else the first, if None.
         controls: Whether the identity control joins.
-        twin: Whether the baseline's twin without spikes joins: the same spiking model with ReLU for
-            its neurons and one time step.
+        ann: Whether the baseline's ANN counterpart joins: the same spiking model with ReLU for its
+            neurons and one time step.
         processes: Training processes side by side; decided by cores and device if None.
         imports: Python files that register mixers, tasks or data sources of one's own. Those of an
             earlier call are not run again unless they are given again; a note names them.
         overwrite: Throw away another comparison that is in the folder.
         command: The command that repeats this, for the record; the call itself if None.
         progress: Called with every :class:`keymix.compare.events.Event`.
+        twin: The old name of ``ann``; it works for one release, with a warning.
 
     Returns:
-        The results; ``report.html``, ``results.csv`` and ``results.json`` lie in the folder.
+        The results; ``report.html``, ``results.csv`` and ``results.json`` are in the folder.
 
     Raises:
         UserError: On any bad input, before training; or if no run at all could be finished.
@@ -140,6 +143,10 @@ def compare(
         >>> result = keymix.compare(data="digits", mixers="mhsa,ska", seeds=2, out="digits-cmp")
         >>> result.rows[1]["headline"]
     """
+    if twin is not None:
+        text = "compare(twin=) is now compare(ann=); the old name works for one more release"
+        warnings.warn(text, KeymixWarning, stacklevel=2)
+        ann, twin = twin, None
     out = Path(out)
     watch: Watcher = progress or ignore
     if command is None:
@@ -168,7 +175,7 @@ def compare(
         match=match,
         baseline=baseline,
         controls=controls,
-        twin=twin,
+        ann=ann,
         processes=processes,
         imports=imports,
         command=command,
@@ -194,7 +201,7 @@ def compare(
         note = ""
         try:
             looked = pictures(plan, runs, images)
-        except UserError as error:  # where weights cannot be read, the scores stand without
+        except UserError as error:  # where weights cannot be read, the scores are reported without
             looked, note = Pictures(), f"attention maps are left out: {error}"
         result = make_record(
             plan,
@@ -229,7 +236,7 @@ def ignore(event: Event) -> None:
 
 def _call(arguments: Mapping[str, Any]) -> str:
     """Write the call of `compare` with the arguments that are not at their defaults."""
-    skip = ("progress", "command", "overwrite")
+    skip = ("progress", "command", "overwrite", "twin")
     given = {**arguments, "out": str(arguments["out"])}
     if given["recipe"] is not None and not isinstance(given["recipe"], str):
         given["recipe"] = given["recipe"].name
@@ -293,7 +300,8 @@ def rebuild(
         failed = (r.reason for r in runs if isinstance(r, OpenRun) and r.status == "failed")
         why = next(failed, "")
         raise UserError(
-            f"no run of the comparison in {str(out)!r} is finished yet. Go on with: {plan.command}"
+            f"no run of the comparison in {str(out)!r} is finished yet. "
+            f"Resume it with: {plan.command}"
             + (f". The first that failed says: {why}" if why else "")
         )
     costs, measured = known_costs(plan, data, before.record)
@@ -331,7 +339,7 @@ def _check(out: Path) -> None:
         )
     if (out / RECIPE).is_file():
         raise UserError(
-            f"{str(out)!r} is a single run and no comparison: `keymix eval {out}` tells how good "
+            f"{str(out)!r} is a single run and no comparison: `keymix eval {out}` shows how good "
             "it is."
         )
     raise UserError(

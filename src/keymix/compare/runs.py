@@ -71,7 +71,7 @@ Reading = Finished | OpenRun
 def is_done(folder: Path) -> bool:
     """Whether a run is finished, so that it is not trained again; nor are damaged files written.
 
-    One that is damaged and cannot be mended counts as done: reading it tells why it failed.
+    One that is damaged and cannot be mended counts as done: reading it says why it failed.
     """
     try:
         return is_finished(folder)
@@ -126,7 +126,7 @@ def _read_done(plan: Plan, mixer: PlannedMixer, seed: int, images: SameImages) -
     if changed:
         raise UserError(
             f"it was trained on other images ({' and '.join(changed)} differ). Move its folder "
-            "away to train it anew."
+            "away to train it again."
         )
     page = page_of(task)
     validated = (LOSS, task.score.key) if task.validation_loss else (task.score.key,)
@@ -188,7 +188,7 @@ def _read(folder: Path, read: Callable[[], T]) -> T:
 def _check_recipe(folder: Path, wanted: Recipe) -> None:
     """Refuse a folder that somebody filled with another run.
 
-    Where the images lie may differ on another machine: their fingerprint is checked instead.
+    Images may be in another place on another machine: their fingerprint is checked instead.
     """
     there = recorded_recipe(folder).to_dict()
     for key, found, here in differences(there, wanted.to_dict()):

@@ -133,7 +133,7 @@ def deepvit_deit() -> Recipe:
     1e-5; RandAugment m9-mstd0.5-inc1, erasing 0.25 by noise, mixup 0.8, cutmix 1.0, smoothing 0.1,
     drop path 0.1, no dropout, no averaging.
     Differs: 256 images per step and 4 steps per update make 1024 on one device; else as in
-    ``deepvit_imagenet``. The authors' code scales the branches of S and L besides, which the paper
+    ``deepvit_imagenet``. The authors' code also scales the branches of S and L, which the paper
     does not mention (``--model.options.residual_scale 0.5``).
 
     Measured: not measured yet.

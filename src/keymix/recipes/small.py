@@ -20,8 +20,8 @@ from keymix.train.recipe import (
 def digits_vit() -> Recipe:
     """A small ViT on handwritten digits, each at its own place on a 12x12 canvas: the default.
 
-    No download, seconds on one CPU thread. A digit lies anywhere on the canvas, so its tokens must
-    exchange information: a model without token mixing falls behind.
+    No download, seconds on one CPU thread. A digit can be anywhere on the canvas, so its tokens
+    must exchange information: a model without token mixing falls behind.
 
         keymix train digits_vit --out digits
 

@@ -25,18 +25,6 @@ class Classes:
     names: tuple[str, ...]
     test_images: tuple[int, ...] | None
 
-    def for_script(self) -> ScriptClasses:
-        """The same, as the page's script reads it."""
-        return ScriptClasses(names=self.names, images=self.test_images)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScriptClasses:
-    """What the script reads of the classes."""
-
-    names: tuple[str, ...]
-    images: tuple[int, ...] | None
-
 
 @dataclass(frozen=True, kw_only=True)
 class ByClass:

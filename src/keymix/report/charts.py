@@ -2,7 +2,7 @@
 """Charts as inline SVG of a few marks: points, lines, bars, intervals, squares and rasters.
 
 Marks are placed by a `Scale` on each axis and added to a `Drawing`. Colours are CSS variables, so
-charts follow the page into the dark; `as_file` makes a chart a file that stands without the page.
+charts follow the page into the dark; `as_file` makes a chart a file of its own.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ RIGHT, TOP, BOTTOM = 10.0, 12.0, 44.0
 MARKERS = ("square", "diamond", "triangle", "down", "circle")
 HUES = 8
 LABEL = 150.0
-"""Room for a label beside its point, px; longer ones lose their middle."""
+"""Room for a label next to its point, px; longer ones lose their middle."""
 
 
 # ---- how mixers look ------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def scatter(
     drawing = Drawing()
     x_ticks = written(ticks(x.low, x.high, 5))
     draw_frame(drawing, x, y, (x_label, y_label), (x_ticks, y_ticks(y, percent=percent)))
-    # the arrow at the edge stands for a point beyond it, in the front too; it points up where less
+    # the arrow at the edge marks a point beyond it, in the front too; it points up where less
     # is better
     edge, inward = (y.start, -1) if score.better == "more" else (y.end, 1)
     marks = [(x(p.x), edge + 9 * inward if i in outside else y(p.y)) for i, p in enumerate(points)]
@@ -234,7 +234,7 @@ def curves(
     markers: bool = False,
     holds: Sequence[float] = (),
 ) -> Markup:
-    """Draw one curve a mixer, each with its band.
+    """Draw one curve per mixer, each with its band.
 
     With `percent`, values are fractions, shown in percent; `x_ticks` are round numbers by default;
     `markers` draws the points too. The y axis reaches the values that it `holds`, whatever the
@@ -278,14 +278,14 @@ _APART = 34.0  # least distance of two numbers on the x axis, px
 
 
 def floor(lines: Sequence[Line]) -> float:
-    """Return the least value that the chart holds: controls may lie below it, others not."""
+    """Return the least value that the chart contains: controls may be below it, others not."""
     values = [y for line in lines for y in line.ys if y > 0]
     kept = [y for line in lines if line.look.colour != "ctl" for y in line.ys if y > 0]
     return max(min(values), min(kept) / DEPTH) if kept else min(values)
 
 
 def outside(lines: Sequence[Line]) -> list[Line]:
-    """List the curves of which the chart shows nothing, since they lie below it."""
+    """List the curves of which the chart shows nothing, since they are below it."""
     low = floor(lines)
     return [line for line in lines if all(y < low for y in line.ys)]
 
@@ -380,8 +380,8 @@ def forest(
         score,
     )
     inside = [row for i, row in enumerate(rows) if i not in far]
-    # Intervals over two or three seeds are so wide that they would hide the rest: they go on
-    # beyond the axis, with an arrow.
+    # Intervals over two or three seeds are so wide that they would hide the rest: they
+    # continue beyond the axis, with an arrow.
     differences = [r.difference for r in inside]
     limit = max([2 * _point(score, differences), *(3 * abs(d) for d in differences)])
     limit = max([limit, *(abs(e) for r in inside for e in r.images or ())])
@@ -404,8 +404,8 @@ def forest(
             left = row.difference < 0
             edge, inward = (x.start, 1) if left else (x.end, -1)
             _arrow(drawing, (edge, y + 28), (7 * inward, 5), colour)
-            told, anchor = "outside the axis", "start" if left else "end"
-            drawing.text(edge + 13 * inward, y + 32, told, "tick", anchor)
+            text, anchor = "outside the axis", "start" if left else "end"
+            drawing.text(edge + 13 * inward, y + 32, text, "tick", anchor)
             continue
         for interval, dy, kind in ((row.seeds, 24.0, "seeds"), (row.images, 34.0, units)):
             if interval is not None:
@@ -433,7 +433,7 @@ def _interval(
     kind: tuple[str, str],
     hint: str,
 ) -> None:
-    """Draw an interval, with an arrow where it goes on beyond the axis."""
+    """Draw an interval, with an arrow where it continues beyond the axis."""
     low, high = (_clipped(x, end) for end in ends)
     drawing.line((low, high), (y, y), " ".join(kind), hint)
     for end, edge, inward in ((ends[0], x.start, 5), (ends[1], x.end, -5)):
@@ -474,7 +474,7 @@ _ROW, _HISTOGRAM = 22.0, 46.0
 class Spread:
     """One mixer's difference from the baseline on each class, in the order of the chart.
 
-    Every spread of a chart names the same classes; ``None`` stands for a class without images.
+    Every spread of a chart names the same classes; ``None`` is a class without images.
     """
 
     label: str
@@ -493,7 +493,7 @@ def by_class(spreads: Sequence[Spread], *, baseline: str) -> Markup:
 
 
 def dots(spreads: Sequence[Spread], *, baseline: str) -> Markup:
-    """Draw a row a class with a dot a mixer."""
+    """Draw one row per class with one dot per mixer."""
     names = [name for name, _ in spreads[0].values]
     left = 14 + min(CLASS_NAME, max(text_width(name) for name in names))
     foot = 8 + _ROW * len(names)
@@ -508,12 +508,12 @@ def dots(spreads: Sequence[Spread], *, baseline: str) -> Markup:
                 hint = f"{each.label} on {name}: {formats.points(value)}"
                 dot = marker(each.look.marker, x(value), y, class_=f"dot {each.look.colour}")
                 drawing.add(dot, hint)
-    told = f"Difference from {baseline} on each of {len(names)} classes"
-    return drawing.svg(WIDTH, foot + 40, told)
+    title = f"Difference from {baseline} on each of {len(names)} classes"
+    return drawing.svg(WIDTH, foot + 40, title)
 
 
 def histograms(spreads: Sequence[Spread], *, baseline: str) -> Markup:
-    """Draw a row a mixer: how many classes differ by how much, on one scale for all."""
+    """Draw one row per mixer: how many classes differ by how much, on one scale for all."""
     foot = 8 + _HISTOGRAM * len(spreads)
     drawing = Drawing()
     x = _differences(drawing, spreads, 8.0, foot, baseline)
@@ -582,8 +582,8 @@ def heat_map(
             continue
         _square(drawing, at, min(abs(value) / high, 1.0) if signed or value > 0 else 0.0, value)
         if numbers and count <= _MOST_NUMBERS:
-            told = f"{value:.2f}".replace("-", "−")
-            drawing.text(at[0] + cell / 2, at[1] + cell / 2 + 3, told, "inside", "middle")
+            text = f"{value:.2f}".replace("-", "−")
+            drawing.text(at[0] + cell / 2, at[1] + cell / 2 + 3, text, "inside", "middle")
     drawing.box(left, top, SIDE, SIDE, "edge")
     for i in range(0, count, -(-count // _MOST_NAMES)):
         middle = (i + 0.5) * cell

@@ -119,10 +119,10 @@ def _score(score: Score) -> dict[str, object]:
 
 
 def _run(run: OpenRun | DoneRun, task: Task, page: Page) -> dict[str, object]:
-    told = {"mixer": run.mixer, "seed": run.seed, "status": STATUS[run.status]}
+    known = {"mixer": run.mixer, "seed": run.seed, "status": STATUS[run.status]}
     if isinstance(run, OpenRun):
-        return told | {"done": False}
-    return told | {
+        return known | {"done": False}
+    return known | {
         "done": True,
         "score": run.last.test[task.score.key],
         "seconds": run.seconds,

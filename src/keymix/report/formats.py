@@ -70,8 +70,8 @@ def count(value: float | None) -> str:
     return f"{value:,.0f}"
 
 
-def milliseconds(value: float | None) -> str:
-    """Write a time in ms with three digits."""
+def three_digits(value: float | None) -> str:
+    """Write a quantity with three digits, without its unit."""
     return MISSING if value is None else f"{value:.{places(value, 3)}f}"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labels in charts: how wide they are, how long names are shortened, where they stand apart."""
+"""Labels in charts: how wide they are, how long names are shortened, where they are placed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def text_width(content: str) -> float:
 
 
 def shorten(content: str, room: float) -> str:
-    """Cut a label's middle out so that it fits into so many px; its ends tell it apart best."""
+    """Cut a label's middle out so that it fits into so many px; its ends identify it best."""
     if text_width(content) <= room:
         return content
     head, tail = content[: len(content) // 2], content[len(content) // 2 :]
@@ -45,10 +45,10 @@ def short_labels(labels: Sequence[str], room: float = ROOM) -> dict[str, str]:
     """Shorten labels, all shown together, that need more room than so many px.
 
     ``static_key(activation=relu,pos_dim=3)`` next to ``static_key(activation=relu,...)`` becomes
-    ``static_key(…,pos_dim=3)``; of mixers a stage, ``a/b/c/c`` next to ``a/a/c/c``, what all begin
-    and end with goes: ``…/b/…``. If that is too long, the stages' options go where the names alone
-    tell the labels apart, and mixers take their short names: ``qkta/qkta/ssa``. What is still too
-    long loses its middle.
+    ``static_key(…,pos_dim=3)``; of mixers per stage, ``a/b/c/c`` next to ``a/a/c/c``, what all
+    begin and end with goes: ``…/b/…``. If that is too long, the stages' options go where the names
+    alone identify the labels, and mixers take their short names: ``qkta/qkta/ssa``. What is still
+    too long loses its middle.
     """
     several = [label for label in labels if "/" in label]
     staged = _stages_apart(several)
@@ -73,13 +73,13 @@ def short_labels(labels: Sequence[str], room: float = ROOM) -> dict[str, str]:
         siblings = [set(other) for base, other in parts.values() if base == name]
         shared = set.intersection(*siblings) if len(siblings) > 1 else set()
         kept = [option for option in options if option not in shared]
-        told = f"{name}(…{''.join(',' + option for option in kept)})" if shared else label
-        table[label] = shorten(told, room)
+        brief = f"{name}(…{''.join(',' + option for option in kept)})" if shared else label
+        table[label] = shorten(brief, room)
     return table
 
 
 def _stages_apart(labels: Sequence[str]) -> dict[str, str]:
-    """Leave out the stages that all labels of mixers a stage begin or end with."""
+    """Leave out the stages that all labels of mixers per stage begin or end with."""
     rows = [label.split("/") for label in labels]
     if len(rows) < 2 or len({len(row) for row in rows}) > 1:
         return {}
@@ -178,14 +178,14 @@ def _places() -> list[tuple[float, float, str]]:
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Move places along an axis at least a gap apart, each as little as its neighbours let it.
 
-    None stands before `low`, unless there is no room, and none behind `high`.
+    None is before `low`, unless there is no room, and none behind `high`.
     """
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
     placed = [0.0] * len(wanted)
     groups: list[list[int]] = []
     for i in order:
         groups.append([i])
-        # a group stands around the mean of what its members want
+        # a group is placed around the mean of what its members want
         while len(groups) > 1:
             above, below = (_start(group, wanted, gap, low, high) for group in groups[-2:])
             if above + gap * len(groups[-2]) <= below + 1e-9:

@@ -61,7 +61,7 @@ def as_element_text(content: object) -> Markup:
     return Markup(text)
 
 
-@functools.cache  # a template is compiled once a process, which takes longer than a page
+@functools.cache  # a template is compiled once per process, which takes longer than a page
 def environment(package: str = "") -> jinja2.Environment:
     """Make the environment of the templates, with the filters that write quantities."""
     loader: jinja2.BaseLoader = jinja2.PackageLoader("keymix.report", "templates")
@@ -77,14 +77,11 @@ def environment(package: str = "") -> jinja2.Environment:
     )
     filters: dict[str, Callable[..., Any]] = {
         "percent": formats.percent,
-        "points": formats.points,
-        "scored": formats.scored,
-        "distance": formats.distance,
         "count": formats.count,
-        "ms": formats.milliseconds,
+        "ms": formats.three_digits,
         "energy": formats.energy,
         "duration": formats.duration,
-        "breakable": _breakable,
+        "breakable": breakable,
         "by_reason": by_reason,
         "nice_json": lambda value: json.dumps(to_json(value), indent=2, ensure_ascii=False),
     }
@@ -118,7 +115,7 @@ def by_reason(missing: Mapping[str, str]) -> list[tuple[str, list[str]]]:
     return list(found.items())
 
 
-def _breakable(label: str) -> Markup:
+def breakable(label: str) -> Markup:
     """Let a long label break behind brackets, commas, slashes, equals signs and underscores.
 
     A bracket that opens a remark in a sentence stays with its first word.

@@ -37,7 +37,7 @@ class Section:
         about: A paragraph below.
         legend: Labels of the mixers that the charts show.
         charts: The charts.
-        layout: How they stand: two or three next to each other, or narrow.
+        layout: How they are placed: two or three next to each other, or narrow.
         tables: The tables.
         notes: What is said at the end.
         template: Its template, in the ``templates`` of the task's package; empty for none.
@@ -73,7 +73,7 @@ class Page:
     sections that all tasks share.
 
     Attributes:
-        package: The package in which ``templates`` and ``script`` lie; empty for none.
+        package: The package in which ``templates`` and ``script`` are; empty for none.
         scripts: Files of ``script``; one of them defines ``contrast(a, b)`` for two runs next to
             each other. Without any, their scores and curves are compared.
         run: The dataclass of what the record keeps of a finished run; None for nothing.
@@ -81,13 +81,13 @@ class Page:
         pictures: That of what it keeps of the models' answers in pictures.
         test_scores: Further scores of the test split, which the task's details of it hold.
         terminal: Keys of the scores that the table at the terminal shows next to the first.
-        test_numbers: Further numbers of these details that stand among a run's scores.
+        test_numbers: Further numbers of these details that are listed with a run's scores.
         heading: The score as a heading; its name, if empty.
         phrase: The score in a sentence, with its article; ``the`` and its name, if empty.
         reaches: What a model with a score does, with ``{score}`` and ``{inputs}``; that it reaches
             it, if empty.
         label_is: What `label` gives.
-        pair_note: What stands over two runs next to each other.
+        pair_note: What is said above two runs next to each other.
         about_score: A paragraph on the scores in the report's method; empty for none.
         readout: How models without a choice of readout read out.
     """
@@ -216,7 +216,7 @@ class Page:
     def failing(self, record: ComparisonRecord, row: OutcomeRow) -> str:
         """Say that a mixer's models do not work, such as ``right no more often than by chance``.
 
-        Empty if they do, and where nobody can tell.
+        Empty if they do, and where that is not known.
         """
         del record, row
         return ""

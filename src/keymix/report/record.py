@@ -148,8 +148,8 @@ class Outcome:
 class CostRow(Sparse):
     """What a mixer's model costs; None where it is not known.
 
-    Multiply-adds are of an image, and of spiking models of all `time_steps`; activations are those
-    kept to train, bytes an image; latency is at batch 1, its median and quartiles; `peak_mib` that
+    Multiply-adds are per image, and of spiking models of all `time_steps`; activations are those
+    kept to train, bytes per image; latency is at batch 1, its median and quartiles; `peak_mib` that
     of a training step. `note` says what is out of the ordinary, `measured` when it was measured.
     """
 
@@ -207,7 +207,7 @@ class Measured(Sparse):
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpikes(Sparse):
-    """What the spikes of one run's last weights cost; energies in µJ an image.
+    """What the spikes of one run's last weights cost; energies in µJ per image.
 
     `weights` is their hash, `images` how many of validation were read; None, as the steps, of a
     network without spikes. `firing_rate` is spikes per neuron and step, `silent` the share of
@@ -273,7 +273,7 @@ class MapImage:
 class PackedMaps:
     """A mixer's maps, ``[image, layer, 1 + heads, H, W]``, the mean over heads first.
 
-    `weights` are base64 of little-endian uint16, of which 65535 stands for `scale`; `grid` is
+    `weights` are base64 of little-endian uint16, of which 65535 is `scale`; `grid` is
     (H, W).
     """
 
@@ -423,7 +423,7 @@ class ComparisonRecord(Sparse):
         costs: By mixer's label.
         measured: How costs were measured.
         spikes: Of spiking models, what spikes cost.
-        method: How it was done, a paragraph a question.
+        method: How it was done, one paragraph per question.
         curves_note: What to keep in mind of the training loss.
         runs: The runs, mixer by mixer.
         attention: Attention maps; None where they could not be read.

@@ -158,7 +158,7 @@ class Scale:
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Return round values (1, 2, 2.5 or 5 times a power of ten) that lie within the range."""
+    """Return round values (1, 2, 2.5 or 5 times a power of ten) within the range."""
     if not high > low:
         return [low]
     raw = (high - low) / max(count - 1, 1)
@@ -180,11 +180,11 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 Ticks = Sequence[tuple[float, str]]
-"""Values on an axis and what stands at them."""
+"""Values on an axis and their labels."""
 
 
 def written(values: Sequence[float], *, percent: bool = False) -> list[tuple[float, str]]:
-    """Write the values of an axis with as many decimals as tell them apart."""
+    """Write the values of an axis with as many decimals as distinguish them."""
     times = 100 if percent else 1
     step = times * (values[1] - values[0] if len(values) > 1 else 1.0)
     places = next((d for d in range(6) if abs(round(step, d) - step) < 1e-9), 6)

@@ -4,87 +4,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import Any
 
 from markupsafe import Markup
 
-from keymix.analysis.timing import WORDS, Verdict
+from keymix.analysis.timing import WORDS
 from keymix.report.charts import Line, Look, curves
-from keymix.report.formats import milliseconds, percent, points
+from keymix.report.formats import MISSING, percent, points, three_digits
 from keymix.report.page import render_page
-from keymix.report.tables import Cell, Column, Table, csv_text, text_table
+from keymix.report.tables import Cell, Column, Table, text_table
 from keymix.swap.record import Search, Step, SwapRecord
 
-_Value = Callable[["StepRow"], Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepRow:
-    """A step of a search as a row of the CSV file and of the page.
-
-    `layer` is the path of the one that it adds, None of the original model; `share` is of the
-    attention's cost that its layers hold. Loss and top-1 are of the held-out images, `change`
-    against the original with its 95 % interval. Times are of one image, None where the machine was
-    too busy; their change and quartiles are of the rounds' ratios, less 1. `latency_p` is of the
-    test for a difference: None in the first step, and in searches of a version without it.
-    """
-
-    step: int
-    layer: str | None
-    share: float
-    loss: float
-    top1: float
-    change: float
-    change_low: float
-    change_high: float
-    params: int
-    macs: int
-    latency_ms: float | None
-    original_ms: float | None
-    latency_change: float | None
-    latency_q1: float | None
-    latency_q3: float | None
-    latency_p: float | None
-    latency_verdict: Verdict | None
-
-
-STEPS = tuple(item.name for item in fields(StepRow))
-"""Columns of the steps in the CSV file."""
-
-
-def steps(search: Search) -> list[StepRow]:
-    """Return a search's steps, finished or not, as rows."""
-    return [_row(search, number) for number in range(len(search.steps))]
-
-
-def _row(search: Search, number: int) -> StepRow:
-    step = search.steps[number]
-    timed = shows_times(step)
-    return StepRow(
-        step=number,
-        layer=search.attention[step.layers[-1]].path if step.layers else None,
-        share=step.share,
-        loss=step.loss,
-        top1=step.top1,
-        change=step.top1 - search.steps[0].top1,
-        change_low=step.change_low,
-        change_high=step.change_high,
-        params=step.params,
-        macs=step.macs,
-        latency_ms=step.latency_ms if timed else None,
-        original_ms=step.original_ms if timed else None,
-        latency_change=step.latency_ratio - 1 if timed else None,
-        latency_q1=step.latency_ratio_q1 - 1 if timed else None,
-        latency_q3=step.latency_ratio_q3 - 1 if timed else None,
-        latency_p=step.latency_p,
-        latency_verdict=step.latency_verdict,
-    )
+_Value = Callable[[Step], Any]
 
 
 def steps_csv(search: Search) -> str:
-    """Write a search's steps as CSV."""
-    return csv_text(STEPS, [[getattr(row, name) for name in STEPS] for row in steps(search)])
+    """Write a search's steps as CSV, finished or not."""
+    return _steps_table(search).csv()
 
 
 def tables(record: SwapRecord) -> dict[str, Table]:
@@ -103,6 +40,11 @@ def tables(record: SwapRecord) -> dict[str, Table]:
 
 
 def _steps_table(search: Search) -> Table:
+    """Make the table of steps: `layer` is the one that a step adds, changes are from the original.
+
+    Times are of one image, empty where the machine was too busy; their change and quartiles are of
+    the rounds' ratios, less 1.
+    """
     columns = (
         Column("step", "step", "whole"),
         Column("layer added", "layer"),
@@ -110,29 +52,56 @@ def _steps_table(search: Search) -> Table:
         Column("loss", "loss", "rate"),
         Column("top-1, %", "top1", "percent"),
         Column("change, points", "change", "percent", write=points),
-        Column("95 % interval", "interval", "percent"),
+        Column("", "change_low", where="csv"),
+        Column("", "change_high", where="csv"),
+        Column("95 % interval", "interval", "percent", where="people"),
         Column("parameters", "params", "whole"),
         Column("MACs", "macs", "count"),
         Column("latency, ms", "latency_ms", "ms"),
         Column("original, ms", "original_ms", "ms"),
         Column("latency change, %", "latency_change", "percent", write=points),
-        Column("quartiles", "quartiles", "percent"),
+        Column("", "latency_q1", where="csv"),
+        Column("", "latency_q3", where="csv"),
+        Column("quartiles", "quartiles", "percent", where="people"),
+        Column("", "latency_p", where="csv"),
+        Column("", "latency_verdict", where="csv"),
     )
-    rows = []
-    for row in steps(search):
-        change: Cell | float | None = None if row.layer is None else row.latency_change
-        if row.layer is not None and row.latency_verdict != "different":
-            change = Cell(row.latency_change, WORDS[row.latency_verdict], "words")
-        own = {
-            "change": None if row.layer is None else row.change,
-            "interval": None if row.layer is None else _range(row.change_low, row.change_high),
-            "latency_change": change,
-            "quartiles": None if row.layer is None else _range(row.latency_q1, row.latency_q3),
-        }
-        rows.append([own[c.key] if c.key in own else getattr(row, c.key) for c in columns])
+    rows: list[list[Any]] = []
+    for number, step in enumerate(search.steps):
+        change, slower = step.top1 - search.steps[0].top1, _latency_change(step)
+        times = (step.latency_ms, step.original_ms) if shows_times(step) else (None, None)
+        quartiles = _quartiles(step) if shows_times(step) else (None, None)
+        rows.append(
+            [
+                *(number, search.attention[step.layers[-1]].path if step.layers else None),
+                *(step.share, step.loss, step.top1),
+                change if step.layers else Cell(change, MISSING),
+                *(step.change_low, step.change_high),
+                _range(step.change_low, step.change_high) if step.layers else None,
+                *(step.params, step.macs, *times),
+                _slower(step, slower),
+                *(*quartiles, _range(*quartiles) if step.layers else None),
+                *(step.latency_p, step.latency_verdict),
+            ]
+        )
     unsorted = [replace(column, sort="none") for column in columns]
     met = frozenset() if search.met is None else frozenset({search.met})
     return Table("steps", "Every step of the search", unsorted, rows, marked=met)
+
+
+def _slower(step: Step, change: float | None) -> Cell | float | None:
+    if not step.layers:
+        return Cell(change, MISSING)
+    different = step.latency_verdict == "different"
+    return change if different else Cell(change, WORDS[step.latency_verdict], "words")
+
+
+def _latency_change(step: Step) -> float | None:
+    return step.latency_change if shows_times(step) else None
+
+
+def _quartiles(step: Step) -> tuple[float, float]:
+    return step.latency_ratio_q1 - 1, step.latency_ratio_q3 - 1
 
 
 def _trials_table(search: Search) -> Table:
@@ -151,12 +120,12 @@ def _trials_table(search: Search) -> Table:
     rows: list[list[Any]] = []
     for trial in search.trials:
         attention, rise = search.attention[trial.layer], trial.loss - search.steps[0].loss
-        told = f"{rise:+.4f}".replace("-", "−")
+        text = f"{rise:+.4f}".replace("-", "−")
         name = Cell(trial.layer, attention.path)
-        row = [name, attention.share, trial.loss, Cell(rise, told), trial.top1]
+        row = [name, attention.share, trial.loss, Cell(rise, text), trial.top1]
         if search.cost == "latency":
             quartiles = (attention.latency_q1_ms, attention.latency_q3_ms)
-            row += [attention.latency_ms, "–".join(map(milliseconds, quartiles))]
+            row += [attention.latency_ms, "–".join(map(three_digits, quartiles))]
         rows.append(row)
     return Table("trials", "Each layer alone", columns, rows)
 
@@ -199,36 +168,35 @@ def render(record: SwapRecord) -> str:
 
 
 def _charts(search: Search) -> list[tuple[Markup, str]]:
-    rows = steps(search)
-    start, met = rows[0].top1, search.met
+    start, met = search.steps[0].top1, search.met
     drawn = []
     curves_of: tuple[tuple[str, str, bool, _Value, _Value | None], ...] = (
         (
             "top1",
             "top-1 on held-out images, %",
             True,
-            lambda row: row.top1,
-            lambda row: (start + row.change_low, start + row.change_high),
+            lambda step: step.top1,
+            lambda step: (start + step.change_low, start + step.change_high),
         ),
-        ("loss", "loss on held-out images", False, lambda row: row.loss, None),
+        ("loss", "loss on held-out images", False, lambda step: step.loss, None),
         (
             "latency_change",
             "latency change, %",
             True,
-            lambda row: row.latency_change,
-            lambda row: (row.latency_q1, row.latency_q3),
+            _latency_change,
+            _quartiles,
         ),
     )
     for name, label, fraction, value, ends in curves_of:
-        known = [row for row in rows if value(row) is not None]
+        known = [step for step in search.steps if value(step) is not None]
         if not known:
             continue
         lines = [_line("every step", "c0", known, value)]
         if ends is not None:
             low, high = zip(*map(ends, known), strict=True)
             lines[0] = replace(lines[0], low=low, high=high)
-        if met is not None and value(rows[met]) is not None:
-            lines.append(_line("the budget", "ink", [rows[met]], value))
+        if met is not None and value(search.steps[met]) is not None:
+            lines.append(_line("the budget", "ink", [search.steps[met]], value))
         chart = curves(
             lines,
             x_label="share of the attention’s cost that is swapped, %",
@@ -239,8 +207,8 @@ def _charts(search: Search) -> list[tuple[Markup, str]]:
             holds=(0.0,) if name == "latency_change" else (),
         )
         reach = [v for line in lines for each in (line.ys, line.low or ()) for v in each]
-        told = "The y axis starts above zero." if min(reach) > 0 else ""
-        drawn.append((chart, f"{_BANDS.get(name, '')} {told}".strip()))
+        note = "The y axis starts above zero." if min(reach) > 0 else ""
+        drawn.append((chart, f"{_BANDS.get(name, '')} {note}".strip()))
     return drawn
 
 
@@ -251,7 +219,7 @@ _BANDS = {
 }
 
 
-def _line(label: str, colour: str, rows: Sequence[StepRow], value: _Value) -> Line:
-    xs = [100 * row.share for row in rows]
+def _line(label: str, colour: str, steps: Sequence[Step], value: _Value) -> Line:
+    xs = [100 * step.share for step in steps]
     marker = "circle" if colour == "c0" else "diamond"
-    return Line(label, Look(colour, marker, label), xs, [value(row) for row in rows])
+    return Line(label, Look(colour, marker, label), xs, [value(step) for step in steps])

@@ -43,7 +43,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _FORMS: Mapping[Kind, Callable[[Any], str]] = {
     "whole": "{:,}".format,
     "ratio": formats.ratio,
-    "ms": formats.milliseconds,
+    "ms": formats.three_digits,
     "mib": formats.mib,
     "rate": "{:.4f}".format,
     "per_s": formats.rate,
@@ -69,7 +69,7 @@ class Column:
     """A column: its heading for people, its name in files, and what its values are.
 
     `where` says that only files or only people have it, `write` how it writes values if not as its
-    kind does. On pages, `label` stands before a cell where room is short (the heading, if empty),
+    kind does. On pages, `label` is before a cell where room is short (the heading, if empty),
     `sort` says whether readers may sort by it (as its kind does), `most_first` that the largest
     then comes first, and `style` how its cells look: grey, or as states in words.
     """
@@ -86,7 +86,7 @@ class Column:
 
     @property
     def is_text(self) -> bool:
-        """Whether it holds text, which stands on the left."""
+        """Whether it holds text, which is left-aligned."""
         return self.kind in ("text", "name")
 
     @property
@@ -117,7 +117,7 @@ class Table:
     """A table with its values as they are, one for each column; None where there is none.
 
     Its `key` names it in files and pipes. People see it if it is `shown`, it becomes a CSV file if
-    it is `saved`, and `marked` rows stand out on the page.
+    it is `saved`, and `marked` rows are highlighted on the page.
     """
 
     key: str
@@ -176,7 +176,7 @@ class Table:
         return csv_text(header, rows)
 
     def leading(self) -> int:
-        """Count the leading columns that people see and that hold text; they stand on the left."""
+        """Count the leading columns that people see and that have text; they are left-aligned."""
         texts = [self.columns[i].is_text for i in self.seen()]
         return texts.index(False) if False in texts else len(texts)
 
@@ -217,7 +217,7 @@ class Table:
 def text_table(
     headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", left: int = 1
 ) -> Table:
-    """Make a table of cells that are text already; the first `left` columns stand on the left."""
+    """Make a table of cells that are text already; the first `left` columns are left-aligned."""
     columns = [
         Column(heading, heading, "text" if i < left else "count")
         for i, heading in enumerate(headings)
@@ -242,7 +242,7 @@ def safe(value: Any) -> Any:
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Write names of columns and rows as CSV with one line a row; None is an empty cell."""
+    """Write names of columns and rows as CSV with one line per row; None is an empty cell."""
     return "".join(_csv_line(row) for row in (header, *rows))
 
 

@@ -80,16 +80,17 @@ def columns(record: ComparisonRecord) -> list[ScoreColumn]:
     """List the columns of the table of scores, the task's own first, without those no run has."""
     task = record.task_kind
     first, *more = task.scores
-    told = [ScoreColumn(key=first.key, head=with_unit(f"test {first.label}", first), score=first)]
+    known = [ScoreColumn(key=first.key, head=with_unit(f"test {first.label}", first), score=first)]
     for score in (*more, *page_of(task).test_scores):
         unit = record.own.values.get(score.unit_key) or score.unit
-        known = replace(score, unit=str(unit))
+        in_unit = replace(score, unit=str(unit))
         if any(_has(record, score.key)):
-            told.append(ScoreColumn(key=score.key, head=with_unit(score.label, known), score=known))
+            head = with_unit(score.label, in_unit)
+            known.append(ScoreColumn(key=score.key, head=head, score=in_unit))
     validation = ScoreColumn(
         key=f"val_{first.key}", head=with_unit("validation", first), score=first, spread=False
     )
-    return [*told, validation]
+    return [*known, validation]
 
 
 def _has(record: ComparisonRecord, key: str) -> list[bool]:
@@ -101,7 +102,7 @@ def dense_over(record: ComparisonRecord) -> tuple[str, dict[str, str]]:
     """Say over how many steps multiply-adds are counted, for the head of their column.
 
     "dense, T=4", empty where the model has no spikes; and by label what to say in the cells of
-    those with another T, such as the twin.
+    those with another T, such as the ANN counterpart.
     """
     steps = record.time_steps
     if not record.spikes:

@@ -106,13 +106,13 @@ def head_width(layer: Layer) -> int:
 def refuse_shared(found: Sequence[Layer], chosen: Sequence[Layer]) -> None:
     """Refuse a chosen module that sits at two places: a mixer would sit at one of them alone."""
     first: dict[int, str] = {}
-    shared_with: dict[int, str] = {}
+    repeated: dict[int, str] = {}
     for layer in found:
-        where = shared_with if id(layer.module) in first else first
+        where = repeated if id(layer.module) in first else first
         where[id(layer.module)] = layer.place.path
     for layer in chosen:
-        if id(layer.module) in shared_with:
-            one, other = first[id(layer.module)], shared_with[id(layer.module)]
+        if id(layer.module) in repeated:
+            one, other = first[id(layer.module)], repeated[id(layer.module)]
             raise UserError(
                 f"{one} and {other} are one module; give each place its own (copy.deepcopy), or "
                 "leave both out (layers=)"

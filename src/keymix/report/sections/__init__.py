@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sections of a comparison's page, a module each, which `keymix.report.comparison` looks up.
 
-A module has ``PLACE``, by which sections are ordered (those of the task stand at `OWN`), and
+A module has ``PLACE``, by which sections are ordered (those of the task are at `OWN`), and
 ``sections(shown)``, which yields what it shows of a `keymix.report.part.Shown`, in order. One that
 needs more than a heading, charts, tables and notes has a template in ``templates/sections``.
 """
 
 OWN = 50
-"""Where the task's own sections stand."""
+"""Where the task's own sections are."""

@@ -53,7 +53,7 @@ def unpack(stored: PackedMaps, images: int, layers: int) -> npt.NDArray[np.float
 def sheet(record: ComparisonRecord) -> Blocks | None:
     """Make the static sheet: mean over heads, a middle and the last layer, all images.
 
-    Without any map there is nothing to pick or lay out, and the reasons stand alone.
+    Without any map there is nothing to pick or show but the reasons.
     """
     stored = record.attention
     if not stored or not stored.images:

@@ -43,7 +43,7 @@ def sections(shown: Shown) -> Iterator[Section]:
 
 
 def table(found: Collapse) -> Table:
-    """Make the table of two blocks, which have one similarity a mixer."""
+    """Make the table of two blocks, which have one similarity per mixer."""
     heading = f"similarity of blocks {', '.join(found.pairs)}"
     columns = (
         Column("mixer", "mixer", "name", sort="none"),

@@ -47,22 +47,22 @@ def sections(shown: Shown) -> Iterator[Section]:
 
 
 def table(record: ComparisonRecord) -> Table:
-    """Make the table of costs, a row a mixer."""
+    """Make the table of costs, one row per mixer."""
     dense, at = dense_over(record)
     steps = f", {dense}" if dense else ""
-    kept, batch = "activations kept to train, MiB an image", record.measured.batch_size
+    kept, batch = "activations kept to train, MiB per image", record.measured.batch_size
     columns = (
         Column("mixer", "mixer", "name"),
         Column("parameters", "params", "count"),
-        Column(f"multiply-adds an image{steps}", "macs", "count"),
-        Column(kept, "activation_mib", "mib", label="activations, MiB an image"),
+        Column(f"multiply-adds per image{steps}", "macs", "count"),
+        Column(kept, "activation_mib", "mib", label="activations, MiB per image"),
         Column("latency, ms batch\u00a01", "latency_ms", "ms", label="latency, ms"),
         Column("middle half of timings", "quartiles", "ms", sort="none", style="soft"),
         Column(
-            f"images a second batch\u00a0{batch}",
+            f"images per second batch\u00a0{batch}",
             "images_per_s",
             "per_s",
-            label="images a second",
+            label="images per second",
             most_first=True,
         ),
         Column("peak memory, MiB", "peak_mib", "mib"),
@@ -86,7 +86,7 @@ def _cells(cost: CostRow, steps: str | None) -> list[Any]:
         cost.macs if steps is None else Cell(cost.macs, macs),
         None if cost.activation_bytes is None else cost.activation_bytes / 2**20,
         cost.latency_ms,
-        None if low is None else "–".join(map(formats.milliseconds, (low, high))),
+        None if low is None else "–".join(map(formats.three_digits, (low, high))),
         cost.images_per_s,
         cost.peak_mib,
     ]
@@ -108,8 +108,8 @@ def scatters(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Markup
     """Draw the score against each cost that was measured."""
     drawn = []
     score, kind = record.task_kind.score, record.data.kind
-    for key, told in COSTS:
-        x_label = told.format(input=kind.one)
+    for key, label in COSTS:
+        x_label = label.format(input=f"per {kind.noun}")
         costs = _cost(record, key)
         most = max(costs.values(), default=0)
         scale, unit = next(((size, name) for least, size, name in UNITS if most >= least), (1, ""))

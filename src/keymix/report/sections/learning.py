@@ -44,7 +44,7 @@ def history(task: Task) -> tuple[tuple[str, str, bool], ...]:
 
 
 def curves(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Markup]:
-    """Draw the mean over seeds by epoch with its band, one chart a quantity."""
+    """Draw the mean over seeds by epoch with its band, one chart per quantity."""
     drawn = []
     for key, y_label, is_percent in history(record.task_kind):
         lines = []

@@ -19,31 +19,16 @@ PLACE = 80
 
 
 @dataclass(frozen=True, kw_only=True)
-class SomeSeeds:
-    """Some seeds of a mixer, in words."""
-
-    mixer: str
-    seeds: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnvironmentGroup:
-    """What some runs were trained with; lines that are not the same in all groups differ."""
-
-    name: str
-    lines: Lines
-    differs: set[str]
-    runs: int
-    who: list[SomeSeeds]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Repeat:
-    """The runs, the environments of these, and the seconds of all."""
+    """The runs, the seconds of all, and of their environments who had which and what differs.
 
-    environments: list[EnvironmentGroup]
+    `differing` are keys of lines, `who` mixers with their seeds in words, by environment.
+    """
+
     table: Table
     seconds: float
+    differing: list[str]
+    who: list[list[tuple[str, str]]]
 
 
 def sections(shown: Shown) -> Iterator[Section]:
@@ -52,9 +37,10 @@ def sections(shown: Shown) -> Iterator[Section]:
     if sum(len(record.finished(label)) for label in record.labels) > 1:
         yield Section(template="sections/pair.html.j2", view=shown.page.pair_note)
     view = Repeat(
-        environments=environments(record),
-        seconds=sum(run.seconds for label in record.labels for run in record.finished(label)),
         table=table(record),
+        seconds=sum(run.seconds for label in record.labels for run in record.finished(label)),
+        differing=differing([group.lines for group in record.trained_with]),
+        who=[who(record, position) for position in range(len(record.trained_with))],
     )
     yield Section(template="sections/runs.html.j2", view=view)
 
@@ -81,8 +67,8 @@ def table(record: ComparisonRecord) -> Table:
         state, seed = STATUS[run.status], Cell(run.seed, str(run.seed))
         if isinstance(run, OpenRun):
             why = f": {run.reason}" if run.reason else ""
-            told = Markup("<span><b>{}</b>{}</span>").format(state, why)
-            rows.append([run.mixer, seed, Cell(state, told, "state"), *absent])
+            shown = Markup("<span><b>{}</b>{}</span>").format(state, why)
+            rows.append([run.mixer, seed, Cell(state, shown, "state"), *absent])
             continue
         scores = (mark.test[score.key] for mark in (run.last, run.best))
         at_last, at_best = (Cell(value, formats.scored(value, score)) for value in scores)
@@ -92,33 +78,18 @@ def table(record: ComparisonRecord) -> Table:
     return Table("runs", "Runs", columns, rows)
 
 
-def environments(record: ComparisonRecord) -> list[EnvironmentGroup]:
-    """Return what the runs were trained with."""
-    groups = record.trained_with
-    differs = _differing([group.lines for group in groups])
-    return [
-        EnvironmentGroup(
-            name=f"Environment {position + 1}",
-            lines=group.lines,
-            differs=differs,
-            runs=group.runs,
-            who=_who(record, position),
-        )
-        for position, group in enumerate(groups)
-    ]
+def differing(environments: Sequence[Lines]) -> list[str]:
+    """Return the keys whose lines are not the same in all environments."""
+    known = {key: None for lines in environments for key in lines}
+    return [key for key in known if len({lines.get(key) for lines in environments}) > 1]
 
 
-def _differing(all_lines: Sequence[Lines]) -> set[str]:
-    keys = {key for lines in all_lines for key in lines}
-    return {key for key in keys if len({lines.get(key) for lines in all_lines}) > 1}
-
-
-def _who(record: ComparisonRecord, position: int) -> list[SomeSeeds]:
+def who(record: ComparisonRecord, position: int) -> list[tuple[str, str]]:
     """Return the mixers and seeds trained with an environment."""
-    who = []
+    found = []
     for label in record.labels:
         seeds = [run.seed for run in record.finished(label) if run.trained_with == position]
         if seeds:
             word = "seed" if len(seeds) == 1 else "seeds"
-            who.append(SomeSeeds(mixer=label, seeds=f"{word} {', '.join(map(str, seeds))}"))
-    return who
+            found.append((label, f"{word} {', '.join(map(str, seeds))}"))
+    return found

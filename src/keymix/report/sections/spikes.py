@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What spikes cost: one row a mixer of a spiking model, on the page and at the terminal."""
+"""What spikes cost: one row per mixer of a spiking model, on the page and at the terminal."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ COLUMNS = (
     Column(
         "neurons that never fired, %", "silent", "percent", label="never fired, %", style="soft"
     ),
-    Column("synaptic operations an image", "sops", "count", label="synaptic operations"),
-    Column("multiply-adds beside them", "macs", "count", label="multiply-adds"),
-    Column("energy an image, µJ", "energy", "energy", label="energy, µJ"),
+    Column("synaptic operations per image", "sops", "count", label="synaptic operations"),
+    Column("multiply-adds, real inputs", "macs", "count", label="multiply-adds"),
+    Column("energy per image, µJ", "energy", "energy", label="energy, µJ"),
     Column("bounds, µJ", "bounds", "energy", sort="none", style="soft"),
     Column("without spikes, µJ", "dense", "energy"),
     Column("times as much", "times", "ratio"),
@@ -84,14 +84,10 @@ def _cells(found: MixerSpikes, *, works: bool) -> list[Any]:
         found.sops.mean,
         found.macs.mean,
         _spread(energy, formats.places(energy.mean or 0.0, 3)),
-        None if one_value else f"{_microjoules(low)} to {_microjoules(high)}",
-        Cell(dense, _microjoules(dense)),
+        None if one_value else f"{formats.three_digits(low)} to {formats.three_digits(high)}",
+        Cell(dense, formats.three_digits(dense)),
         Cell(times, formats.MISSING if times is None else f"{times:.1f}"),
     ]
-
-
-def _microjoules(value: float | None) -> str:
-    return formats.MISSING if value is None else f"{value:.{formats.places(value, 3)}f}"
 
 
 def _spread(summary: Summary, decimals: int) -> Cell:

@@ -53,7 +53,7 @@ def sections(shown: Shown) -> Iterator[Section]:
 
 
 def scores(record: ComparisonRecord, rows: Sequence[OutcomeRow], when: str) -> Scores:
-    """Make the table of scores of an epoch, a row a mixer."""
+    """Make the table of scores of an epoch, one row per mixer."""
     words, shown = wording(record), columns(record)
     most_first = record.task_kind.score.better == "more"
     seeds, units = "95\u00a0% interval over seeds", f"95\u00a0% interval over test {words.units}"
@@ -114,13 +114,10 @@ def _spread(summary: Summary, column: ScoreColumn) -> Cell:
 
 
 def _runs(record: ComparisonRecord, row: OutcomeRow) -> Cell:
-    return Cell(row.scores[record.task_kind.score.key].n, _ratio(record, row.mixer))
-
-
-def _ratio(record: ComparisonRecord, mixer: str) -> str:
     """Say how many of a mixer's runs finished: ``3``, or ``2 of 3``."""
-    planned, done = len(record.seeds), len(record.finished(mixer))
-    return str(done) if done == planned else f"{done} of {planned}"
+    planned, done = len(record.seeds), len(record.finished(row.mixer))
+    text = str(done) if done == planned else f"{done} of {planned}"
+    return Cell(row.scores[record.task_kind.score.key].n, text)
 
 
 def forest(record: ComparisonRecord, looks: Mapping[str, Look]) -> Markup | None:

@@ -242,7 +242,7 @@ def _scaling(record: Complexity) -> Table:
             "grid": "x".join(map(str, row.grid)),
             "quartiles": None
             if row.latency_q1_ms is None
-            else "–".join(map(formats.milliseconds, (row.latency_q1_ms, row.latency_q3_ms))),
+            else "–".join(map(formats.three_digits, (row.latency_q1_ms, row.latency_q3_ms))),
             "time_steps": _steps_of(record, row.mixer),
             "times_softmax": _times_softmax(row),
         }
@@ -281,7 +281,7 @@ def _multiples(record: Complexity) -> Table:
     ]
     kept = [row for row in cells if any(value is not None for value in row[1:])]
     base = [found["softmax", size] for size in sizes] if ("softmax", sizes[0]) in found else []
-    ms = ", ".join(formats.milliseconds(row.latency_ms) for row in base)
+    ms = ", ".join(formats.three_digits(row.latency_ms) for row in base)
     mib = ", ".join(formats.mib(row.peak_training_mib) for row in base)
     title = f"Latency and memory of training as multiples of softmax's ({ms} ms; {mib} MiB)"
     title += _over(record) + _abbreviated(record)

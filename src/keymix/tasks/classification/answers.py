@@ -270,7 +270,7 @@ class ClassificationAnswers(AnswersPart):
             yield ClassPrediction(path=path, classes=names, probabilities=tuple(shares))
 
     def table(self, found: Sequence[Prediction], noun: str) -> PredictionRows:
-        """Lay out a row per image."""
+        """Make a row per image."""
         rows = [
             [each.path, ", ".join(f"{name} {share:.1%}" for name, share in each.ranked)]
             for each in _classified(found)
@@ -278,7 +278,7 @@ class ClassificationAnswers(AnswersPart):
         return PredictionRows(heads=[noun, "classes"], rows=rows, left=2)
 
     def csv(self, found: Sequence[Prediction]) -> PredictionRows:
-        """Lay out a row per image and class."""
+        """Make a row per image and class."""
         rows: list[list[str | int]] = [
             [each.path, rank, name, f"{share:.6f}"]
             for each in _classified(found)

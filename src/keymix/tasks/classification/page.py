@@ -10,15 +10,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from markupsafe import Markup
 
 from keymix.analysis.answers import Answers
 from keymix.analysis.statistics import no_better_than_chance, wilson
 from keymix.data.record import DataRecord
-from keymix.report.by_class import ByClass, Classes, ScriptClasses, by_class, by_seed, mean
+from keymix.report.by_class import ByClass, Classes, by_class, by_seed, mean
 from keymix.report.charts import Look
-from keymix.report.formats import percent
+from keymix.report.formats import MISSING, percent, points
+from keymix.report.page import breakable
 from keymix.report.part import Page, RunAnswers, Section
 from keymix.report.record import ComparisonRecord, DoneRun, OutcomeRow, Sparse
+from keymix.report.tables import Cell, Column, Table
 from keymix.task import Task
 
 if TYPE_CHECKING:
@@ -61,7 +64,7 @@ class OfComparison(Sparse):
 class ScriptComparison:
     """What the script reads of the comparison."""
 
-    classes: ScriptClasses
+    classes: Classes
 
 
 def packed(correct: BoolArray) -> str:
@@ -106,27 +109,6 @@ def _classes(answers: Answers) -> ClassAnswers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
-    """A mixer's accuracy on a class and its difference from the baseline."""
-
-    mixer: str
-    accuracy: float | None
-    difference: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClassRow:
-    """A class: its test images, the baseline's accuracy with Wilson's interval, other mixers."""
-
-    name: str
-    number: int
-    images: int
-    baseline: float | None
-    interval: tuple[float, float] | None
-    cells: list[Cell]
-
-
-@dataclass(frozen=True, kw_only=True)
 class ConfusedPair:
     """A class taken for another: how often, and the share of the true class's answers."""
 
@@ -146,16 +128,19 @@ class Confused:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassesView:
-    """The section of classes: rows, the largest difference first, and mix-ups by mixer."""
+    """The section of classes, the largest difference first, and mix-ups by mixer."""
 
     by: ByClass
-    rows: list[ClassRow]
+    table: Table
     note: str
     confusions: list[Confused]
 
 
 def classes_view(record: ComparisonRecord, looks: Mapping[str, Look]) -> ClassesView | None:
-    """Make the table of classes with its chart and confusions; None if no run finished."""
+    """Make the table of classes with its chart and confusions; None if no run finished.
+
+    It has the baseline's accuracy with Wilson's interval, and of the others the difference from it.
+    """
     own = record.own.read(OfComparison)
     names, images = own.classes.names, own.classes.test_images
     right = by_seed(record, lambda run: run.own.read(OfRun).class_correct)
@@ -166,31 +151,50 @@ def classes_view(record: ComparisonRecord, looks: Mapping[str, Look]) -> Classes
         label: [mean((run[c] for run in right[label].values()), n) for c, n in enumerate(images)]
         for label in by.shown
     }
-    rows = []
-    for c in by.order:
-        base = accuracy[record.baseline][c] if record.baseline in accuracy else None
-        cells = [
-            Cell(mixer=label, accuracy=accuracy[label][c], difference=by.differences[label][c])
-            for label in by.others
+    base = accuracy.get(record.baseline)
+    columns = [
+        Column("class", "class", "name"),
+        Column("test images", "images", "whole", style="soft", most_first=True),
+        *([_column(looks[record.baseline], record.baseline)] if base else []),
+        *(_column(looks[label], label, most_first=True) for label in by.others),
+    ]
+    rows = [
+        [
+            *(names[c], images[c]),
+            *([_with_interval(base[c], images[c])] if base else []),
+            *(_compared(by.differences[m][c], accuracy[m][c]) for m in by.others),
         ]
-        rows.append(
-            ClassRow(
-                name=names[c],
-                number=c,
-                images=images[c],
-                baseline=base,
-                interval=wilson(base, images[c]) if base is not None else None,
-                cells=cells,
-            )
-        )
+        for c in by.order
+    ]
     return ClassesView(
-        by=by, rows=rows, note=_note(rows), confusions=_confused(record, own, by.shown, images)
+        by=by,
+        table=Table("classes", "Accuracy by class", columns, rows),
+        note=_note(images, base or ()),
+        confusions=_confused(record, own, by.shown, images),
     )
 
 
-def _note(rows: Sequence[ClassRow]) -> str:
+def _column(look: Look, label: str, *, most_first: bool = False) -> Column:
+    heading = Markup('<bdi title="{}">{}</bdi>').format(label, breakable(look.short))
+    return Column(heading, label, "percent", label=look.short, most_first=most_first)
+
+
+def _with_interval(accuracy: float | None, images: int) -> Cell:
+    if accuracy is None:
+        return Cell(None, MISSING)
+    low, high = (percent(end, 0) for end in wilson(accuracy, images))
+    text = Markup('<span>{} <span class="pm">{}–{}</span></span>')
+    return Cell(accuracy, text.format(percent(accuracy), low, high))
+
+
+def _compared(difference: float | None, accuracy: float | None) -> Cell:
+    text = Markup('<span>{} <span class="pm">{}</span></span>')
+    return Cell(difference, text.format(points(difference), percent(accuracy)))
+
+
+def _note(images: Sequence[int], base: Sequence[float | None]) -> str:
     """Say how few test images a class has and what that leaves open."""
-    sizes = [row.images for row in rows if row.images]
+    sizes = [number for number in images if number]
     if not sizes:
         return ""
     low, high = min(sizes), max(sizes)
@@ -199,7 +203,7 @@ def _note(rows: Sequence[ClassRow]) -> str:
         if low == high
         else f"A class has between {low:,} and {high:,} test images."
     )
-    known = sorted(row.baseline for row in rows if row.baseline is not None)
+    known = sorted(accuracy for accuracy in base if accuracy is not None)
     if known:
         middle = known[len(known) // 2]
         ends = wilson(middle, low)
@@ -315,7 +319,7 @@ class ClassPage(Page):
 
     def of_comparison(self, record: ComparisonRecord) -> ScriptComparison:
         """Give the script the classes."""
-        return ScriptComparison(classes=record.own.read(OfComparison).classes.for_script())
+        return ScriptComparison(classes=record.own.read(OfComparison).classes)
 
 
 PAGE = ClassPage()

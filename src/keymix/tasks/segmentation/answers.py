@@ -27,6 +27,7 @@ from keymix.data.kinds import IGNORE
 from keymix.data.record import DataRecord
 from keymix.data.specs import MASKS, parse
 from keymix.errors import UserError
+from keymix.report.formats import distance, percent
 from keymix.task import LOSS, Task
 from keymix.tasks.segmentation.facts import ClassScores, MaskDetails
 from keymix.tasks.segmentation.predict_masks import MaskPrediction, predict_masks
@@ -247,7 +248,7 @@ class SegmentationAnswers(AnswersPart):
             layout = "masks/<class>/<name>.png" if seen.multilabel else "masks/<name>.png"
             raise UserError(
                 f"data {data.spec!r} has {MASKS[data.masks.multilabel]} masks; the run was trained "
-                f"on {trained} ones. Lay them out as {layout}, or take a run on masks of their "
+                f"on {trained} ones. Arrange them as {layout}, or take a run on masks of their "
                 "kind."
             )
         if data.classes != seen.classes:
@@ -274,7 +275,7 @@ class SegmentationAnswers(AnswersPart):
         return found, f"{what}: {wanted.out}"
 
     def table(self, found: Sequence[Prediction], noun: str) -> PredictionRows:
-        """Lay out a row per image and class; without areas where none is known."""
+        """Make a row per image and class; without areas where none is known."""
         heads, rows = [noun, "class", "pixels", "area mm2"], []
         for *words, area in self.csv(found).rows:
             known = f"{area:.1f}" if isinstance(area, float) else "–"
@@ -284,7 +285,7 @@ class SegmentationAnswers(AnswersPart):
         return PredictionRows(heads=heads, rows=rows, left=2)
 
     def csv(self, found: Sequence[Prediction]) -> PredictionRows:
-        """Lay out a row per image and class."""
+        """Make a row per image and class."""
         rows = [
             [each.id, name, number, None if each.area is None else round(each.area[name], 2)]
             for each in _predicted(found)
@@ -297,20 +298,20 @@ class SegmentationAnswers(AnswersPart):
         return asdict(found)
 
     def details(self, test: SplitScores) -> DetailsTable:
-        """Tell the scores and distances of each class."""
+        """Return the scores and distances of each class."""
         own = test.own.read(MaskDetails)
         rows = [
             [
                 each.name,
-                _percent(each.jaccard),
-                _percent(each.dice),
-                _distance(each.hausdorff_mm),
+                percent(each.jaccard, 2),
+                percent(each.dice, 2),
+                distance(each.hausdorff_mm),
                 str(each.missed),
             ]
             for each in own.classes
         ]
-        overall = [_percent(test.scores["jaccard"]), _percent(test.scores["dice"])]
-        overall += [_distance(own.hausdorff_mm), str(own.hausdorff_missed)]
+        overall = [percent(test.scores["jaccard"], 2), percent(test.scores["dice"], 2)]
+        overall += [distance(own.hausdorff_mm), str(own.hausdorff_missed)]
         return DetailsTable(
             title="each class",
             heads=(
@@ -353,14 +354,6 @@ class SegmentationAnswers(AnswersPart):
 
 def _predicted(found: Sequence[Prediction]) -> list[MaskPrediction]:
     return [each for each in found if isinstance(each, MaskPrediction)]
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.2f}"
-
-
-def _distance(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"
 
 
 def _often(data: ImageData, scores: MaskScores) -> IntArray:

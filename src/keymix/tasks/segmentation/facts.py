@@ -18,8 +18,8 @@ class MaskOptions:
         dice: Weight w, 0 to 1, of the soft Dice loss: the loss is (1 - w) times the cross entropy
             of pixels plus w times the mean over classes but the background of
             1 - (2 sum(p y) + 1) / (sum(p) + sum(y) + 1), sums over the batch.
-        masks: ``exclusive`` for one class a pixel, ``multilabel`` for any number of them; None for
-            what the folders of ``masks:PATH`` show, else ``exclusive``.
+        masks: ``exclusive`` for one class per pixel, ``multilabel`` for any number; None for what
+            the folders of ``masks:PATH`` show, else ``exclusive``.
     """
 
     dice: float = 0.0

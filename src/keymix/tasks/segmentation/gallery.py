@@ -91,32 +91,16 @@ class OfPictures(Sparse):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
-    """A predicted mask, and how good it is in words."""
-
-    png: str
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class SheetRow:
-    """A mixer's masks of all images, or the reason why there are none."""
-
-    mixer: str
-    cells: list[Cell]
-    missing: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Sheet:
     """The gallery as a sheet: a column for each image, a row for the truth and each mixer.
 
-    `distinct` says that no two of the images that have something are of one case.
+    `distinct` says that no two of the images that have something are of one case; `qualities` say
+    of each predicted mask, by mixer's label, how good it is.
     """
 
     stored: Gallery
     distinct: bool
-    rows: list[SheetRow]
+    qualities: Mapping[str, list[str]]
 
 
 def sheet(record: ComparisonRecord) -> Sheet | None:
@@ -129,28 +113,22 @@ def sheet(record: ComparisonRecord) -> Sheet | None:
     pictures += [cell.png for cells in stored.predictions.values() for cell in cells]
     if not all(PNG.fullmatch(uri) for uri in pictures):
         raise UserError("a picture of the record's gallery is no PNG data URI")
-    rows = []
-    for label in record.labels:
-        if label in stored.predictions:
-            cells = [
-                Cell(png=cell.png, text=_quality(each, cell))
-                for each, cell in zip(slices, stored.predictions[label], strict=True)
-            ]
-            rows.append(SheetRow(mixer=label, cells=cells, missing=None))
-        elif label in stored.missing:
-            rows.append(SheetRow(mixer=label, cells=[], missing=stored.missing[label]))
+    qualities = {
+        label: [_quality(each, mask) for each, mask in zip(slices, masks, strict=True)]
+        for label, masks in stored.predictions.items()
+    }
     cases = [each.case for each in slices if each.area]
-    return Sheet(stored=stored, distinct=len(set(cases)) == len(cases), rows=rows)
+    return Sheet(stored=stored, distinct=len(set(cases)) == len(cases), qualities=qualities)
 
 
-def _quality(each: GallerySlice, cell: PredictedMask) -> str:
+def _quality(each: GallerySlice, mask: PredictedMask) -> str:
     """Say under a prediction how good it is."""
     if each.area:
-        return f"Jaccard {percent(cell.jaccard)}\u00a0%"
-    if not cell.found:
+        return f"Jaccard {percent(mask.jaccard)}\u00a0%"
+    if not mask.found:
         return "rightly nothing"
-    pixels = "pixel" if cell.found == 1 else "pixels"
-    return f"{cell.found:,} {pixels} where nothing is"
+    pixels = "pixel" if mask.found == 1 else "pixels"
+    return f"{mask.found:,} {pixels} where nothing is"
 
 
 def draw(
@@ -250,7 +228,7 @@ def scans_of(data: ImageData) -> ScanTable:
 
 
 def _planes(masks: NDArray[Any], scored: Sequence[int], *, multilabel: bool) -> BoolArray:
-    """One plane a class that counts, ``[B, C, H, W]``."""
+    """One plane per class that counts, ``[B, C, H, W]``."""
     if multilabel:
         return np.asarray(masks[:, list(scored)] == 1)
     return np.stack([masks == c for c in scored], axis=1)

@@ -13,10 +13,12 @@ import numpy as np
 from keymix.analysis.answers import Answers, FloatArray
 from keymix.analysis.statistics import FEW_CASES
 from keymix.data.record import DataRecord
-from keymix.report.by_class import ByClass, Classes, ScriptClasses, by_class, by_seed, mean
+from keymix.report.by_class import ByClass, Classes, by_class, by_seed, mean
 from keymix.report.charts import Look
+from keymix.report.formats import distance, points
 from keymix.report.part import Output, Page, RunAnswers, Section
 from keymix.report.record import ComparisonRecord, DoneRun, Sparse
+from keymix.report.tables import Cell, Column, Table
 from keymix.task import Score, Task
 from keymix.tasks.segmentation import gallery
 from keymix.tasks.segmentation.gallery import OfPictures
@@ -77,7 +79,7 @@ class ScriptRun:
 class ScriptComparison:
     """What the script reads: the classes, the level that is 1, and names of all test images."""
 
-    classes: ScriptClasses
+    classes: Classes
     levels: int = SHARES
     names: tuple[str, ...] | None
 
@@ -150,34 +152,15 @@ def _masks(answers: Answers) -> MaskAnswers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskRow:
-    """A class and a mixer in the table; means over seeds, None where there are none.
-
-    `images` have the class; `difference` is of the Jaccard index, from the baseline; `missed` are
-    images where only truth or prediction has the class.
-    """
-
-    name: str
-    images: int
-    mixer: str
-    difference: float | None
-    jaccard: float | None
-    dice: float | None
-    hausdorff_mm: float | None
-    missed: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class ClassesView:
-    """The section of classes: a row for each class and mixer, and the unit of distances."""
+    """The section of classes: a row for each class and mixer."""
 
     by: ByClass
-    rows: list[MaskRow]
-    unit: str
+    table: Table
 
 
 def classes_view(record: ComparisonRecord, looks: Mapping[str, Look]) -> ClassesView | None:
-    """Make the table of classes with its chart; None without runs."""
+    """Make the table of classes with its chart; None without runs. All are means over seeds."""
     own = record.own.read(OfComparison)
     names, images = own.classes.names, own.classes.test_images
     runs = by_seed(record, lambda run: run.own.read(OfRun).classes)
@@ -188,23 +171,40 @@ def classes_view(record: ComparisonRecord, looks: Mapping[str, Look]) -> Classes
         for label, of_mixer in runs.items()
     }
     by = by_class(overlaps, names, looks, record.baseline)
+    columns = (
+        Column("class", "class", "name"),
+        Column("mixer", "mixer", "name"),
+        Column("test images with it", "images", "whole", style="soft"),
+        Column("Jaccard, %", "jaccard", "percent", most_first=True),
+        Column("difference, points", "difference", "percent", write=points, most_first=True),
+        Column("Dice, %", "dice", "percent", most_first=True),
+        Column(f"Hausdorff, {own.hausdorff_unit or 'mm'}", "hausdorff", "ratio", write=distance),
+        Column(
+            "missed or invented, images",
+            "missed",
+            "ratio",
+            write=distance,
+            label="missed or invented",
+        ),
+    )
     rows = []
     for c in by.order if by.total > by.few else range(by.total):
         for label in by.shown:
             scores = [classes[c] for classes in runs[label].values()]
+            difference = by.differences[label][c] if label in by.others else _BASELINE
             rows.append(
-                MaskRow(
-                    name=names[c],
-                    images=images[c],
-                    mixer=label,
-                    difference=by.differences[label][c] if label in by.others else None,
-                    jaccard=mean(each.jaccard for each in scores),
-                    dice=mean(each.dice for each in scores),
-                    hausdorff_mm=mean(each.hausdorff_mm for each in scores),
-                    missed=mean(each.missed for each in scores),
-                )
+                [
+                    *(names[c], label, images[c]),
+                    *(mean(each.jaccard for each in scores), difference),
+                    mean(each.dice for each in scores),
+                    mean(each.hausdorff_mm for each in scores),
+                    mean(each.missed for each in scores),
+                ]
             )
-    return ClassesView(by=by, rows=rows, unit=own.hausdorff_unit or "mm")
+    return ClassesView(by=by, table=Table("classes", "Overlap by class", columns, rows))
+
+
+_BASELINE = Cell(0, "baseline", "soft")
 
 
 # ---- the page --------------------------------------------------------------------------------
@@ -236,8 +236,8 @@ class MaskPage(Page):
     heading = "Jaccard index"
     pair_note = (
         "The class index is of the pixels of all images together, that of an image the mean over "
-        "the classes that truth or prediction have. What two trainings would do tells the interval "
-        "over seeds above."
+        "the classes that truth or prediction have. For other trainings, "
+        "see the interval over seeds above."
     )
     about_score = (
         "Images are stretched to the model's size, whatever their proportions, and masks follow by "
@@ -247,7 +247,7 @@ class MaskPage(Page):
         "without the background; a class in neither truth nor prediction is left out. The weighted "
         "one weighs each class by its true pixels. The Hausdorff distance is that of the farthest "
         "pixel, the mean over the images where truth and prediction have the class; images where "
-        "only one of them has it are counted beside it."
+        "only one of them has it are counted separately."
     )
     readout = "Every model reads out all of its patch tokens, to answer every pixel."
 
@@ -309,7 +309,7 @@ class MaskPage(Page):
         """Say whether images of a case are in one split."""
         if data.split_by == "slice":
             return (
-                "Single images were split, not cases: images of one case lie in several splits, "
+                "Single images were split, not cases: images of one case are in several splits, "
                 "and scores are better than on new cases."
             )
         return "All images of a case are in one split, where the data names cases."
@@ -358,7 +358,7 @@ class MaskPage(Page):
         """Give the script the classes and the names of images."""
         drawn = record.own.read(OfPictures).gallery
         return ScriptComparison(
-            classes=record.own.read(OfComparison).classes.for_script(),
+            classes=record.own.read(OfComparison).classes,
             names=None if drawn is None else drawn.names,
         )
 

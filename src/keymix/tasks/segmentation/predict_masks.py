@@ -72,7 +72,7 @@ class MaskPrediction(Prediction):
     area: Mapping[str, float] | None = None
 
     def omitted(self) -> tuple[str, ...]:
-        """The fields that stand in no manifest: what there is not."""
+        """The fields that are in no manifest: what there is not."""
         return tuple(name for name, value in vars(self).items() if value is None)
 
 

@@ -41,8 +41,8 @@ function mapCell(map, image, label) {
   frame.style.top = `${(100 * row) / map.height}%`;
   frame.style.width = `${100 / map.width}%`;
   frame.style.height = `${100 / map.height}%`;
-  const told = `attention of ${label} on test image ${data.attention.images[image].label}`;
-  const picture = make("div", { class: "cell", role: "img", "aria-label": told },
+  const text = `attention of ${label} on test image ${data.attention.images[image].label}`;
+  const picture = make("div", { class: "cell", role: "img", "aria-label": text },
     make("div", { class: `under p${image}` }), drawHeat(map, even), frame);
   const readout = make("p", { class: "readout" },
     `Strongest patch ${percent(map.weights[peak])}\u00a0% in row ${row + 1}, column ${column + 1}; ` +

@@ -5,10 +5,10 @@ function contrast(a, b) {
   const name = score.name;
   const verb = (x, y) => (x === y ? "as good as" : (score.better === "more") === (x > y) ? "better than" : "worse than");
   const known = a.score !== null && b.score !== null;
-  const told = known
+  const difference = known
     ? `: a difference of ${changed(b.score - a.score)} (B minus A). B is ${verb(b.score, a.score)} A here.`
     : ".";
   const lead = make("p", { class: "lead", role: "status" },
-    `A, ${runName(a)}, has a ${name} of ${scored(a.score)} and B, ${runName(b)}, of ${scored(b.score)}${told}`);
+    `A, ${runName(a)}, has a ${name} of ${scored(a.score)} and B, ${runName(b)}, of ${scored(b.score)}${difference}`);
   return [lead, ""];
 }

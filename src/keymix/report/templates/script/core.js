@@ -80,16 +80,16 @@ function startTheme() {
   const root = document.documentElement;
   const prefersDark = matchMedia("(prefers-color-scheme: dark)");
   const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : prefersDark.matches);
-  const tell = () => {
+  const relabel = () => {
     button.textContent = isDark() ? "Light" : "Dark";
     button.setAttribute("aria-label", isDark() ? "Light: show the page in light colours" : "Dark: show the page in dark colours");
   };
   button.addEventListener("click", () => {
     root.dataset.theme = isDark() ? "light" : "dark";
-    tell();
+    relabel();
   });
-  prefersDark.addEventListener("change", tell);
-  tell();
+  prefersDark.addEventListener("change", relabel);
+  relabel();
 }
 
 /** Open what is folded while the page is printed, and fold it again afterwards. */

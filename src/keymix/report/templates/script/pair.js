@@ -1,4 +1,4 @@
-// Part 5: two runs side by side: who did better where, as part 4 tells it, curves, environments.
+// Part 5: two runs side by side: who did better where, as part 4 says it, curves, environments.
 
 const runName = (run) => `${isolated(run.mixer)}, seed ${run.seed}`;
 
@@ -80,10 +80,10 @@ function environmentLines(a, b) {
       ? make("dd", {}, x)
       : make("dd", {}, make("b", {}, "A "), x, make("br"), make("b", {}, "B "), y));
   }
-  const told = a.environment === b.environment
+  const text = a.environment === b.environment
     ? "Both were trained with the same environment."
-    : "They were trained with different environments; where two lines stand, they differ.";
-  return [make("p", { class: "note" }, told), list];
+    : "They were trained with different environments; where there are two lines, they differ.";
+  return [make("p", { class: "note" }, text), list];
 }
 
 function legend(a, b) {

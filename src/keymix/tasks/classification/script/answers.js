@@ -61,7 +61,7 @@ const MOST = 10;
 
 function classTable(a, b) {
   const rows = data.classes.names
-    .map((name, i) => ({ name, n: data.classes.images[i], a: a.class_correct[i], b: b.class_correct[i] }))
+    .map((name, i) => ({ name, n: data.classes.test_images[i], a: a.class_correct[i], b: b.class_correct[i] }))
     .filter((row) => row.a !== row.b)
     .sort((x, y) => Math.abs(y.b - y.a) / y.n - Math.abs(x.b - x.a) / x.n)
     .slice(0, MOST);
