@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What capturing attention costs beside the plain forward pass, in memory and time.
+"""What capturing attention costs next to the plain forward pass, in memory and time.
 
     python benchmarks/capture.py
     python benchmarks/capture.py --side 32 --queries 16 --mixers own softmax static_key
@@ -49,7 +49,7 @@ class Captured(nn.Module):
         self.model, self.queries = model, queries
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the first layer's map; all are held until then."""
+        """Return the first layer's map; all stay in memory until then."""
         rows = None if self.queries is None else range(self.queries)
         return next(iter(attention_maps(self.model, x, queries=rows).values()))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What share of a training step is spent waiting for data: keymix beside a torchvision DataLoader.
+"""What share of a training step is spent waiting for data: keymix and a torchvision DataLoader.
 
     python benchmarks/data_path.py                            # embedded digits, resized to 32x32
     python benchmarks/data_path.py --data parquet:PATH        # CIFAR-10
@@ -10,7 +10,7 @@ with a crop after 4 pixels of padding where images are held in memory and a rand
 where they are not. torchvision's transforms run on single images, in the training process and in
 ``--workers`` processes; keymix takes the workers for images read one by one only. Epochs of
 ``--steps`` batches take turns in one process, their starts included. On a GPU both clocks wait for
-it: what the data path computes there counts as waiting, too. Then RandAugment alone, an image.
+it: what the data path computes there counts as waiting, too. Then RandAugment alone, per image.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from keymix.train.step import make_optimizer
 AUGMENT = Augment(crop_padding=4, flip=True, rand_augment=(2, 9))
 OURS = "keymix"
 RAND_AUGMENT_IMAGES = 2048
-LEAST_IMAGES = 200  # two a class for a hundred classes
+LEAST_IMAGES = 200  # two per class for a hundred classes
 
 
 class Torchvision(Dataset[tuple[Tensor, Tensor]]):
@@ -57,10 +57,10 @@ class Torchvision(Dataset[tuple[Tensor, Tensor]]):
     def __init__(self, data: ImageData) -> None:
         self.split = data.train
         height, width = data.image_size
-        held = self.split.images is not None
+        in_memory = self.split.images is not None
         crop: v2.Transform = (
             v2.RandomCrop((height, width), padding=AUGMENT.crop_padding)
-            if held
+            if in_memory
             else v2.RandomResizedCrop((height, width))
         )
         self.transform = v2.Compose(
@@ -78,8 +78,8 @@ class Torchvision(Dataset[tuple[Tensor, Tensor]]):
         return len(self.split)
 
     def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        held = self.split.images
-        image = self.split.decoded(i) if held is None else held[i]
+        images = self.split.images
+        image = self.split.decoded(i) if images is None else images[i]
         return self.transform(image), self.split.labels[i]
 
 
@@ -196,7 +196,7 @@ def rand_augment_seconds(
 ) -> dict[str, list[float]]:
     """Seconds an image of RandAugment alone: batched on the device, and image by image."""
     augment = Augment(rand_augment=AUGMENT.rand_augment)
-    held, order = (
+    batches, order = (
         InMemoryBatches(images, augment, 0, device),
         np.arange(len(images), dtype=np.int64),
     )
@@ -204,7 +204,7 @@ def rand_augment_seconds(
     seconds: dict[str, list[float]] = {OURS: [], "torchvision": []}
     for epoch in range(repeats + 1):
         start = time.perf_counter()
-        for _ in held.batches(order, min(128, len(images)), epoch=epoch):
+        for _ in batches.batches(order, min(128, len(images)), epoch=epoch):
             pass
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -295,7 +295,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         alone = rand_augment_seconds(images, device, given.repeats)
         print(f"{'RandAugment alone':<38}{head}")
         for name, seconds in alone.items():
-            print(row(f"{name}, ms an image", [1e3 * s for s in seconds], ".4f"))
+            print(row(f"{name}, ms per image", [1e3 * s for s in seconds], ".4f"))
         pairs = zip(alone["torchvision"], alone[OURS], strict=True)
         print(row(f"torchvision / {OURS}", [theirs / ours for theirs, ours in pairs], ".1f"))
     return 0

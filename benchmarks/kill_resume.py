@@ -62,7 +62,7 @@ PLAIN = Recipe(
     optim=OptimConfig(lr=1e-3),
     schedule=ScheduleConfig(epochs=3, warmup_epochs=0.5),
 )
-_SIDE = 100  # pixels: too large to be held in memory, so that processes decode ahead
+_SIDE = 100  # pixels: too large for memory, so that processes decode ahead
 WITH_STATE = {  # what keeps a state or draws a number, all at once, by dotted key
     "ema": 0.9,
     "optim.accumulate": 2,
@@ -77,7 +77,7 @@ WITH_STATE = {  # what keeps a state or draws a number, all at once, by dotted k
 EVERYTHING = replaced(PLAIN, WITH_STATE)
 WRITES = ("checkpoint", "metrics", "weights", "predictions", "summary", "recipe")
 MOMENTS = ("half written", "before the rename", "after the rename")
-WITHIN = (0.0, 0.0, 10.0)  # minutes between checkpoints, chosen anew for each start
+WITHIN = (0.0, 0.0, 10.0)  # minutes between checkpoints, chosen again for each start
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ def run(
 ) -> int:
     """Fork a run; return the child's process id.
 
-    Beside its folder it leaves ``.seen.json`` (places that it passed), ``.losses.jsonl`` (epoch,
+    Next to its folder it leaves ``.seen.json`` (places that it passed), ``.losses.jsonl`` (epoch,
     step and loss of each step, one start after the other) and, if it failed, ``.failed.txt``.
 
     Args:
@@ -239,19 +239,19 @@ def run(
         minutes: Between its checkpoints.
         data: The recipe's images, if they are loaded already.
     """
-    return fork(partial(_run, recipe, out, place, minutes, data), beside(out, "failed.txt"))
+    return fork(partial(_run, recipe, out, place, minutes, data), next_to(out, "failed.txt"))
 
 
 def _run(
     recipe: Recipe, out: Path, place: Place | None, minutes: float, data: ImageData | None
 ) -> None:
-    trap = _Trap(place, beside(out, "losses.jsonl"))
+    trap = _Trap(place, next_to(out, "losses.jsonl"))
     engine.train(recipe, out, checkpoint_minutes=minutes, data=data)
-    beside(out, "seen.json").write_text(json.dumps(trap.seen))
+    next_to(out, "seen.json").write_text(json.dumps(trap.seen))
 
 
-def beside(out: Path, ending: str) -> Path:
-    """Name a file beside the folder of a run."""
+def next_to(out: Path, ending: str) -> Path:
+    """Name a file next to the folder of a run."""
     return out.parent / f"{out.name}.{ending}"
 
 
@@ -288,7 +288,7 @@ def lines_of(out: Path) -> list[dict[str, Any]]:
 
 def losses_of(out: Path) -> list[tuple[int, int, float]]:
     """Epoch, step and loss of each step of a run, one start after the other."""
-    text = beside(out, "losses.jsonl").read_text()
+    text = next_to(out, "losses.jsonl").read_text()
     return [(epoch, step, loss) for epoch, step, loss in map(json.loads, text.splitlines())]
 
 
@@ -371,7 +371,7 @@ def kill_all(kills: int, seed: int, folder: Path) -> tuple[dict[str, Tally], int
         start = time.monotonic()
         if wait(run(recipe, out, None, 0.0)) != 0:
             raise SystemExit(f"{name}: a run that was not killed failed")
-        seen = json.loads(beside(out, "seen.json").read_text())
+        seen = json.loads(next_to(out, "seen.json").read_text())
         whole[name] = outcome(out), seen, time.monotonic() - start
     kinds, moments = ["step", "checkpoint", "metrics", "weights", "any moment"], MOMENTS[:1]
     if kills > len(kinds):
@@ -390,26 +390,26 @@ def kill_all(kills: int, seed: int, folder: Path) -> tuple[dict[str, Tally], int
             kind = kinds[done % len(kinds)]
             minutes = chance.choice(WITHIN)
             if kind == "any moment":
-                told = kind
+                text = kind
                 child = run(recipes[name], out, None, minutes)
                 code = wait(child, kill_after=chance.uniform(0, seconds))
             else:
                 place = choose(seen, kind, chance, moments)
-                told = str(place)
+                text = str(place)
                 code = wait(run(recipes[name], out, place, minutes))
             if code == 0:  # it was done before it came to the place
                 break
             if code != -signal.SIGKILL:
-                raise SystemExit(f"{name}: {told}: exit code {code}")
-            places.append(told)
-            tallies.setdefault(told, Tally()).kills += 1
+                raise SystemExit(f"{name}: {text}: exit code {code}")
+            places.append(text)
+            tallies.setdefault(text, Tally()).kills += 1
             done += 1
         code = wait(run(recipes[name], out, None, 10.0))
         same = code == 0 and outcome(out) == expected
         leftover = [path.name for path in out.rglob("*.part")]
-        for told in places:
-            tallies[told].resumed += code == 0
-            tallies[told].differing += not same
+        for text in places:
+            tallies[text].resumed += code == 0
+            tallies[text].differing += not same
         if not same or leftover:
             print(f"{name}: {out}: exit code {code}, same {same}, left {leftover}: {places}")
             print(distance(folder / f"whole {name}", out) if code == 0 else "it did not end")
@@ -431,8 +431,8 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         tallies, runs = kill_all(options.kills, options.seed, Path(folder))
     print(f"{'killed at':34}{'kills':>7}{'resumed':>9}{'differing':>11}")
-    for told, tally in sorted(tallies.items()):
-        print(f"{told:34}{tally.kills:7}{tally.resumed:9}{tally.differing:11}")
+    for place, tally in sorted(tallies.items()):
+        print(f"{place:34}{tally.kills:7}{tally.resumed:9}{tally.differing:11}")
     kills = sum(tally.kills for tally in tallies.values())
     resumed = sum(tally.resumed for tally in tallies.values())
     wrong = sum(tally.differing for tally in tallies.values())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Latency and peak memory of every dense mixer beside softmax attention, fused and reference.
+"""Latency and peak memory of every dense mixer next to softmax attention, fused and reference.
 
     python benchmarks/mixers.py
     python benchmarks/mixers.py --tokens 196 784 --dim 384 --heads 6 --mixers 'softmax' '*key*'

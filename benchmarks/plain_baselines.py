@@ -97,8 +97,8 @@ def main(argv: list[str] | None = None) -> int:
     scores = [
         convolutions(train, test, epochs=given.epochs, seed=seed) for seed in range(given.seeds)
     ]
-    told = ", ".join(f"{score:.1%}" for score in scores)
-    print(f"convolutional network, {given.epochs} epochs, {given.seeds} seeds: {told}")
+    text = ", ".join(f"{score:.1%}" for score in scores)
+    print(f"convolutional network, {given.epochs} epochs, {given.seeds} seeds: {text}")
     return 0
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training step of QKFormer at T=4 beside SpikingJelly 2's own: time and peak memory.
+"""A training step of QKFormer at T=4 next to SpikingJelly 2's own: time and peak memory.
 
     python benchmarks/qkformer_step.py
     python benchmarks/qkformer_step.py --batch 8 --rounds 12

@@ -130,7 +130,7 @@ def score_at(job: tuple[list[Path], tuple[int, int], int]) -> list[Score]:
 
 
 def say(text: str) -> None:
-    """Tell how far it is, on standard error."""
+    """Report how far it is, on standard error."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 

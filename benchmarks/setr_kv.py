@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What dropping the query saves in SETR: latency, throughput and memory beside multiply-adds.
+"""What dropping the query saves in SETR: latency, throughput and memory next to multiply-adds.
 
     python benchmarks/setr_kv.py
     python benchmarks/setr_kv.py --models setr_qkv setr_kv --size 112 --repeats 10
@@ -109,7 +109,7 @@ def sizes_of(names: list[str], shape: tuple[int, int, int]) -> dict[str, tuple[i
 
 
 def bench(names: list[str], size: int, *, batch: int, repeats: int, threads: int) -> None:
-    """Measure the models of one encoder beside one another and print them."""
+    """Measure the models of one encoder in turns and print them."""
     shape = (3, size, size)
     builds = {name: Build(kwargs={"name": name, "img_size": size}) for name in names}
     costs = measure_models(
@@ -133,7 +133,7 @@ def main(argv: list[str] | None = None) -> int:
     for row in ENCODERS:
         names = [name for name in row if name in args.models]
         if names and row[0] not in names:
-            parser.error(f"--models {names[0]}: give {row[0]} too, which it is held to")
+            parser.error(f"--models {names[0]}: give {row[0]} too, which it is compared with")
         if names:
             bench(names, args.size, batch=args.batch, repeats=args.repeats, threads=args.threads)
     return 0

@@ -3,7 +3,7 @@
 
 For each part of the model (one block, the middle third, all) and each way to start (fresh, mean
 keys, least squares): test accuracy right after the swap, and after one epoch of recovery without
-and with distillation from the run; beside them the run itself, trained on for that epoch. All of it
+and with distillation from the run; also the run itself, trained on for that epoch. All of it
 through the command line, as a user would:
 
     python benchmarks/swap_recovery.py RUN --out FOLDER --limit 10000
@@ -78,7 +78,7 @@ def ahead(folder: Path, fresh: Path) -> str:
     return f"{100 * gain:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
 
 
-def told(share: float) -> str:
+def percent(share: float) -> str:
     """Return a share in percent."""
     return f"{100 * share:.1f}"
 
@@ -102,7 +102,9 @@ def main() -> None:
         target = settings.out / "nothing-plain"
         trained_on = recovered(settings.run, Path(settings.run), target, settings, distil=False)
         before = json.loads((Path(settings.run) / "summary.json").read_text(encoding="utf-8"))
-        print(f"| nothing | | {told(before['last']['test']['top1'])} | {told(trained_on)} | | |")
+        print(
+            f"| nothing | | {percent(before['last']['test']['top1'])} | {percent(trained_on)} | | |"
+        )
     for part in settings.parts:
         name, _, layers = part.partition("=")
         for start in settings.starts:
@@ -112,7 +114,7 @@ def main() -> None:
             for distil in () if settings.only_swap else (False, True):
                 target = folder.with_name(f"{folder.name}-{'distilled' if distil else 'plain'}")
                 cells.append(recovered(settings.run, folder, target, settings, distil))
-            row = [*map(told, cells), "", ""][:3]
+            row = [*map(percent, cells), "", ""][:3]
             fresh = settings.out / f"{name} fresh-plain".replace(" ", "-")
             compared = start != "fresh" and "fresh" in settings.starts and not settings.only_swap
             row.append(ahead(folder.with_name(f"{folder.name}-plain"), fresh) if compared else "")

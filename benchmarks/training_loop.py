@@ -7,7 +7,7 @@
 Both train vit_micro_p4_32 on the same batches (same loader, crop and flip), with the same optimiser
 and clipping. keymix adds Fabric, seeding, the schedule and the record of every loss; epochs of
 the two alternate in one process, and validation and checkpoints, which the bare loop has none of,
-lie outside the clock and are told apart. A ratio of 1.00 is no loss.
+lie outside the clock and are reported apart. A ratio of 1.00 is no loss.
 """
 
 from __future__ import annotations

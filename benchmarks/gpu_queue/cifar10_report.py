@@ -35,7 +35,7 @@ def assemble(kept: Path, out: Path, model: str = FIRST) -> Comparison:
         model: One of the job's.
 
     Returns:
-        The comparison; runs that are missing are told as such.
+        The comparison; missing runs are listed as such.
 
     Raises:
         ValueError: If no run of the baseline is there.

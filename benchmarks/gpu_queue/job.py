@@ -15,7 +15,7 @@ _NAME = re.compile(r"[A-Za-z0-9._,=+-]+(/[A-Za-z0-9._,=+-]+)*")
 
 
 class Unfinished(Exception):
-    """Raised by a step that stopped in time and goes on where it stopped when it is run again.
+    """Raised by a step that stopped in time and resumes where it stopped when it is run again.
 
     Args:
         progress: What to say of it, e.g. ``{"epochs": 80, "of": 200}``.
@@ -36,7 +36,7 @@ class Context:
         data: Folder with ``cifar10/*.parquet``; None without one.
         work: A folder of this step alone on the machine's own disk. It is there again when the
             step is run again on the same machine.
-        keep: A folder for small files (metrics, logs) that leave the machine beside the result.
+        keep: A folder for small files (metrics, logs) that leave the machine with the result.
         until: When the step must have ended or raised `Unfinished`, of `time.monotonic`.
         results: Results of the steps of this job that are done, by name.
     """
@@ -71,7 +71,7 @@ class Step:
         seconds: How long it takes by estimate, start of the process included.
         measure: Measures; returns the result, or raises `Unfinished`. What it imports belongs
             inside: the queue itself loads neither keymix nor the GPU.
-        resumable: It goes on where it stopped, and so may be started with little time left.
+        resumable: It resumes where it stopped, and so may be started with little time left.
         least: Seconds for which a resumable step is worth starting.
         packages: Modules that must be importable.
         data: Folders below the data folder that must be there.
@@ -108,7 +108,7 @@ class Job:
         section: Makes Markdown of the results that are done, by step name (at least one).
         side_by_side: How many resumable steps run at once on the one GPU, from the results that
             are done.
-        estimate: Seconds of a step from the results that are done, where these tell more than the
+        estimate: Seconds of a step from the results that are done, where these say more than the
             step itself.
         always: Markdown that the page shows whether or not anything is measured.
     """

@@ -156,7 +156,7 @@ def _cpu() -> str:
 
 
 def _driver() -> str | None:
-    """Version of the GPU's driver, where nvidia-smi tells it."""
+    """Version of the GPU's driver, where nvidia-smi gives it."""
     ask = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(ask, capture_output=True, text=True, check=False, timeout=10)

@@ -207,8 +207,8 @@ def _speed(mixers: Mapping[str, Result], mode: str) -> str:
                 low, high = (f"{f(row['ratio'] for row in alike):.2f}" for f in (min, max))
                 at += f" ({low if low == high else f'{low} to {high}'})"
             groups[kind].append(at)
-    told = [f"{_KINDS[kind]}: {'; '.join(each)}." for kind, each in groups.items() if each]
-    return " ".join(told) or "nothing to compare."
+    lines = [f"{_KINDS[kind]}: {'; '.join(each)}." for kind, each in groups.items() if each]
+    return " ".join(lines) or "nothing to compare."
 
 
 _TENSORS = ("output", "gradient")
@@ -245,7 +245,7 @@ def _how_errors(mixers: Mapping[str, Result]) -> str:
         f"from N(0, 1). The plain equation (`reference`) and other paths may be off by {allowed}; "
         f"other paths also by {MULTIPLE:.0f} times the error of the plain equation in that dtype. "
         "float32 is without TF32, the others by autocast; where gradients overflow, the loss is "
-        "scaled down. The last image of each timed batch is held against the same image alone. "
+        "scaled down. The last image of each timed batch is compared with the same image alone. "
         + _kernels(mixers)
     )
 
@@ -279,8 +279,8 @@ def _kernels(mixers: Mapping[str, Result]) -> str:
         for row in result["times"]:
             if row["path"] not in (BASE, BARE):
                 chosen[HALF].update(row.get("kernels", ()))
-    told = [f"{_and(sorted(names))} in {dtype}" for dtype, names in chosen.items() if names]
-    return f"Where none is forced, PyTorch takes the kernel {_and(told)}." if told else ""
+    lines = [f"{_and(sorted(names))} in {dtype}" for dtype, names in chosen.items() if names]
+    return f"Where none is forced, PyTorch takes the kernel {_and(lines)}." if lines else ""
 
 
 def _ratio(row: Result | None) -> str:
@@ -288,7 +288,7 @@ def _ratio(row: Result | None) -> str:
         return "-"
     if "reason" in row:
         return str(row["reason"])
-    return row["told"] + "†" * (row["issued"] is not None and row["issued"] > ISSUED)
+    return row["ratio_text"] + "†" * (row["issued"] is not None and row["issued"] > ISSUED)
 
 
 def _paths(result: Result) -> list[str]:

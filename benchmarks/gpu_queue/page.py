@@ -86,10 +86,10 @@ class View:
         """Where the job stands, in words."""
         of, done, failed = len(self.steps), len(self.done), len(self.those("failed"))
         if not done:
-            told = "failed" if failed == of else "not measured yet"
+            text = "failed" if failed == of else "not measured yet"
         else:
-            told = "measured" if done == of else f"{done} of {of} steps measured"
-        return told + (f", {failed} failed" if failed and told != "failed" else "")
+            text = "measured" if done == of else f"{done} of {of} steps measured"
+        return text + (f", {failed} failed" if failed and text != "failed" else "")
 
     @property
     def minutes(self) -> float:
@@ -238,15 +238,15 @@ def _first(views: Sequence[View]) -> str:
     of, done = sum(len(v.steps) for v in views), sum(len(v.done) for v in views)
     failed = sum(len(v.those("failed")) for v in views)
     if not done:
-        told = "Nothing is measured on a GPU yet"
+        message = "Nothing is measured on a GPU yet"
     elif done == of:
-        told = f"All {of} steps of the queue are measured"
+        message = f"All {of} steps of the queue are measured"
     else:
-        told = f"{done} of {of} steps of the queue {'is' if done == 1 else 'are'} measured"
-    told += f", {failed} failed" if failed else ""
+        message = f"{done} of {of} steps of the queue {'is' if done == 1 else 'are'} measured"
+    message += f", {failed} failed" if failed else ""
     minutes = sum(view.minutes for view in views)
     return (
-        f"{told}. This is a queue of {_count(len(views), 'job')} for a GPU that is at hand for "
+        f"{message}. This is a queue of {_count(len(views), 'job')} for a GPU that is at hand for "
         f"half an hour now and then; together they need about {minutes:.0f} minutes."
     )
 
@@ -263,7 +263,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if given.take is not None:
             came = store.came_back(given.take, jobs(), commit=_commit())
             records = store.merge(records, came)
-        text = page(jobs(), records)  # first: what the page cannot tell is not taken
+        text = page(jobs(), records)  # first: what the page cannot show is not taken
         if given.take is not None:
             store.write(store.RESULTS, jobs(), records)
             store.unpack(given.take, jobs(), store.RESULTS)

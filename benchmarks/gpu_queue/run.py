@@ -8,7 +8,7 @@
 Jobs come in order and consist of steps. A step is skipped if its result exists for the present
 code, in ``docs/results/gpu``, in RESULTS or in the work folder on this machine; what was measured
 on earlier code comes last. A step is started only if it fits into the minutes that are left;
-trainings stop in time and go on from their checkpoint when the queue runs again on this machine.
+trainings stop in time and resume from their checkpoint when the queue runs again on this machine.
 The queue may be killed at any second: what was done is kept, and the rest runs the next time.
 keymix need not be installed. DATA holds ``cifar10/*.parquet``.
 """

@@ -355,7 +355,7 @@ class Queue:
             store.pack(self.work / "keep", self.results / store.ARCHIVE)
 
     def publish_here(self) -> None:
-        """Write the files of all that was measured on this machine: RESULTS may be empty anew."""
+        """Write the files of all that was measured on this machine: RESULTS may be empty again."""
         if self.results is not None:  # before anything is measured that could not be kept
             self.results.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.results):
@@ -414,7 +414,7 @@ def _matches(patterns: Sequence[str], job: Job, step: Step) -> bool:
 
 
 def _stamp(record: Path) -> int:
-    """Tell a record from the one before; 0 where there is none."""
+    """Distinguish a record from the one before; 0 where there is none."""
     return record.stat().st_mtime_ns if record.is_file() else 0
 
 

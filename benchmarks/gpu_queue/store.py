@@ -177,7 +177,7 @@ def loaded_files(modules: Mapping[str, Any], job: Job) -> list[str]:
         if not path.is_relative_to(ROOT) or "site-packages" in path.parts:
             continue
         runner = path.stem in _RUNNER or path.name == "__init__.py"
-        runner |= path.stem.endswith(("_report", "_results"))  # they tell, and measure nothing
+        runner |= path.stem.endswith(("_report", "_results"))  # they report, and measure nothing
         if (
             path == own
             or not path.is_relative_to(here)

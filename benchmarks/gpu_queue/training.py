@@ -17,7 +17,7 @@ PREDICTIONS = "predictions_test.npz"
 
 
 def train_in_time(context: Context, recipe: Recipe, data: ImageData | None = None) -> Run:
-    """Train a recipe in the step's folder, or go on there as the run began.
+    """Train a recipe in the step's folder, or resume there as the run began.
 
     Its small files go to ``context.keep``, without the folder of the data in them.
 

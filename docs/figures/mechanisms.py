@@ -37,8 +37,10 @@ def text(x: float, y: float, words: str, size: float = 15, **style: str) -> str:
             out += escape(words[i])
             i += 1
     given = {"fill": INK, **{k.replace("_", "-"): v for k, v in style.items()}}
-    told = "".join(f' {k}="{v}"' for k, v in given.items())
-    return f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" text-anchor="middle"{told}>{out}</text>'
+    message = "".join(f' {k}="{v}"' for k, v in given.items())
+    return (
+        f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" text-anchor="middle"{message}>{out}</text>'
+    )
 
 
 def box(x: float, row: str, words: str, width: float = BOX, kind: str = "plain") -> str:

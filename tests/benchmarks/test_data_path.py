@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data path's benchmark runs, and beside a slow data path it would say so."""
+"""The data path's benchmark runs, and next to a slow data path it would say so."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_benchmark_prints_shares_and_ratios(capsys: pytest.CaptureFixture[st
         assert all(0 < share < 100 for share in shares)
         assert all(float(cell) > 0 for cell in rows[f"{name}: step, ms"])
     assert set(rows) >= {f"step, {name} / keymix" for name in names[1:]}
-    ours, theirs = (float(rows[f"{n}, ms an image"][0]) for n in ("keymix", "torchvision"))
+    ours, theirs = (float(rows[f"{n}, ms per image"][0]) for n in ("keymix", "torchvision"))
     assert float(rows["torchvision / keymix"][0]) > 1
     assert theirs > ours
 

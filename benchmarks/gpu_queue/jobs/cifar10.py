@@ -149,8 +149,8 @@ def arithmetic() -> str:
             f"By paper arithmetic {total / 60:.1f} hours for all, {first:.0f} minutes of them for "
             f"{MODELS[FIRST].title}, one run after the other:",
             table(heads, rows),
-            f"An image costs three forward passes of two FLOPs a multiply-add in training, one in "
-            f"validation; a run has {EPOCHS} epochs of {TRAIN:,} and {VAL:,} images. Assumed: "
+            f"An image costs three forward passes of two FLOPs per multiply-add in training, one "
+            f"in validation; a run has {EPOCHS} epochs of {TRAIN:,} and {VAL:,} images. Assumed: "
             f"{SHARE:.0%} of {PEAK / 1e12:.0f} TFLOP/s in bfloat16, no step of {BATCH} images below"
             f" {1e3 * LEAST_STEP:.0f} ms, {EPOCH_END} s at the end of an epoch, {START:.0f} s for "
             f"start and tests. Training a {MODELS[FIRST].title} with {BASELINE} in 8 minutes would "
@@ -249,7 +249,7 @@ def _train_a_while(context: Context, compiled: bool, folder: Path, gate: Any) ->
 
     with contextlib.suppress(_EnoughError):
         train(recipe, folder, progress=watch, data=data)
-    told = {
+    entries = {
         "epochs": [after - before for before, after in itertools.pairwise(ends)],
         "first": first,
         "images": len(data.train),
@@ -258,7 +258,7 @@ def _train_a_while(context: Context, compiled: bool, folder: Path, gate: Any) ->
         "gpu_gib": _gpu_gib(),
         "files": store.loaded_files(sys.modules, JOB),  # this process alone has keymix
     }
-    folder.with_suffix(".json").write_text(json.dumps(told))
+    folder.with_suffix(".json").write_text(json.dumps(entries))
 
 
 def choice(results: Mapping[str, Result]) -> tuple[int, bool]:
@@ -319,7 +319,7 @@ def recipe_of(context: Context, model: str, mixer: str, *, seed: int, compiled: 
 
 
 def measure(context: Context, *, model: str, mixer: str, seed: int) -> Result:
-    """Train one model, as far as time lets, and tell how it answers the test images."""
+    """Train one model, as far as time lets, and report how it answers the test images."""
     from keymix.train.files import read_json
 
     recipe = recipe_of(context, model, mixer, seed=seed, compiled=choice(context.results)[1])
@@ -509,7 +509,7 @@ def _protocol(runs: Sequence[Result]) -> str:
         "images are CIFAR-10's re-encoded as JPEG, so accuracies can lie a little under those on "
         "the original. Published: SKA Table 1, the best of all epochs on the test set, of one run "
         f"on all 50,000 training images; here {sizes['val']:,} of them choose the best epoch, and "
-        "the last one is told without any choice."
+        "the last one is reported without any choice."
     )
 
 
@@ -540,8 +540,10 @@ def _rates(groups: Mapping[tuple[str, bool], Sequence[Result]]) -> str:
             )
     heads = ["model, mixer", "at once", "images/s each (quartiles)", "assumed alone"]
     heads += ["minutes", "assumed alone", "GPU, GiB"]
-    told = "Training rates are medians over epochs but the first, validation not counted; minutes "
-    return f"{table(heads, rows)}\n\n{told}are those of all epochs."
+    message = (
+        "Training rates are medians over epochs but the first, validation not counted; minutes "
+    )
+    return f"{table(heads, rows)}\n\n{message}are those of all epochs."
 
 
 def _chosen(results: Mapping[str, Result]) -> str:

@@ -325,12 +325,12 @@ def _by_run(runs: Mapping[tuple[int, str], Sequence[Result]]) -> str:
 def _how(runs: Mapping[tuple[int, str], Sequence[Result]]) -> str:
     one = next(iter(runs.values()))[0]
     seeds = sorted({run["seed"] for found in runs.values() for run in found})
-    told = "Seed 0 alone" if seeds == [0] else f"Seeds {', '.join(map(str, seeds))}, apart by /"
+    text = "Seed 0 alone" if seeds == [0] else f"Seeds {', '.join(map(str, seeds))}, apart by /"
     memory = [run["gpu_gib"] for found in runs.values() for run in found if run["gpu_gib"]]
     peak = f" A run took at most {max(memory):.1f} GiB of the GPU's memory." if memory else ""
     precision = "32-bit" if one["precision"] == "32" else f"{one['precision']} autocast"
     read = (
-        f"{told}; weights of the last epoch. Alike: over 80 % of a map's columns have a cosine "
+        f"{text}; weights of the last epoch. Alike: over 80 % of a map's columns have a cosine "
         f"above {TAU:g} (DeepViT, Eq. 2 and 7, appendix D); nearly all: over 90 %; like nearest "
         "two: its Fig. 3a ([equations](../collapse.md)). Eq. 2 and the centred cosine are means "
         f"over neighbours, read on {one['images']} test images; entropy is over ln M, 1 for even "

@@ -98,7 +98,7 @@ def measure(
     started = {out: runs.run(recipe, out, None, _NEVER, data) for out in whole}
     started[killed] = runs.run(recipe, killed, place, 0.0, data)
     work = functools.partial(_look, recipe, look, data)
-    started[look] = runs.fork(work, runs.beside(look, "failed.txt"))
+    started[look] = runs.fork(work, runs.next_to(look, "failed.txt"))
     codes = {out: runs.wait(child) for out, child in started.items()}
     facts = {
         "device": context.device,
@@ -113,7 +113,7 @@ def measure(
         "steps_per_epoch": steps,
     }
     _must_be({look: codes[look]}, 0)
-    facts |= json.loads(runs.beside(look, "json").read_text())
+    facts |= json.loads(runs.next_to(look, "json").read_text())
     if deterministic and all(codes[out] for out in whole):
         why = _failure(whole[0])
         if "deterministic" in why:
@@ -165,14 +165,14 @@ def _look(recipe: Recipe, out: Path, data: ImageData) -> None:
         train(replace_path(recipe, {"schedule.epochs": 1}), out, data=data)
     texts = [" ".join(str(each.message).split()) for each in seen]
     facts["operations"] = sorted({text[:200] for text in texts if "determinis" in text.lower()})
-    runs.beside(out, "json").write_text(json.dumps(facts))
+    runs.next_to(out, "json").write_text(json.dumps(facts))
 
 
 def _failure(out: Path) -> str:
     """The last line of the traceback that a run left."""
     import kill_resume as runs
 
-    path = runs.beside(out, "failed.txt")
+    path = runs.next_to(out, "failed.txt")
     return path.read_text().strip().splitlines()[-1] if path.exists() else "no traceback"
 
 

@@ -242,7 +242,7 @@ def or_reason(call: Callable[[], Any]) -> tuple[Any, str | None]:
         first = (str(error).splitlines() or [""])[0]
         reason = FAILED + one_line(f"{type(error).__name__}: {first}")
     if torch.cuda.is_initialized():
-        gc.collect()  # the error held what the pass had made so far
+        gc.collect()  # the error kept what the pass had made so far
         torch.cuda.empty_cache()
     return None, reason
 
@@ -567,14 +567,14 @@ def _timed_in_turns(
         row["tflop_s"] = 2 * factor * runs[path].macs / middle / 1e12
         row["rounds"] = len(samples.wall)
         if path != BASE and BASE not in rows:
-            row["told"] = "-"
+            row["ratio_text"] = "-"
         elif path != BASE:
             paired = compare(turns.samples[BASE], samples, comparisons=len(rows) - 1)
             row |= {
                 key: getattr(paired, key)
                 for key in ("ratio", "ratio_q1", "ratio_q3", "p", "verdict")
             }
-            row["told"] = paired.ratio_text()
+            row["ratio_text"] = paired.ratio_text()
         yield row
 
 
@@ -613,7 +613,7 @@ def dense() -> list[str]:
 # times: 10 timings of 4 passes x 15 rounds of at least 5 ms = 3, at 4,096 tokens with maps in
 # memory 2 x 15 x 0.15 s = 5 more; memory, multiply-adds, first calls: 5.
 SECONDS = 30.0
-# A convolution with 6 x 4,096 filters of 64 x 3 x 3 at 4,096 tokens: 58 GMACs an image, 10 images,
+# A convolution with 6 x 4,096 filters of 64 x 3 x 3 at 4,096 tokens: 58 GMACs per image, 10 images,
 # 3 passes = 3.5 TFLOP a training pass, 0.1 s at a tenth of what the tensor cores could, and nobody
 # knows which algorithm cuDNN takes: up to the 15 s at which a timing stops.
 SLOW = {"conv_static_key": 75.0}

@@ -4,15 +4,15 @@
 Paper: QKFormer, https://arxiv.org/abs/2403.16552. Table 3: HST-4-384 on CIFAR-10, 96.18 %, by 410
 epochs of batches of 64. Table 8: memory of Q-K token attention and of spiking self-attention.
 
-The run, by paper arithmetic. HST-4-384 makes 6.06 G multiply-adds an image of 32 pixels in 4 steps
+The run, by paper arithmetic. HST-4-384 makes 6.06 G multiply-adds per image of 32 pixels in 4 steps
 (`keymix.analysis.counting`), a training step three times as many: 36 GFLOP. The H200's peak in
 bfloat16 is 989 TFLOP/s; at a tenth of it, which 3 x 3 convolutions of 48 to 384 channels reach,
-2,700 images a second. Between the layers 65 M numbers an image are written forward and backward,
-and read about twice: 0.4 GB in bfloat16, 7,000 images a second at 60 % of 4.8 TB/s. Forward and
+2,700 images per second. Between the layers 65 M numbers per image are written forward and backward,
+and read about twice: 0.4 GB in bfloat16, 7,000 images per second at 60 % of 4.8 TB/s. Forward and
 backward are some 370 operations and AdamW's, about 600 launches; at 40 microseconds each with
-Python around them 24 ms a step, so that batches of 64 come to 2,700 images a second at the very
+Python around them 24 ms a step, so that batches of 64 come to 2,700 images per second at the very
 most and an epoch of 704 of them takes 17 s, while batches of 256 leave the GPU the limit. With
-3,000 images a second and 2 s for validation and checkpoint an epoch of 45,000 images takes 17 s:
+3,000 images per second and 2 s for validation and checkpoint an epoch of 45,000 images takes 17 s:
 20 minutes are 70 epochs. A published run of 410 would take two hours and cannot leave a machine
 that is lent for half an hour. So the batch is 256, and the epochs are chosen from `EPOCHS` by the
 speed measured before.
@@ -141,7 +141,7 @@ def _epochs_that_fit(images_per_s: float | None) -> int:
 
 
 def _run(context: Context) -> Result:
-    """Train, or go on; read the firing rates of the trained network on a CPU."""
+    """Train, or resume; read the firing rates of the trained network on a CPU."""
     from keymix.records import to_json
     from keymix.train.model import load_data
 
@@ -426,7 +426,7 @@ def _of_the_speed(speed: Result) -> list[str]:
     said = (
         f"In training ({speed['dtype']}, {speed['mode']}) batches of {best} are the fastest, "
         f"{found[best]['images_per_s']:.0f} images/s, {gain:.2f} times batches of {first}; that is "
-        f"{100 * share:.1f} % of the peak of 989 TFLOP/s, at 6.06 G multiply-adds an image."
+        f"{100 * share:.1f} % of the peak of 989 TFLOP/s, at 6.06 G multiply-adds per image."
     )
     rows = []
     for batch, row in found.items():
@@ -596,7 +596,7 @@ def _of_the_steps(found: Mapping[str, Result]) -> list[str]:
         "is PyTorch's default. Under autocast ours calls the parts of a step one by one; "
         "SpikingJelly's potentials are bfloat16 there, for which it takes no fused kernel."
     )
-    return [f"Beside SpikingJelly's own QKFormer: {'; '.join(says)}.", table(heads, rows), how]
+    return [f"Next to SpikingJelly's own QKFormer: {'; '.join(says)}.", table(heads, rows), how]
 
 
 def _section(results: Mapping[str, Result]) -> str:
@@ -630,7 +630,7 @@ def _steps(tiny: bool) -> list[Step]:
     50 GB for 512 images. ``neurons``: 3 dtypes, each two compilations of ours and of theirs (2 s),
     15 rounds of two passes of at most 30 ms for four neurons (4 s). ``correct``: 64 kernels of
     0.3 s. ``wide``: 30 GB at 4.8 TB/s, and the random numbers. ``memory``: 30 passes of at most
-    0.2 s. ``step``: 23 G multiply-adds an image, 32 images: 4.5 TFLOP, 0.1 to 0.3 s a step of
+    0.2 s. ``step``: 23 G multiply-adds per image, 32 images: 4.5 TFLOP, 0.1 to 0.3 s a step of
     three models, 15 rounds. ``run``: see the module.
     """
     places = list(SHAPES)[: 1 if tiny else None]

@@ -105,7 +105,7 @@ def marked() -> list[str]:
 
 @contextmanager
 def _ended(process: subprocess.Popen[str]) -> Iterator[None]:
-    """End a process with the step, also where the step is told to end."""
+    """End a process with the step, also where the step is asked to end."""
 
     def stop(signum: int, frame: object) -> None:
         raise SystemExit(128 + signum)

@@ -330,7 +330,7 @@ def _compile_all(family: Family, context: Context) -> dict[str, Any]:
     """Compile the family's models at once, each in a process of its own; what each one took.
 
     CUDA and threads must not have been started in this process. A model that fails here, fails
-    again where it is measured, and is told there.
+    again where it is measured, and is reported there.
     """
     fork = multiprocessing.get_context("fork")
     limit = time.monotonic() + min(AHEAD, 0.6 * context.left())

@@ -164,12 +164,12 @@ def test_the_answer_about_neurons_follows_from_the_ratios() -> None:
     result |= {"float16": neurons_at(1.0, "not distinguishable")}
     page = JOB.section({"neurons/tokens": result})
     assert (
-        "`triton` in float32 beside SpikingJelly 2's, which runs its implementation `triton`"
+        "`triton` in float32 next to SpikingJelly 2's, which runs its implementation `triton`"
         in page
     )
     assert page.count("faster in 1 (ratio of times 0.50) of 1") == 2
     assert (
-        "bfloat16 and float16 beside SpikingJelly 2's, which runs its implementation `torch-ref"
+        "bfloat16 and float16 next to SpikingJelly 2's, which runs its implementation `torch-ref"
         in page
     )
     assert page.count("slower in 1 (1.50), not shown to differ in 1 of 2") == 2

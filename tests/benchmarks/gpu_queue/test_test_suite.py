@@ -88,7 +88,7 @@ def test_dry_run_measures_the_contract_and_reports_its_files(tmp_path: Path) -> 
 def test_outcomes_are_counted_and_errors_cut_short(tmp_path: Path, workers: int) -> None:
     made, unread = written(tmp_path, MADE), written(tmp_path, "import nowhere", "test_unread.py")
     found = job.run_tests([made, unread], workers, context(tmp_path / "work"))
-    # a file that cannot be loaded is told by every worker, and once by the run
+    # a file that cannot be loaded is reported by every worker, and once by the run
     assert (found["passed"], found["failed"], found["skipped"]) == (1, 24, 1)
     assert found["reasons"] == {"no device": 1}
     assert len(found["failures"]) == job.MOST
