@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Peak memory of attention alone: what is read is what is allocated, and Table 8 stands beside."""
+"""Peak memory of attention alone: what is read is what is allocated, next to Table 8."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from keymix.errors import UserError
 MIB = 2**20
 
 
-def test_a_peak_is_what_is_held_at_once() -> None:
+def test_a_peak_is_what_is_allocated_at_once() -> None:
     x = torch.zeros(1000)
 
     def run() -> torch.Tensor:

@@ -141,7 +141,7 @@ def test_mixers_stand_below_one_another_and_those_without_maps_say_why(
     assert "sep_conv" in (out / "attention.html").read_text()
 
 
-def test_heads_stand_apart_and_class_tokens_are_asked_where_they_are(
+def test_heads_are_drawn_one_by_one_and_class_tokens_asked_where_they_are(
     photos: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "looks"
@@ -281,9 +281,9 @@ def test_a_picture_shows_more_where_more_is(photos: Path) -> None:
     values = np.zeros((4, 4))
     values[0, 0] = 16
     grey = np.full((3, 32, 32), 128, dtype=np.uint8)
-    laid = overlaid(grey, values, Range.shared([values]))
-    assert laid[:6, :6].mean() > 1.5 * laid[16:, 16:].mean()
-    assert np.allclose(laid[16:, 16:], 0.62 * 128 / 255, atol=0.01)  # the photo alone
+    drawn = overlaid(grey, values, Range.shared([values]))
+    assert drawn[:6, :6].mean() > 1.5 * drawn[16:, 16:].mean()
+    assert np.allclose(drawn[16:, 16:], 0.62 * 128 / 255, atol=0.01)  # the photo alone
     row = Row(
         label="a $label_with^marks", cells=(Cell(values=None), Cell(values=values)), photo=grey
     )

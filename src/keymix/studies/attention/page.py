@@ -36,7 +36,7 @@ class Drawn:
 
 
 def figures(record: AttentionRecord, arrays: Arrays) -> Iterator[Drawn]:
-    """Draw a figure for each image and query, and for each model where heads stand apart.
+    """Draw a figure for each image and query, and for each model where heads are drawn one by one.
 
     Models (or heads) are rows, layers are columns; the arrays are the content of ``maps.npz``.
     """
