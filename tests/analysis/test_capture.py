@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maps laid on the image, of any model: windows, places, class tokens, means, reasons."""
+"""Maps placed on the image, of any model: windows, places, class tokens, means, reasons."""
 
 from __future__ import annotations
 
@@ -76,17 +76,17 @@ def test_windows_lie_where_the_block_cuts_them(
     (apart,) = attention_maps(model, x, layers=block).values()
     whole = attention_maps(model, x, layers=block, windows="image")
     assert apart.shape == (2, 12, 2, 16, 16)
-    (laid,) = whole.values()
-    assert laid.shape == (2, 2, 140, 140)
+    (placed,) = whole.values()
+    assert placed.shape == (2, 2, 140, 140)
     there = model.layers[0].blocks[block]
     assert any(there.shift_size) == (block == 1)
     for head in range(2):
         there.attn = Weighs(apart[:, :, head].flatten(0, 1))
         tokens = torch.randn(2, 10, 14, 5, dtype=torch.float64)
-        close(laid[:, head] @ tokens.flatten(1, 2), cut(there, tokens).flatten(1, 2))
+        close(placed[:, head] @ tokens.flatten(1, 2), cut(there, tokens).flatten(1, 2))
     (layout,) = whole.layouts.values()
     assert (layout.grid, layout.window) == ((10, 14), None)
-    assert on_image(laid, layout).shape == (2, 2, 140, 10, 14)
+    assert on_image(placed, layout).shape == (2, 2, 140, 10, 14)
 
 
 def cut(block: Any, tokens: Tensor) -> Tensor:
@@ -146,14 +146,14 @@ def test_a_mean_is_taken_in_chunks_of_rows(monkeypatch: pytest.MonkeyPatch) -> N
     whole, mean = (attention_maps(model, x, queries=queries) for queries in (None, "mean"))
     for path, rows in mean.items():
         close(rows, whole[path][:, :, 1:].mean(2, keepdim=True))
-    laid, apart = (
+    placed, apart = (
         attention_maps(swin(), images(40, 56), layers=1, **how)
         for how in (
             {"queries": "mean", "windows": "image"},
             {"queries": "mean"},
         )
     )
-    assert next(iter(laid.values())).shape == (2, 2, 1, 140)
+    assert next(iter(placed.values())).shape == (2, 2, 1, 140)
     assert next(iter(apart.values())).shape == (2, 12, 2, 1, 16)
 
 
@@ -199,7 +199,7 @@ def test_registers_alone_are_no_class_token() -> None:
         attention_maps(model, images(16, 24), queries="cls")
 
 
-def test_layers_are_chosen_by_range_and_by_what_stands_above() -> None:
+def test_layers_are_chosen_by_range_and_by_the_modules_above() -> None:
     model = swin()
     paths = list(select_layers(model))
     assert paths == ["layers.0.blocks.0.attn", "layers.0.blocks.1.attn", "layers.1.blocks.0.attn"]

@@ -206,7 +206,7 @@ def test_images_cut_into_small_parts_give_the_same(monkeypatch, images: Tensor) 
 def test_nothing_of_a_batch_is_kept(images: Tensor) -> None:
     tally, heads = PairTally(["a", "b"], threshold=TAU, nearest=1), HeadTally(TAU)
 
-    def held() -> int:
+    def numbers_kept() -> int:
         return sum(
             t.numel()
             for sums in [tally, *tally._heads]
@@ -219,7 +219,7 @@ def test_nothing_of_a_batch_is_kept(images: Tensor) -> None:
         maps = torch.rand(2, 4, 3, 9, 9)
         tally.add(list(maps))
         heads.add(maps[0])
-        sizes.append(held())
+        sizes.append(numbers_kept())
     assert len(set(sizes)) == 1
 
 
@@ -270,7 +270,7 @@ def test_the_model_is_left_as_it_was(images: Tensor) -> None:
     assert model.training
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
     hooks = [len(m._forward_hooks) for m in model.modules()]
-    collapse(model, images)  # adapters may go on listening for sizes
+    collapse(model, images)  # adapters keep listening for sizes
     assert [len(m._forward_hooks) for m in model.modules()] == hooks
 
 
@@ -333,7 +333,7 @@ def test_stages_and_shifted_windows_are_compared_among_themselves() -> None:
     assert len(found.apart) == 2
     assert "blocks.0.attn.mixer, layers.0.blocks.2.attn.mixer and" in found.apart[0]
     assert "other windows" in found.apart[0]
-    # tokens of a stage are held against those after its own last block
+    # tokens of a stage are compared with those after its own last block
     assert found.layers[3].feature_similarity == pytest.approx(1)
     assert found.layers[5].feature_similarity == pytest.approx(1)
     assert found.layers[4].feature_similarity != pytest.approx(1)
@@ -345,7 +345,7 @@ def test_maps_of_other_shapes_are_not_compared(images: Tensor) -> None:
     assert "differ in shape (3x16x16 and 1x16x16)" in found.apart[0]
 
 
-def test_blocks_are_what_stands_in_a_list_and_outputs_become_tokens() -> None:
+def test_blocks_are_the_items_of_a_list_and_outputs_become_tokens() -> None:
     model = nn.ModuleDict({"layers": nn.ModuleList([nn.ModuleDict({"a": nn.ModuleDict()})])})
     model["layers"][0]["a"]["attention"] = nn.Linear(1, 1)
     assert block_of(model, "layers.0.a.attention") == "layers.0"

@@ -19,7 +19,7 @@ from keymix.mixers.registry import list_mixers
 
 @pytest.fixture(scope="module")
 def study() -> Complexity:
-    """Every registered mixer, counted at few sizes: each number of tokens and width beside 12, 24.
+    """Every registered mixer, counted at few sizes: each number of tokens and width next to 12, 24.
 
     Table 6 is counted at sizes of its own, and the page's at all of the figure's.
     """

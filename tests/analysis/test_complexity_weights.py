@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Table 7 is read off: held against what the mixers' numbers do when tokens move."""
+"""What Table 7 is read off: checked against what the mixers' numbers do when tokens move."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_static_keys_have_no_kernel() -> None:
     mixer = made("static_key")
     assert isinstance(mixer, MapMixer)
     token = 2 * COLUMNS + 2
-    assert reach(logits(mixer), token)[0] == {token}  # a logit hears of its own query alone
+    assert reach(logits(mixer), token)[0] == {token}  # a logit depends on its own query alone
 
 
 Weights = dict[str, Tensor]

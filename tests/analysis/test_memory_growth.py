@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Peak memory of attention alone: what is read is what is allocated, and Table 8 stands beside."""
+"""Peak memory of attention alone: what is read is what is allocated, next to Table 8."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from keymix.errors import UserError
 MIB = 2**20
 
 
-def test_a_peak_is_what_is_held_at_once() -> None:
+def test_a_peak_is_what_is_allocated_at_once() -> None:
     x = torch.zeros(1000)
 
     def run() -> torch.Tensor:
@@ -35,7 +35,7 @@ def test_inputs_are_spikes() -> None:
 
 
 def test_token_attention_takes_one_matrix_and_ssa_a_map() -> None:
-    study = memory_growth(sides=(20, 50))
+    *_, study = memory_growth(sides=(20, 50))
     token, ssa = (
         {r.side: r for r in study.rows if r.mixer == name} for name in ("qk_token", "spiking_self")
     )
@@ -54,17 +54,18 @@ def test_token_attention_takes_one_matrix_and_ssa_a_map() -> None:
 
 def test_the_linear_order_forms_no_map() -> None:
     quadratic, linear = (
-        memory_growth("ssa", sides=(60,), order=order).rows[0] for order in ("quadratic", "linear")
+        next(memory_growth("ssa", sides=(60,), order=order)).rows[0]
+        for order in ("quadratic", "linear")
     )
     assert quadratic.mib > 4 * 60**4 / MIB
     assert linear.mib < quadratic.mib / 4
-    named = memory_growth("ssa(order=linear)", sides=(60,), order="quadratic").rows[0]
+    named = next(memory_growth("ssa(order=linear)", sides=(60,), order="quadratic")).rows[0]
     assert named.mib == linear.mib
     assert named.paper_mib is None, "the paper's is quadratic"
 
 
 def test_any_mixer_with_attention_is_measured() -> None:
-    study = memory_growth("mhsa,ska,qkca,sdsa", dim=16, num_heads=2, sides=(4,))
+    *_, study = memory_growth("mhsa,ska,qkca,sdsa", dim=16, num_heads=2, sides=(4,))
     assert [r.mixer for r in study.rows] == ["softmax", "static_key", "qk_channel", "spike_driven"]
     for row in study.rows:
         assert row.mib > 0
@@ -81,7 +82,7 @@ def test_table_8_agrees_with_itself() -> None:
 
 def test_what_does_not_fit_is_reported_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "available_bytes", lambda device: 20 * MIB)
-    study = memory_growth(sides=(10, 50))
+    *_, study = memory_growth(sides=(10, 50))
     reasons = {(r.side, r.mixer): r.reason for r in study.rows}
     assert "GiB are free" in reasons.pop((50, "spiking_self"))
     assert set(reasons.values()) == {None}
@@ -92,9 +93,7 @@ def test_what_does_not_fit_is_reported_and_left_out(monkeypatch: pytest.MonkeyPa
 def test_parts_come_one_a_side_and_progress_grows() -> None:
     lines: list[tuple[str, float]] = []
     parts = list(
-        growth.memory_growth_parts(
-            "qkta", dim=8, sides=(3, 1, 3), progress=lambda *step: lines.append(step)
-        )
+        memory_growth("qkta", dim=8, sides=(3, 1, 3), progress=lambda *step: lines.append(step))
     )
     assert [len(part.rows) for part in parts] == [1, 2]
     assert [part.complete for part in parts] == [False, True]
@@ -120,4 +119,4 @@ def test_parts_come_one_a_side_and_progress_grows() -> None:
 )
 def test_mistakes_are_reported_in_one_line(call: dict, match: str) -> None:
     with pytest.raises(UserError, match=match):
-        memory_growth(**{"mixers": "qkta", "sides": (2,), **call})
+        list(memory_growth(**{"mixers": "qkta", "sides": (2,), **call}))

@@ -92,6 +92,8 @@ def test_numbers_are_those_of_the_maps_and_every_picture_opens(
     assert "Random weights." in page
     assert "covers layers 0, 3 only, 2 of 4 layers" in page
     assert "(mean)</td>" in page
+    assert page.count('<th scope="row"') == 2
+    assert "6 × 6" in page
     assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
     text = capsys.readouterr()
     assert f"{NAME} has random weights" in text.err
@@ -141,7 +143,7 @@ def test_mixers_stand_below_one_another_and_those_without_maps_say_why(
     assert "sep_conv" in (out / "attention.html").read_text()
 
 
-def test_heads_stand_apart_and_class_tokens_are_asked_where_they_are(
+def test_heads_are_drawn_one_by_one_and_class_tokens_asked_where_they_are(
     photos: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "looks"
@@ -281,9 +283,9 @@ def test_a_picture_shows_more_where_more_is(photos: Path) -> None:
     values = np.zeros((4, 4))
     values[0, 0] = 16
     grey = np.full((3, 32, 32), 128, dtype=np.uint8)
-    laid = overlaid(grey, values, Range.shared([values]))
-    assert laid[:6, :6].mean() > 1.5 * laid[16:, 16:].mean()
-    assert np.allclose(laid[16:, 16:], 0.62 * 128 / 255, atol=0.01)  # the photo alone
+    drawn = overlaid(grey, values, Range.shared([values]))
+    assert drawn[:6, :6].mean() > 1.5 * drawn[16:, 16:].mean()
+    assert np.allclose(drawn[16:, 16:], 0.62 * 128 / 255, atol=0.01)  # the photo alone
     row = Row(
         label="a $label_with^marks", cells=(Cell(values=None), Cell(values=values)), photo=grey
     )

@@ -116,7 +116,7 @@ def test_the_rank_is_a_share_of_the_most_that_it_can_be() -> None:
     assert {"0", "100"} <= set(ticks)
 
 
-def test_a_file_stands_alone_with_colours_and_its_legend() -> None:
+def test_a_file_is_complete_with_colours_and_its_legend() -> None:
     look = Look("c1", "square", "a")
     line = Line("a <b>", look, [1, 2], [0.25, 0.5])
     made = as_file(curves([line], x_label="x", y_label="y", name="n"), {"a <b>": look})

@@ -53,7 +53,7 @@ def test_hostile_names_stay_text(page: str) -> None:
             ET.fromstring(text)
 
 
-def test_what_it_comes_to_stands_first_with_its_notes(page: str) -> None:
+def test_the_headline_is_first_with_its_notes(page: str) -> None:
     text = words(page)
     for part in ("0.1250 spikes per neuron and step", "Note on qk.", "Random weights."):
         assert text.index(part) < text.index("Firing rates")
@@ -100,7 +100,7 @@ def test_other_mixers_and_stages_have_no_figures_of_the_paper() -> None:
     assert table.title.startswith("qk: firing rates")
 
 
-def test_the_papers_network_is_named_where_its_figures_stand() -> None:
+def test_the_papers_network_is_named_with_its_figures() -> None:
     record, note = spikes_record(), "QKFormer HST-10-768, trained"
     assert note in render(record)
     entries = [{"mixer": "spiking_self", "stage": 1, "rates": {"V": 0.5}}]

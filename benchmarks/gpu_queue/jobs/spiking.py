@@ -295,7 +295,7 @@ def _memory(context: Context) -> Result:
     from keymix.analysis.memory_growth import memory_growth
 
     sides = (4, 8, 10) if context.tiny else SIDES
-    study = memory_growth(MIXERS, sides=sides, device=context.device)
+    *_, study = memory_growth(MIXERS, sides=sides, device=context.device)
     rows = [asdict(row) for row in study.rows]
     return {
         "rows": rows,

@@ -85,7 +85,7 @@ def attention_maps(
 
     The images go through the model once, in inference mode and without gradients, with fused
     attention where the model uses it; each chosen layer then forms only the rows asked for from
-    the tokens it was given: k rows cost k x N numbers a head, never N x N. The model is left as
+    the tokens it was given: k rows cost k x N numbers per head, never N x N. The model is left as
     it was, but for a hook or a few that record the size of its images from now on. A layer without
     a map is an error that says why, never an empty answer.
 
@@ -99,12 +99,12 @@ def attention_maps(
         queries: Whose rows: indices of tokens, prefix tokens first; ``"cls"``, the class token;
             ``"mean"``, the mean over all patch tokens, which is the attention that keys receive;
             :class:`At`, a place on the image; all tokens if None. One row of a ViT at 224 px is
-            197 numbers a head, the whole map 197 times as many.
+            197 numbers per head, the whole map 197 times as many.
         stage: ``"softmax"`` for the weights right after the activation (entropy, rollout), or
             ``"final"`` for the map that multiplies V, after any mixing of heads.
         heads: ``"each"``, or ``"mean"`` for their mean, as one head.
         windows: Where attention stays inside windows (Swin), ``"separate"`` returns the map of
-            each, with queries as indices inside a window; ``"image"`` lays them back on the image,
+            each, with queries as indices inside a window; ``"image"`` puts them back on the image,
             shift and padding undone: queries are tokens of the image, row by row, and a row has
             zeros outside of its query's window.
         missing: If given, layers without a map are put here, path to reason, and are no error.
@@ -133,7 +133,7 @@ def attention_maps(
     seats = select_layers(model, layers)
     maps = AttentionMaps()
 
-    def heard(seat: Seat, call: Call) -> None:
+    def on_call(seat: Seat, call: Call) -> None:
         layout = seat.layout(unwrapped(model))
         try:
             read = _Rows(model, seat, call, stage, layout)
@@ -151,7 +151,7 @@ def attention_maps(
         maps.heads[seat.path] = found.shape[-3]
         maps[seat.path] = found.mean(-3, keepdim=True) if heads == "mean" else found
 
-    run_once(model, images, seats, heard)
+    run_once(model, images, seats, on_call)
     return maps
 
 
@@ -271,7 +271,7 @@ def window_positions(layout: Layout) -> Int[Tensor, "windows M"]:
 
 
 class WindowsOnImage:
-    """Lays a layer's maps of windows back on the image.
+    """Puts a layer's maps of windows back on the image.
 
     `read` forms the map of some places of every window, ``[B, windows, h, Q, M]``.
     """

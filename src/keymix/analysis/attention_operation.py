@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mixer's attention alone, and the work it does: from queries, keys and values to the gather."""
+"""A mixer's attention alone, between its projections, and the work it does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from keymix.mixers.spiking import SpikingMixer
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionOperation:
-    """What stands between the projections in and out of a mixer, for one image and one step.
+    """What lies between the projections in and out of a mixer, for one image and one step.
 
     Attributes:
         shapes: Shape of what each role projects to.
@@ -84,7 +84,7 @@ class Work:
     Attributes:
         macs: Multiply-adds of matrix products.
         entries: Numbers added up, masked or scaled entry by entry.
-        formed: Numbers formed between the roles and what is gathered.
+        formed: Numbers formed between the roles and the output of attention.
     """
 
     macs: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of ``attention.json``: what a look at attention leaves besides arrays. No torch."""
+"""The record of ``attention.json``: what a study of attention finds, arrays aside. No torch."""
 
 from __future__ import annotations
 

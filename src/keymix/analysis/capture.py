@@ -181,7 +181,7 @@ def run_once(
     model: nn.Module,
     images: Tensor,
     seats: Mapping[str, Seat],
-    heard: Callable[[Seat, Call], None],
+    on_call: Callable[[Seat, Call], None],
 ) -> None:
     """Run the images through a model once and report every call of the chosen layers.
 
@@ -202,7 +202,7 @@ def run_once(
                 )
             ran.add(seat.path)
             own.append(True)
-            heard(seat, (args, kwargs))
+            on_call(seat, (args, kwargs))
             own.clear()
 
         return report
@@ -278,7 +278,7 @@ def chosen_numbers(
 
     `layers` is a number (0 is the first, -1 the last); text with commas between numbers, ranges
     ``"6-11"`` (both ends count), shell-style patterns on module paths (``"blocks.[0-5].attn"``) and
-    what stands above some (``"stages.2"``); a list of these; or None for all. `names` are the paths
+    modules above some (``"stages.2"``); a list of these; or None for all. `names` are the paths
     that each layer goes by, the first of which errors name; `what` is what they call the layers.
     """
     if layers is None:

@@ -65,7 +65,7 @@ def collapse(
     - Eq. 2, the cosine of column t of two layers, averaged; Eq. 7 (appendix D), the share of
       columns whose cosine exceeds tau; between every two layers that can be compared.
     - The same cosine after each column's mean was taken off, which is not the paper's: columns of
-      nearly even attention are alike by Eq. 2 whatever they have besides.
+      nearly even attention are alike by Eq. 2 whatever else they have.
     - Fig. 3a, the ratio with the nearest k blocks. The caption can be read in several ways; here a
       column of a block counts if its Eq. 2, averaged over the k nearest blocks, exceeds tau.
     - Fig. 3c, the same two between every two heads of a layer.
@@ -306,14 +306,14 @@ class Pass:
         layouts: dict[str, Any] = {}
         outputs: dict[str, Any] = {}
 
-        def heard(seat: Seat, call: Call) -> None:
+        def on_call(seat: Seat, call: Call) -> None:
             layouts[seat.path] = seat.layout(self.model)
             found = self.layers[seat.path].read(call)
             if found is not None:
                 maps[seat.path] = found
 
         with _outputs(self.model, set(self._blocks.values()), outputs):
-            run_once(self.model, batch, self.seats, heard)
+            run_once(self.model, batch, self.seats, on_call)
         self._add_tokens(outputs, layouts)
         self.groups = {}
         for path, found in maps.items():

@@ -26,7 +26,7 @@ class LayerReading:
         heads: Heads of the map.
         keys: Keys M that a query sees.
         entropy: Mean entropy of the rows after the softmax, nats.
-        entropy_by_head: The same, a head.
+        entropy_by_head: The same, per head.
         entropy_normalised: Entropy over ln M: 1 for even attention.
         sink: Share of all attention that the token gets which receives most; mean over heads and
             images (windows, where there are).
@@ -89,7 +89,7 @@ class PairSimilarity:
         first: Path of layer p.
         second: Path of layer q.
         mean: Mean of Eq. 2, the cosine of two columns; between -1 and 1.
-        by_head: The same mean a head.
+        by_head: The same mean per head.
         centred: Mean cosine after each column's mean was taken off: what they share beyond even
             attention, for which Eq. 2 is near 1 whatever the rest. Not the paper's.
         similar_fraction: Share of columns whose cosine exceeds the threshold (appendix D, Eq. 7).

@@ -349,8 +349,8 @@ def _is_distribution(weights: Tensor) -> bool:
 def block_of(model: nn.Module, path: str) -> str:
     """Return the path of the block in which a layer of attention sits.
 
-    The nearest module above it that stands in a list or a sequence of modules; what holds the
-    layer itself where there is none.
+    The nearest module above it that is an item of a list or a sequence of modules; what holds
+    the layer itself where there is none.
     """
     above = path.rpartition(".")[0]
     while above:

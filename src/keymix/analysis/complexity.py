@@ -233,7 +233,7 @@ def complexity(
         mixers: Names with options, as ``keymix compare`` takes them; all registered if None.
         dim: Width D of the tokens, a multiple of the heads.
         num_heads: Heads.
-        at: Tokens N of the tables; 256, with ``dim=256``, is where SKA Fig. 4 stands.
+        at: Tokens N of the tables; 256, with ``dim=256``, is that of SKA Fig. 4.
         pos_dim: Has no effect, warns, and will be removed in the next release: the position code
             is an option of the mixer, ``kv(pos_dim=8)``. The record keeps the number.
         tokens: Where latency and memory are measured, each on the grid nearest to a square;

@@ -31,7 +31,7 @@ def needed_bytes(cost: Counted, batch_size: int) -> int:
     Weights three times (their making, their gradients), and what autograd keeps three times (a
     map is made in steps, and its gradient again, each as large as the map that is kept).
     """
-    return 3 * (cost.held_bytes + batch_size * cost.activation_bytes)
+    return 3 * (cost.state_bytes + batch_size * cost.activation_bytes)
 
 
 def measure_at(
@@ -68,7 +68,7 @@ def measure_at(
             if tried is not None:
                 models[label], first = tried
                 seconds += first
-                room -= costs[label].held_bytes
+                room -= costs[label].state_bytes
         if reason is not None:
             reasons[label] = reason
     measured = _measured(

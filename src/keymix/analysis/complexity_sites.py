@@ -159,7 +159,7 @@ class Counted:
     params: int  # trainable parameters
     macs: int  # multiply-adds; of all time steps of a spiking mixer
     activation_bytes: int  # bytes kept for the backward pass
-    held_bytes: int  # bytes of parameters and buffers
+    state_bytes: int  # bytes of parameters and buffers
     biases: dict[str, int]  # the biases among the parameters, by name
     layers: dict[str, tuple[int, int]]  # parameters and multiply-adds by the path of the layer
 
@@ -187,7 +187,7 @@ def counted(arguments: dict[str, Any]) -> Counted:
         params=found.params,
         macs=found.macs,
         activation_bytes=found.activation_bytes,
-        held_bytes=sum(t.nbytes for t in (*model.parameters(), *model.buffers())),
+        state_bytes=sum(t.nbytes for t in (*model.parameters(), *model.buffers())),
         biases={
             name: p.numel()
             for name, p in model.named_parameters()

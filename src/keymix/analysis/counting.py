@@ -315,7 +315,7 @@ def default_input_size(model: nn.Module) -> tuple[int, int, int]:
     """Return the input (channels, height, width) a timm model was made for.
 
     What a model says of itself as it is now goes before what its ``pretrained_cfg`` says of its
-    weights; both before the first layer of its patches, which may stand behind a stem.
+    weights; both before the first layer of its patches, which may follow a stem.
     """
     from timm.models import get_model_traits  # late: a layer alone is counted without timm
 

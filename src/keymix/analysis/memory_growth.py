@@ -28,7 +28,7 @@ from keymix.analysis.memory import MIB, available_bytes
 from keymix.analysis.memory_record import GrowthRow, MemoryGrowth
 from keymix.errors import UserError
 from keymix.mixers.base import Site
-from keymix.mixers.registry import build, get_mixer_class, import_file
+from keymix.mixers.registry import build, get_mixer_class, import_file, option_hints
 from keymix.mixers.spiking_self import Order
 
 MIXERS = "qk_token,spiking_self"
@@ -70,7 +70,7 @@ def _ignore(text: str, share: float) -> None:
     """Show no progress."""
 
 
-def memory_growth_parts(
+def memory_growth(
     mixers: str | Sequence[str] = MIXERS,
     *,
     dim: int = PAPER_DIM,
@@ -81,7 +81,21 @@ def memory_growth_parts(
     imports: Sequence[str] = (),
     progress: Progress = _ignore,
 ) -> Iterator[MemoryGrowth]:
-    """Study mixers; yield what is known after each number of tokens, the last complete."""
+    """Measure the peak memory of mixers' attention against the square root of the tokens.
+
+    Yields what is known after each number of tokens, the last complete.
+
+    The attention runs alone on one image in one time step, float32, without gradients: for
+    ``qk_token`` QKFormer's Eq. 10, for ``spiking_self`` its Eq. 7, for mixers with a map the map
+    times the values. What counts is memory allocated beyond queries, keys and values at any one
+    moment: what is formed on the way and what comes out. On a CPU PyTorch's allocator is read;
+    buffers that a library for matrix products holds to itself are not seen.
+
+    Example:
+        >>> *_, study = memory_growth(sides=(10, 20))
+        >>> [row.mixer for row in study.rows]
+        ['qk_token', 'spiking_self', 'qk_token', 'spiking_self']
+    """
     for path in imports:
         import_file(path)
     for name, number in (("dim", dim), ("num_heads", num_heads), *(("sides", s) for s in sides)):
@@ -118,46 +132,9 @@ def memory_growth_parts(
         yield known
 
 
-def memory_growth(
-    mixers: str | Sequence[str] = MIXERS,
-    *,
-    dim: int = PAPER_DIM,
-    num_heads: int = 1,
-    sides: Sequence[int] = SIDES,
-    order: Order = "quadratic",
-    device: str | torch.device = "cpu",
-    imports: Sequence[str] = (),
-    progress: Progress = _ignore,
-) -> MemoryGrowth:
-    """Measure the peak memory of mixers' attention against the square root of the tokens.
-
-    The attention runs alone on one image in one time step, float32, without gradients: for
-    ``qk_token`` QKFormer's Eq. 10, for ``spiking_self`` its Eq. 7, for mixers with a map the map
-    times the values. What counts is memory allocated beyond queries, keys and values at any one
-    moment: what is formed on the way and what comes out. On a CPU PyTorch's allocator is read;
-    buffers that a library for matrix products holds to itself are not seen.
-
-    Example:
-        >>> study = memory_growth(sides=(10, 20))
-        >>> [row.mixer for row in study.rows]
-        ['qk_token', 'spiking_self', 'qk_token', 'spiking_self']
-    """
-    *_, last = memory_growth_parts(
-        mixers,
-        dim=dim,
-        num_heads=num_heads,
-        sides=sides,
-        order=order,
-        device=device,
-        imports=imports,
-        progress=progress,
-    )
-    return last
-
-
 def _ordered(mixer: SizedMixer, order: Order) -> SizedMixer:
-    """Give SSA the order asked for, unless it names one."""
-    if mixer.name != "spiking_self" or "order" in mixer.options:
+    """Give a mixer with a choice of orders the one asked for, unless it names one."""
+    if "order" in mixer.options or option_hints(mixer.name).get("order") != Order:
         return mixer
     return replace(mixer, options={**mixer.options, "order": order})
 

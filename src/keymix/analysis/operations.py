@@ -232,8 +232,8 @@ _ASKS = """
     storage_offset stride sym_is_contiguous sym_numel sym_size sym_storage_offset sym_stride
 """
 
-# Names of ATen operations that cost no multiply-adds, besides views and those tagged pointwise.
-# An in-place form (a name with an underscore behind it) is as free as its name.
+# Names of ATen operations that cost no multiply-adds, other than views and those tagged pointwise.
+# An in-place form (a name with an underscore at its end) is as free as its name.
 FREE = frozenset(
     " ".join(
         (_MOVES, _MAKES, _REDUCES, _NORMALISES, _POOLS, _ACTIVATES, _JUDGES, _ROUNDS, _ASKS)

@@ -86,14 +86,14 @@ def attention_rollout(
     seats = select_layers(model, layers)
     calls: list[tuple[Seat, Call, Layout]] = []
 
-    def heard(seat: Seat, call: Call) -> None:
+    def on_call(seat: Seat, call: Call) -> None:
         layout = seat.layout(unwrapped(model))
         if layout is None:
             raise UserError(f"nobody knows where the tokens of layer {seat.path} lie on the image")
         _refuse(seat.path, layout, calls[0] if calls else None)
         calls.append((seat, call, layout))
 
-    run_once(model, images, seats, heard)
+    run_once(model, images, seats, on_call)
     paths, (first, _, layout) = tuple(seats), calls[0]
     if query is None:
         query = "cls" if _has_class_token(model, layout, first.path) else "mean"

@@ -356,7 +356,7 @@ class _Reading:
                 raise cannot_take(self.model, batch, error) from error
         if isinstance(given, Tensor):
             self.outputs.see(given)
-        self.steps = self.steps or max(tally.steps_heard for tally in self.tallies)
+        self.steps = self.steps or max(tally.steps_seen for tally in self.tallies)
         for tally in self.tallies:
             tally.end_batch(len(batch), self.steps)
 
@@ -380,7 +380,7 @@ class _Reading:
             yield
 
     def firings(self) -> tuple[Firing, ...]:
-        return tuple(tally.result() for tally in self.tallies if tally.heard)
+        return tuple(tally.result() for tally in self.tallies if tally.ran)
 
     def repeated(self) -> tuple[str, ...]:
         return self.counter.same_at_every_step()
@@ -489,22 +489,22 @@ class FiringTally:
             self._calls.append(spikes.detach())
 
     @property
-    def heard(self) -> bool:
+    def ran(self) -> bool:
         """Whether it ran at all, in any batch."""
         return bool(self._count)
 
     @property
-    def steps_heard(self) -> int:
+    def steps_seen(self) -> int:
         """Time steps that it saw in the batch that is under way."""
         return sum(len(call) for call in self._calls) if len(self._calls) == 1 else len(self._calls)
 
     def end_batch(self, images: int, steps: int) -> None:
-        """Add up the calls of a batch that are kept: one with all steps, or one a step."""
+        """Add up the calls of a batch that are kept: one with all steps, or one per step."""
         calls, self._calls = self._calls, []
         if not calls:
             return
-        one_a_step = len(calls) == steps and steps > 1
-        self._add(torch.stack(calls) if one_a_step else torch.cat(calls), images)
+        one_per_step = len(calls) == steps and steps > 1
+        self._add(torch.stack(calls) if one_per_step else torch.cat(calls), images)
 
     def _add(self, spikes: Tensor, images: int) -> None:
         flat = spikes.flatten(1)

@@ -152,7 +152,7 @@ class RasterPlace:
 class RasterReading(RasterPlace):
     """`keymix.analysis.spikes_raster.Raster` as a record has it.
 
-    Spikes are texts of 0 and 1: one a step of A_t, one a channel of K and X'.
+    Spikes are texts of 0 and 1: one per step of A_t, one per channel of K and X'.
     """
 
     attention: tuple[str, ...]

@@ -134,14 +134,14 @@ def over_seeds(mixer: Mapping[int, float], baseline: Mapping[int, float]) -> Int
         notes.append(f"{_plural(missing, 'seed')} left out because one run of the pair is missing")
     d: FloatArray = np.array([mixer[s] - baseline[s] for s in seeds], dtype=np.float64)
     n, mean = len(d), tidy(float(d.mean()))
+    sd = float(d.std(ddof=1)) if n > 1 else 0.0
+    low = high = p = None
     if n < 2:
         notes.append("one seed has no spread, so nothing can be said about retraining")
-        return Interval(n=n, difference=mean, low=None, high=None, p=None, note="; ".join(notes))
-    sd = float(d.std(ddof=1))
-    if sd <= SAME:
+    elif sd <= SAME:
         notes.append("the difference is the same at every seed, so its spread cannot be estimated")
-        return Interval(n=n, difference=mean, low=None, high=None, p=None, note="; ".join(notes))
-    low, high, p = _student(mean, sd / math.sqrt(n), n)
+    else:
+        low, high, p = _student(mean, sd / math.sqrt(n), n)
     return Interval(n=n, difference=mean, low=low, high=high, p=p, note="; ".join(notes))
 
 
@@ -263,39 +263,22 @@ def over_cases(
     if number == 0:
         return None
     pairs = [(mixer[s], baseline[s]) for s in seeds]
-    whole, without = (
+    pooled, without = (
         np.mean([mean_jaccard(a, scored) - mean_jaccard(b, scored) for a, b in part], axis=0)
         for part in (
             [(a.sum(0), b.sum(0)) for a, b in pairs],
             [(a.sum(0) - a, b.sum(0) - b) for a, b in pairs],
         )
     )
-    difference = tidy(float(whole))
-    error = math.sqrt((number - 1) / number * float(np.square(without - without.mean()).sum()))
     cases_of = (truths[0] > 0).sum(axis=0)
     single = [classes[c] for c, cases in zip(scored, cases_of, strict=True) if cases == 1]
-    note = ""
-    if number < 2:
-        note = "one case has no spread, so nothing can be said about other cases"
-    elif single:
+    reason = ""
+    if single:
         alone = (
             f"{' and '.join(single)} {'is' if len(single) == 1 else 'are each'} in one test case"
         )
-        note = f"{alone} alone, so nothing can be said of other cases"
-    elif error <= SAME:
-        note = "the difference is the same without any one case, so its spread cannot be estimated"
-    if note:
-        return Interval(n=number, difference=difference, low=None, high=None, p=None, note=note)
-    low, high, p = _student(difference, error, number)
-    rough = f"only {number} test cases, so the interval is rough"
-    return Interval(
-        n=number,
-        difference=difference,
-        low=max(-1.0, low),
-        high=min(1.0, high),
-        p=p,
-        note=rough if number < FEW_CASES else "",
-    )
+        reason = f"{alone} alone, so nothing can be said of other cases"
+    return _jackknife(float(pooled), without, unit="case", reason=reason, ends=(-1.0, 1.0))
 
 
 def over_units(
@@ -327,23 +310,45 @@ def over_units(
     number = first.units
     if number == 0:
         return None
-    difference = tidy(float(np.mean([whole(a) - whole(b) for a, b in pairs])))
-    note, error = f"one {unit} has no spread, so nothing can be said about other {unit}s", 0.0
-    if number > 1:
+    difference = float(np.mean([whole(a) - whole(b) for a, b in pairs]))
+    if number < 2:
+        without = np.full(number, difference)
+    else:
         without = np.mean([without_each(a) - without_each(b) for a, b in pairs], axis=0)
-        if np.isfinite(without).all():
-            spread = float(np.square(without - without.mean()).sum())
-            error, note = math.sqrt((number - 1) / number * spread), ""
-        else:
-            note = f"without one of the {unit}s the {score.name} is not defined"
-    if not note and error <= SAME:
-        note = f"the difference is the same without any one {unit}, so its spread is not known"
-    if note:
-        return Interval(n=number, difference=difference, low=None, high=None, p=None, note=note)
-    low, high, p = _student(difference, error, number)
-    low, high = bounded(score, low, high)
-    rough = f"only {number} test {unit}s, so the interval is rough"
-    note = rough if number < FEW_CASES else ""
+    defined = bool(np.isfinite(without).all())
+    return _jackknife(
+        difference,
+        without,
+        unit=unit,
+        reason="" if defined else f"without one of the {unit}s the {score.name} is not defined",
+        ends=bounded(score, -math.inf, math.inf),
+    )
+
+
+def _jackknife(
+    difference: float, without: FloatArray, *, unit: str, reason: str, ends: tuple[float, float]
+) -> Interval:
+    """Return the interval of the delete-one jackknife, within `ends` of what differences can be.
+
+    `without` are the differences without each unit, `reason` says why there is no interval.
+    """
+    number, difference = len(without), tidy(difference)
+    error, low, high, p = 0.0, None, None, None
+    if number > 1 and not reason:
+        spread = float(np.square(without - without.mean()).sum())
+        error = math.sqrt((number - 1) / number * spread)
+    if number < 2:
+        note = f"one {unit} has no spread, so nothing can be said about other {unit}s"
+    elif reason:
+        note = reason
+    elif error <= SAME:
+        note = (
+            f"the difference is the same without any one {unit}, so its spread cannot be estimated"
+        )
+    else:
+        note = f"only {number} test {unit}s, so the interval is rough" if number < FEW_CASES else ""
+        low, high, p = _student(difference, error, number)
+        low, high = max(ends[0], low), min(ends[1], high)
     return Interval(n=number, difference=difference, low=low, high=high, p=p, note=note)
 
 

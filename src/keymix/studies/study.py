@@ -51,9 +51,9 @@ class Study(ABC, Generic[F, R]):
 
     summary: str  # what it answers, in a line
     description: str  # what ``--help`` says of it
-    examples: str  # command lines, and what else stands below the options
+    examples: str  # command lines, and what else is shown below the options
     writes: str  # what ``--out`` writes, in words
-    also_written: str  # what stands next to the page, in words
+    also_written: str  # what is written next to the page, in words
     needs_folder: bool = False  # whether ``--out`` must be given
     markdown: bool = False  # whether ``--markdown`` prints its tables
 
@@ -102,7 +102,7 @@ class Study(ABC, Generic[F, R]):
         return [f"{label}: {line}" for label, lines in self.words(record) for line in lines]
 
     def closing(self, record: R) -> str:
-        """Say what stands below the tables at a terminal."""
+        """Return the text below the tables at a terminal."""
         del record
         return ""
 
@@ -117,7 +117,7 @@ class Study(ABC, Generic[F, R]):
 
     @abstractmethod
     def files(self, record: R) -> Mapping[str, Content]:
-        """Make what ``--out`` writes besides the record and `Session.made`."""
+        """Make what ``--out`` writes in addition to the record and `Session.made`."""
 
     def earlier_files(self, folder: Path) -> set[str]:
         """Name the files of an earlier analysis, which go unless they are written again."""

@@ -42,7 +42,7 @@ _CHARACTER = 0.075  # inches of a character at 8 points
 class Cell:
     """One map: weights as multiples of even attention, rows and columns; None where there is none.
 
-    `mark` is where the query lies, as shares of height and width. A cell that stands `apart`, such
+    `mark` is where the query lies, as shares of height and width. A cell that is `apart`, such
     as rollout, shares a scale of colours with its own kind alone. `why` is written where there is
     no map.
     """
@@ -80,7 +80,7 @@ class Range:
     def shared(cls, values: Sequence[FloatArray]) -> Range:
         """Run from nought to where most weights end, and to `FULL` at least.
 
-        So even attention stays faint: a map in which nothing stands out shows nothing.
+        So even attention stays faint: a map without a peak shows nothing.
         """
         every = np.concatenate([each.ravel() for each in values])
         high = max(FULL, float(np.percentile(np.abs(every), CLIPPED)))
@@ -179,7 +179,7 @@ def draw(
 
 
 def shared_ranges(rows: Sequence[Row]) -> dict[bool, Range]:
-    """Return the shared scale of the cells of either kind, by whether they stand apart."""
+    """Return the shared scale of the cells of either kind, by whether they are apart."""
     kinds: dict[bool, list[FloatArray]] = {}
     for cell in (cell for row in rows for cell in row.cells):
         if cell.values is not None:

@@ -19,8 +19,10 @@ from keymix.analysis.attention_record import (
     AttentionRecord,
     RolledOut,
 )
+from keymix.report import tables
 from keymix.report.labels import short_labels
 from keymix.report.page import render_page
+from keymix.report.tables import Column, Table
 from keymix.studies.attention.overlays import Cell, Row, draw, number
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -36,7 +38,7 @@ class Drawn:
 
 
 def figures(record: AttentionRecord, arrays: Arrays) -> Iterator[Drawn]:
-    """Draw a figure for each image and query, and for each model where heads stand apart.
+    """Draw a figure for each image and query, and for each model where heads are drawn one by one.
 
     Models (or heads) are rows, layers are columns; the arrays are the content of ``maps.npz``.
     """
@@ -171,6 +173,39 @@ def caption(record: AttentionRecord, models: Sequence[AttentionModel], query: st
     return text
 
 
+def layer_table(record: AttentionRecord) -> Table:
+    """Make the table of the layers that were read."""
+    columns = [
+        Column("model", "model", "name"),
+        Column("layer", "layer", "whole"),
+        Column("path", "path"),
+        Column("heads read", "heads_read", "whole"),
+        Column("keys", "keys", "whole"),
+    ]
+    if record.view == "image":
+        columns += [
+            Column("grid of keys", "key_grid", sort="none"),
+            Column("strongest, × even", "peak", "ratio", write=number),
+            Column("on prefix tokens, %", "prefix_share", "percent"),
+        ]
+    of_heads = " (mean)" if record.heads == "mean" else ""
+    rows = [
+        [
+            model.label,
+            layer.number,
+            layer.path,
+            tables.Cell(layer.heads_read, f"{layer.heads_read}{of_heads}"),
+            tables.Cell(layer.even[0], ", ".join(map(str, dict.fromkeys(layer.even)))),
+            " × ".join(map(str, layer.key_grid or ())),
+            layer.peak,
+            layer.prefix_share,
+        ][: len(columns)]
+        for model in record.models
+        for layer in model.layers
+    ]
+    return Table("layers", "Layers that were read", columns, rows)
+
+
 def render(record: AttentionRecord, drawn: Sequence[Drawn]) -> str:
     """Render the page."""
     view = {
@@ -184,7 +219,7 @@ def render(record: AttentionRecord, drawn: Sequence[Drawn]) -> str:
             for each in drawn
         ],
         "random": [m.label for m in record.models if m.random],
-        "number": number,
+        "layers": layer_table(record),
         "rolled": any(m.rollout is not None for m in record.models),
         "rolled_only": rollout_range(record.models),
     }

@@ -72,7 +72,7 @@ def files(record: CollapseRecord) -> dict[str, str]:
 
 
 def table(studies: Sequence[CollapseStudy]) -> Table:
-    """Make the table of the blocks of some models, a row a block."""
+    """Make the table of the blocks of some models, a row per block."""
     return Table("", "", COLUMNS, [row for study in studies for row in _rows(study)])
 
 

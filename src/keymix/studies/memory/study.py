@@ -65,10 +65,10 @@ The largest of the defaults needs 6 GB for a map; what does not fit is reported 
         given.at_sides = _sides(given.sides)
 
     def run(self, given: argparse.Namespace, session: Session) -> Iterator[MemoryGrowth]:
-        from keymix.analysis.memory_growth import memory_growth_parts
+        from keymix.analysis.memory_growth import memory_growth
 
         with session.working() as progress:
-            yield from memory_growth_parts(
+            yield from memory_growth(
                 given.mixers,
                 dim=given.dim,
                 num_heads=given.heads,

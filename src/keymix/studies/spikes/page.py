@@ -36,7 +36,7 @@ def render(record: SpikesRecord) -> str:
         "first": record.studies[0],
         "totals": made[0],
         "rates": [table for table in made if table.key == "rates_by_stage"],
-        "beside_paper": any(
+        "in_paper": any(
             column.key.startswith("paper_")
             for table in made
             if table.key == "rates_by_stage"

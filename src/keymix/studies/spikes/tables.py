@@ -82,7 +82,7 @@ def totals(studies: Sequence[SpikesStudy]) -> Table:
         ]
         for study in studies
     ]
-    title = "Spikes per neuron and step, operations and energy of an image, the ANN counterpart"
+    title = "Spikes per neuron and step, operations and energy per image, the ANN counterpart"
     return Table("total", title, columns, rows, shown=len(studies) > 1)
 
 
