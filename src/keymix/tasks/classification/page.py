@@ -94,9 +94,7 @@ def spread_out(labels: Sequence[int], number: int) -> list[int]:
     step = max(1, len(classes) // number)
     chosen = [labels.index(c) for c in classes[::step][:number]]
     spare = (i for i in range(len(labels)) if i not in chosen)
-    while len(chosen) < min(number, len(labels)):
-        chosen.append(next(spare))
-    return chosen
+    return [*chosen, *spare][:number]
 
 
 def _classes(answers: Answers) -> ClassAnswers:
