@@ -86,8 +86,8 @@ def attention_maps(
     The images go through the model once, in inference mode and without gradients, with fused
     attention where the model uses it; each chosen layer then forms only the rows asked for from
     the tokens it was given: k rows cost k x N numbers a head, never N x N. The model is left as
-    it was, but for a hook or a few that hear the size of its images from now on. A layer without a
-    map is an error that says why, never an empty answer.
+    it was, but for a hook or a few that record the size of its images from now on. A layer without
+    a map is an error that says why, never an empty answer.
 
     Args:
         model: A model with keymix mixers, or any other that an adapter knows, with its own

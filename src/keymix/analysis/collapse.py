@@ -86,7 +86,7 @@ def collapse(
 
     Args:
         model: A model that an adapter knows, or that holds mixers. It is left as it was,
-            but for a hook or a few that hear the size of its images from now on.
+            but for a hook or a few that record the size of its images from now on.
         images: Normalised images ``[B, C, H, W]``, or batches of them one after another, each
             alone or first in a tuple ``(images, labels)``.
         layers: Which, as in :func:`keymix.attention_maps`; all if None.

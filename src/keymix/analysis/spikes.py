@@ -362,10 +362,10 @@ class _Reading:
 
     @contextlib.contextmanager
     def _hooks(self, images: int) -> Iterator[None]:
-        def hear(tally: FiringTally) -> Callable[..., None]:
+        def record_call(tally: FiringTally) -> Callable[..., None]:
             def out(_module: nn.Module, args: tuple[Any, ...], output: Any = None) -> None:
                 self.counter.paused = True  # what is read off is no work of the model's
-                tally.hear(args[0] if tally.point.inward else output, images, self.steps)
+                tally.add(args[0] if tally.point.inward else output, images, self.steps)
                 self.counter.paused = False
 
             return out
@@ -374,9 +374,9 @@ class _Reading:
             for tally in self.tallies:
                 module = tally.point.module
                 if tally.point.inward:
-                    stack.callback(module.register_forward_pre_hook(hear(tally)).remove)
+                    stack.callback(module.register_forward_pre_hook(record_call(tally)).remove)
                 else:
-                    stack.callback(module.register_forward_hook(hear(tally)).remove)
+                    stack.callback(module.register_forward_hook(record_call(tally)).remove)
             yield
 
     def firings(self) -> tuple[Firing, ...]:
@@ -478,7 +478,7 @@ class FiringTally:
         self._neurons = 0
         self._calls: list[Tensor] = []
 
-    def hear(self, spikes: Tensor, images: int, steps: int) -> None:
+    def add(self, spikes: Tensor, images: int, steps: int) -> None:
         """Read what one call gave, steps first; keep it until the batch ends where it is one step.
 
         The number of `steps` is 0 where it is not known.

@@ -148,7 +148,7 @@ def _spikes(
     if not mixers:
         return found
 
-    def hear(path: str) -> Any:
+    def record_call(path: str) -> Any:
         def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             calls[path] = by_name(args, kwargs)
 
@@ -157,7 +157,7 @@ def _spikes(
     parameter = next(model.parameters())
     batch = image[None].to(device=parameter.device, dtype=parameter.dtype)
     handles = [
-        mixer.register_forward_pre_hook(hear(path), with_kwargs=True)
+        mixer.register_forward_pre_hook(record_call(path), with_kwargs=True)
         for path, mixer in mixers.items()
     ]
     try:

@@ -18,15 +18,15 @@ from keymix.errors import Interrupted, KeymixWarning, UserError, one_line, unkno
 from keymix.train.signals import interruptible
 
 VERBS = {
-    "compare": "train several mixers under one recipe and report accuracy, cost and doubt",
+    "compare": "train several mixers under one recipe: accuracy, cost and their uncertainty",
     "report": "rebuild the page and tables of a comparison from its runs",
     "train": "train one model from a recipe",
     "eval": "evaluate a trained run on its test split or on other data",
     "predict": "classify images, or predict their masks, with a trained run",
-    "swap": "put a mixer into a trained model, near what it was; search which layers",
+    "swap": "replace attention in a trained model, keeping its behaviour close",
     "count": "parameters, multiply-adds and activation memory of a model, layer by layer",
     "analyze": "where a model looks, whether its layers collapse, what mixers cost",
-    "check-mixer": "run the contract of mixers on a file of your own, and say what holds",
+    "check-mixer": "run the mixers' contract tests on a file of your own",
     "data": "validate a data set before hours are spent (keymix data check)",
     "list": "list models, mixers, recipes and data sets",
 }

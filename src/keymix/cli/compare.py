@@ -35,10 +35,10 @@ _FLAGS = ("--no-controls", "--ann", "--overwrite", "--json", "--help")
 _DEFAULT_OUT = "keymix-compare"
 
 _DESCRIPTION = """\
-Train several token mixers under one recipe, paired by seed, and print the score of the data's task
-(accuracy; of masks their overlap with the truth), cost and doubt.
+Train several token mixers under one recipe, paired by seed, and report the score of the data's task
+(accuracy; for masks, their overlap with the truth), the cost, and how certain they are.
 Without options: scikit-learn's digits, every dense mixer and the identity control, three seeds.
-Run again on the same folder it resumes; further mixers and seeds join the runs that are done."""
+Run it again on the same folder to resume; further mixers and seeds join the finished runs."""
 
 
 def main(argv: list[str]) -> int:
@@ -155,7 +155,7 @@ def _help() -> str:
         "masks, else small_images_vit)",
     )
     add("--epochs", metavar="N", help="passes over the training images, each run")
-    add("--limit", metavar="N", help="use only so many training images, a stratified choice")
+    add("--limit", metavar="N", help="use only N training images, stratified")
     add("--skip-corrupt", action="store_true", help="leave broken images out and report them")
     add("--match", metavar="params", help="widen each mixer to the baseline's parameters")
     add(

@@ -87,7 +87,7 @@ def _parser() -> VerbParser:
         type=int,
         default=2,
         metavar="N",
-        help="names of a layer's path to show; 0 shows every layer (default 2)",
+        help="levels of module paths to show; 0 shows every layer (default 2)",
     )
     parser.add_argument("--num-classes", type=int, metavar="N", help="classes of the head")
     parser.add_time_steps("what the model was made for")

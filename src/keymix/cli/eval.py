@@ -24,7 +24,7 @@ examples:
   keymix eval my-masks-run --split train
 
 A run sees images of another size through the model's set_input_size: position embeddings are
-resampled. Mixers that learned something a position (static_key, conv_static_key, key_value with
+resampled. Mixers that learned something per position (static_key, conv_static_key, key_value with
 pos_dim) follow --resize: 'interpolate' resamples their keys to the new grid, 'pool_values' keeps
 the keys and averages the values onto their grid.
 
@@ -46,7 +46,10 @@ def main(argv: list[str]) -> int:
         "--split", choices=("test", "val", "train"), default="test", help="default: test"
     )
     parser.add_argument(
-        "--weights", choices=("last", "best"), default="last", help="of which epoch; default: last"
+        "--weights",
+        choices=("last", "best"),
+        default="last",
+        help="epoch of the weights; default: last",
     )
     parser.add_image_size()
     parser.add_time_steps("as it was trained")

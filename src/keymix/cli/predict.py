@@ -117,8 +117,8 @@ def _into_folder(part: AnswersPart, given: argparse.Namespace, size: tuple[int, 
 def _parsed(argv: list[str]) -> argparse.Namespace:
     parser = VerbParser(
         prog="keymix predict",
-        description="Classify images, or predict their masks, with a trained run. A broken image "
-        "is named, the others are answered, and the exit code is then 2.",
+        description="Classify images, or predict their masks, with a trained run.\n"
+        "Broken images are named, the others are predicted, and the exit code is then 2.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -128,18 +128,22 @@ def _parsed(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--out",
         metavar="PATH",
-        help="the file to write instead of standard output; of masks the folder, default: "
-        "predictions",
+        help="file to write instead of standard output; for masks a folder, default: predictions",
     )
-    parser.add_argument("--top", type=int, metavar="K", help="classes an image; 5")
+    parser.add_argument("--top", type=int, metavar="K", help="classes per image; default: 5")
     parser.add_argument(
-        "--data", metavar="SPEC", help="of masks, data to predict a split of; default: the run's"
-    )
-    parser.add_argument(
-        "--split", choices=("test", "val", "train"), help="of masks, which; default: test"
+        "--data", metavar="SPEC", help="for masks: other data to predict; default: the run's"
     )
     parser.add_argument(
-        "--weights", choices=("last", "best"), default="last", help="of which epoch; default: last"
+        "--split",
+        choices=("test", "val", "train"),
+        help="for masks: the split to predict; default: test",
+    )
+    parser.add_argument(
+        "--weights",
+        choices=("last", "best"),
+        default="last",
+        help="epoch of the weights; default: last",
     )
     parser.add_image_size()
     parser.add_time_steps("as it was trained")

@@ -29,9 +29,9 @@ IMAGES = 256
 """Calibration images where nobody says how many."""
 
 _DESCRIPTION = """\
-Put a mixer into a trained model, near what it was: weights that mean the same are copied, learned
-keys are estimated on training images. MODEL is a run's folder, or a keymix or timm model by name
-with --data. --search swaps each layer alone, then picks layers until they hold the budget."""
+Replace attention in a trained model, keeping its behaviour close: compatible weights are copied,
+learned keys are estimated on training images. MODEL is a run's folder, or a keymix or timm model
+by name with --data. --search swaps each layer alone, then picks layers up to the budget."""
 
 _EPILOG = """\
 examples:
@@ -48,7 +48,7 @@ same command is given again."""
 
 
 _MIXER = (
-    "what to put in, e.g. ska(activation=relu); with slashes one for each of the chosen layers in "
+    "the new mixer, e.g. ska(activation=relu); separated by slashes, one for each chosen layer in "
     "turn, e.g. ska/mhsa"
 )
 _LAYERS = (
@@ -83,7 +83,7 @@ def parser() -> VerbParser:
     )
     add("--images", type=int, metavar="N", help=f"calibration images; default {IMAGES}")
     add("--held-out", type=int, metavar="N", help="held-out images; default at most 1000")
-    add("--search", action="store_true", help="find the layers that hold a budget")
+    add("--search", action="store_true", help="find the layers to swap within a budget")
     add(
         "--budget",
         type=float,

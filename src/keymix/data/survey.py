@@ -140,11 +140,11 @@ def _traits(image: Image.Image) -> int:
         "palette": mode in ("P", "PA"),
         "transparent": mode in TRANSPARENT or "transparency" in image.info,
     }
-    return sum(_BIT[trait] for trait, held in holds.items() if held)
+    return sum(_BIT[trait] for trait, has in holds.items() if has)
 
 
 def _yes(question: Callable[[], bool]) -> bool:
-    """Return no where the file is too damaged to tell; decoding finds that out."""
+    """Return no where the file is too damaged to say; decoding finds that out."""
     try:
         return question()
     except DAMAGE:

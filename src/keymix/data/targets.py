@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands beside the inputs of a table or a split for a model to learn, by position."""
+"""What the inputs of a table or a split have for a model to learn, by position."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Targets(ABC):
     moves: bool = False
     multilabel: bool | None = None
     findings: ClassVar[str] = "keymix.data.findings:TargetFindings"
-    """Where it is said what a check tells of them, ``module:class``."""
+    """Where it is said what a check reports of them, ``module:class``."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -75,7 +75,7 @@ class Targets(ABC):
         return torch.stack(plain) if len({each.shape for each in plain}) == 1 else plain
 
     def content(self, i: int) -> bytes:
-        """Give bytes that tell the target of input ``i`` from others."""
+        """Return bytes that identify the target of input ``i``."""
         target = self.read(i)
         return f"{tuple(target.shape)}".encode() + target.numpy().tobytes()
 

@@ -129,7 +129,7 @@ def _plus(total: Tensor | None, more: Tensor) -> Tensor:
 
 
 class Mark(NamedTuple):
-    """What tells one layer's weights from another's: what sits there, its shapes, a projection."""
+    """What identifies a layer's weights: the module there, its shapes, a projection."""
 
     kind: type
     shapes: tuple[tuple[int, ...], ...]

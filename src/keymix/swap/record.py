@@ -114,8 +114,8 @@ class Search:
     @property
     def met(self) -> int | None:
         """Number of the first step whose layers hold the budget; None before it was measured."""
-        held = (i for i, step in enumerate(self.steps) if step.share >= self.budget - _CLOSE)
-        return next(held, None)
+        met = (i for i, step in enumerate(self.steps) if step.share >= self.budget - _CLOSE)
+        return next(met, None)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -148,7 +148,7 @@ def sentence(before: Step, after: Step, layers: int) -> str:
     """Say what a swap costs, against the original model, all of it measured.
 
     "5 of 12 layers, −0.3 points of held-out top-1 (−1.1 to +0.5), −18 % latency": the brackets
-    hold the 95 % interval over the held-out images; latency is of one image, with a figure where
+    have the 95 % interval over the held-out images; latency is of one image, with a figure where
     `keymix.analysis.timing.compare` calls it different. The model has so many ``layers``.
     """
     points = _signed(100 * (after.top1 - before.top1), 1)

@@ -247,8 +247,8 @@ def search(
     Each layer is swapped alone, in a copy, and the loss on held-out images is measured. Then
     layers are picked, the least rise of the loss per unit of cost first, and after every one the
     whole model is measured again: loss, top-1, parameters, multiply-adds and latency of one image,
-    the last in turns with the original. That goes on to the last layer, so that the whole curve is
-    there; `Search.met` marks the first step whose layers hold the budget.
+    the last in turns with the original. That continues to the last layer, so that the whole curve
+    is there; `Search.met` marks the first step whose layers reach the budget.
 
     The budget is a share of what the attention modules of the original model cost together: their
     parameters, their multiply-adds on one image, or their latency, each timed alone on the tokens
