@@ -90,7 +90,7 @@ def test_numbers_are_those_of_the_maps_and_every_picture_opens(
     page = (out / "attention.html").read_text()
     assert page.count("data:image/png;base64,") == 6
     assert "Random weights." in page
-    assert "over layers 0, 3 only, 2 of 4 layers" in page
+    assert "covers layers 0, 3 only, 2 of 4 layers" in page
     assert "(mean)</td>" in page
     assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
     text = capsys.readouterr()
