@@ -138,7 +138,7 @@ def test_confusions_are_shares_of_the_true_class_s_answers():
     record["confusions"]["softmax"] = [{"true": 3, "predicted": 5, "count": 27}]
     found = classes_view(typed(record), LOOKS)
     assert found is not None
-    pair = found.confusions[0].pairs[0]
+    pair = found.confusions["softmax"][0]
     assert (pair.true, pair.predicted) == ("3", "5")
     assert pair.share == pytest.approx(27 / (36 * 3))
 

@@ -30,7 +30,7 @@ MOST_MISSING = 6
 SPIKE_COLUMNS = {
     "spikes/neuron/step": "rate",
     "SOPs": "sops",
-    "MACs beside them": "macs",
+    "MACs, real inputs": "macs",
     "energy µJ": "energy",
     "bounds µJ": "bounds",
     "without spikes µJ": "dense",

@@ -461,28 +461,23 @@ def spike_table(
         return None
 
     cost = ENERGIES["fp32"]
-    rows: dict[str, list[RunSpikes]] = {label: [] for label in plan.labels}
-    notes: dict[str, list[str]] = {label: [] for label in plan.labels}
     finished = {r.run.folder: r.run.mixer for r in readings if isinstance(r, Finished)}
-    for name, label in finished.items():
-        row = runs.get(name)
-        if isinstance(row, str):
-            notes[label].append(row)
-        elif row is not None:
-            rows[label].append(row)
     ann_rows = {e.label: _ann_row(costs[e.label].macs, cost.mac) for e in plan.mixers if e.twin_of}
     mixers = {}
     for label in plan.labels:
-        found = [ann_rows[label]] if label in ann_rows else rows[label]
-        odd = [note for row in rows[label] for note in row.notes or ()]  # that few neurons fire
+        mine = [runs.get(name) for name, owner in finished.items() if owner == label]
+        rows = [row for row in mine if isinstance(row, RunSpikes)]
+        found = [ann_rows[label]] if label in ann_rows else rows
+        unknown = [why for why in mine if isinstance(why, str)]
+        odd = [note for row in rows for note in row.notes or ()]  # that few neurons fire
         mixers[label] = MixerSpikes(
             **{key: statistics.summarize(_each(found, key)) for key in QUANTITIES},
             time_steps=found[0].time_steps if found else None,
-            notes=tuple(dict.fromkeys([*notes[label], *odd])),
+            notes=tuple(dict.fromkeys([*unknown, *odd])),
         )
     each = {name: ann_rows.get(label, runs.get(name)) for name, label in finished.items()}
-    read = [row.images for found in rows.values() for row in found]
-    text = _text(cost.mac, cost.ac, images=read[0] or IMAGES if read else IMAGES, inputs=inputs)
+    read = (row.images for row in runs.values() if isinstance(row, RunSpikes))
+    text = _text(cost.mac, cost.ac, images=next(read, None) or IMAGES, inputs=inputs)
     known_rows = {name: row for name, row in each.items() if isinstance(row, RunSpikes)}
     return Spikes(text=text, mixers=mixers, runs=known_rows)
 

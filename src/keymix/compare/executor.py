@@ -152,13 +152,17 @@ class WorkerExecutor(Executor):
         warn: Callable[[str], None],
         grace: float = 10.0,  # seconds that calls have to end on shutdown with `cancel_futures`
     ) -> None:
-        start = _Start(
-            name=name,
-            environment=dict(environment or {}),
-            initializer=None if initializer is None else _call(initializer, *initargs),
-            warn=warn,
-        )
-        self._workers = [_Worker(logs / f"worker{i}.log", start) for i in range(max_workers)]
+        first = None if initializer is None else _call(initializer, *initargs)
+        self._workers = [
+            _Worker(
+                logs / f"worker{i}.log",
+                name=name,
+                environment=environment or {},
+                first=first,
+                warn=warn,
+            )
+            for i in range(max_workers)
+        ]
         self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
         for worker in reversed(self._workers):
             self._idle.put(worker)
@@ -216,21 +220,20 @@ class WorkerExecutor(Executor):
             worker.stop()
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Start:
-    """How workers start: see `WorkerExecutor`."""
-
-    name: str
-    environment: dict[str, str]
-    initializer: Call | None
-    warn: Callable[[str], None]
-
-
 class _Worker:
-    """One process after another, each for as many calls as it lives."""
+    """One process after another, each for as many calls as it lives, after its `first` one."""
 
-    def __init__(self, log: Path, start: _Start) -> None:
-        self._log, self._how = log, start
+    def __init__(
+        self,
+        log: Path,
+        *,
+        name: str,
+        environment: Mapping[str, str],
+        first: Call | None,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._log, self._name, self._environment = log, name, environment
+        self._first, self._warn = first, warn
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._busy = self._closed = False
@@ -255,9 +258,9 @@ class _Worker:
                     return process
                 _close(process)  # it ended between two calls, or by a signal
             process = self._process = self._start()
-        if self._how.initializer is not None:
+        if self._first is not None:
             try:
-                self._answer(process, self._how.initializer)
+                self._answer(process, self._first)
             except FAILURES:
                 process.kill()  # the next call starts another
                 process.wait()
@@ -282,7 +285,7 @@ class _Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stream,
-                env=environment | self._how.environment,
+                env={**environment, **self._environment},
                 text=True,
                 encoding="utf-8",
             )
@@ -301,14 +304,14 @@ class _Worker:
             if reply.kind == "result":
                 return reply.value
             if reply.kind == "warning":
-                self._how.warn(reply.text)
+                self._warn(reply.text)
             elif reply.kind == "interrupted":
                 raise WorkerEnded(reply.text, process.wait())
             else:
                 raise _ERRORS[reply.kind](reply.text)
         code = process.wait()
         _close(process)
-        raise WorkerEnded(f"the {self._how.name} ended {self._exit_message(code)}", code)
+        raise WorkerEnded(f"the {self._name} ended {self._exit_message(code)}", code)
 
     def _exit_message(self, code: int) -> str:
         """Say how the process ended, with the last line of its log."""

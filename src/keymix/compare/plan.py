@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -448,14 +449,10 @@ def meta_builder(recipe: Recipe, data: ImageData) -> Builder:
 
     The function raises a `UserError` that names the mixer where it does not fit the model.
     """
-
-    def build(spec: MixerSpec) -> nn.Module:
-        return _built(recipe, data, spec, "meta")
-
-    return build
+    return partial(_built, recipe, data, "meta")
 
 
-def _built(recipe: Recipe, data: ImageData, spec: MixerSpec, device: str) -> nn.Module:
+def _built(recipe: Recipe, data: ImageData, device: str, spec: MixerSpec) -> nn.Module:
     mixed = replace(recipe, model=replace(recipe.model, mixer=spec.label))
     with torch.random.fork_rng(devices=[]), torch.device(device):
         try:
@@ -573,7 +570,7 @@ def _mixes_prefix(spec: MixerSpec, model: nn.Module) -> bool:
 
 def _check_weights(path: Path, recipe: Recipe, data: ImageData, spec: MixerSpec) -> None:
     """Load the weights that all runs start from into a model, or refuse."""
-    model = _built(recipe, data, spec, "cpu")
+    model = _built(recipe, data, "cpu", spec)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", KeymixWarning)
         start_from(model, path)

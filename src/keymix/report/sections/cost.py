@@ -96,11 +96,9 @@ def _cost(record: ComparisonRecord, key: str) -> dict[str, Number]:
     """Return a cost by mixer's label, as far as it is known."""
     if key == "energy_uj":
         spikes = record.spikes.mixers if record.spikes else {}
-        energies = {
-            label: spikes[label].energy_uj.mean for label in record.costs if label in spikes
-        }
-        return {label: value for label, value in energies.items() if value is not None}
-    costs = {label: getattr(cost, key) for label, cost in record.costs.items()}
+        costs = {label: spikes[label].energy_uj.mean for label in record.costs if label in spikes}
+    else:
+        costs = {label: getattr(cost, key) for label, cost in record.costs.items()}
     return {label: value for label, value in costs.items() if value is not None}
 
 

@@ -94,9 +94,7 @@ def spread_out(labels: Sequence[int], number: int) -> list[int]:
     step = max(1, len(classes) // number)
     chosen = [labels.index(c) for c in classes[::step][:number]]
     spare = (i for i in range(len(labels)) if i not in chosen)
-    while len(chosen) < min(number, len(labels)):
-        chosen.append(next(spare))
-    return chosen
+    return [*chosen, *spare][:number]
 
 
 def _classes(answers: Answers) -> ClassAnswers:
@@ -119,21 +117,13 @@ class ConfusedPair:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Confused:
-    """A mixer's most frequent confusions."""
-
-    mixer: str
-    pairs: list[ConfusedPair]
-
-
-@dataclass(frozen=True, kw_only=True)
 class ClassesView:
     """The section of classes, the largest difference first, and mix-ups by mixer."""
 
     by: ByClass
     table: Table
     note: str
-    confusions: list[Confused]
+    confusions: Mapping[str, list[ConfusedPair]]
 
 
 def classes_view(record: ComparisonRecord, looks: Mapping[str, Look]) -> ClassesView | None:
@@ -219,23 +209,21 @@ def _note(images: Sequence[int], base: Sequence[float | None]) -> str:
 
 def _confused(
     record: ComparisonRecord, own: OfComparison, shown: Sequence[str], images: Sequence[int]
-) -> list[Confused]:
+) -> dict[str, list[ConfusedPair]]:
     """Each mixer's most frequent confusions, as a share of the true class's answers."""
     names, known = own.classes.names, own.confusions or {}
-    table = []
-    for label in shown:
-        seeds = len(record.finished(label))
-        pairs = [
+    return {
+        label: [
             ConfusedPair(
                 true=names[pair.true],
                 predicted=names[pair.predicted],
                 count=pair.count,
-                share=pair.count / (images[pair.true] * seeds),
+                share=pair.count / (images[pair.true] * len(record.finished(label))),
             )
             for pair in known.get(label, ())
         ]
-        table.append(Confused(mixer=label, pairs=pairs))
-    return table
+        for label in shown
+    }
 
 
 # ---- the page --------------------------------------------------------------------------------

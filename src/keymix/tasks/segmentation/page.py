@@ -101,9 +101,7 @@ def spread_over_cases(answers: MaskAnswers, number: int) -> list[int]:
         return [cases[i * len(cases) // number] for i in range(number)]
     chosen = [*cases, *(i for later in ranked[1:] for i in later)]
     spare = (i for i in range(len(answers.group)) if i not in chosen)
-    while len(chosen) < min(number, len(answers.group)):
-        chosen.append(next(spare))
-    return chosen[:number]
+    return [*chosen, *spare][:number]
 
 
 def most_informative(answers: MaskAnswers, number: int) -> list[int]:
