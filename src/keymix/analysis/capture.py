@@ -218,15 +218,22 @@ def run_once(
         for seat in seats.values():
             handle = seat.module.register_forward_hook(hook(seat), with_kwargs=True)
             stack.callback(handle.remove)
-        try:
+        with refusing(model, images, unless=own):
             unwrapped(model)(images)
-        except (AssertionError, ValueError, RuntimeError) as error:
-            if own or isinstance(error, UserError | torch.OutOfMemoryError):
-                raise
-            raise cannot_take(model, images, error) from error
     idle = [path for path in seats if path not in ran]
     if idle:
         raise NoAttentionMap(f"layer {idle[0]} did not run in the forward pass, so it has no map")
+
+
+@contextlib.contextmanager
+def refusing(model: nn.Module, images: Tensor, *, unless: Sequence[object] = ()) -> Iterator[None]:
+    """Turn what a model raises at images into an error that names them, `unless` has an entry."""
+    try:
+        yield
+    except (AssertionError, ValueError, RuntimeError) as error:
+        if unless or isinstance(error, UserError | torch.OutOfMemoryError):
+            raise
+        raise cannot_take(model, images, error) from error
 
 
 def cannot_take(

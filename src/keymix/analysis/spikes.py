@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from keymix.analysis.capture import cannot_take, inference_mode_of, unwrapped
+from keymix.analysis.capture import inference_mode_of, refusing, unwrapped
 from keymix.analysis.energy import Energy, energy_of
 from keymix.analysis.passes import Varies
 from keymix.analysis.spikes_operations import Operation, OperationCounter
@@ -293,13 +293,13 @@ def spike_study(
     if not seen:
         raise UserError("a study of spikes needs at least one image, got none")
     return SpikeStudy(
-        firings=reading.firings(),
+        firings=tuple(tally.result() for tally in reading.tallies if tally.ran),
         operations=reading.counter.results(seen, reading.steps, norms=batch_norm == "separate"),
         time_steps=reading.steps,
         images=seen,
         batch_norm=batch_norm,
         cost=cost,
-        repeated=reading.repeated(),
+        repeated=reading.counter.same_at_every_step(),
         varies=reading.outputs.varied(),
     )
 
@@ -345,15 +345,13 @@ class _Reading:
         parameter = next(self.model.parameters(), None)
         if parameter is not None:
             batch = batch.to(device=parameter.device, dtype=parameter.dtype)
-        with self._hooks(len(batch)), undisturbed(self.model), self.counter.listening(len(batch)):
-            try:
-                given = self.model(batch)
-            except UserError:
-                raise
-            except (AssertionError, ValueError, RuntimeError) as error:
-                if isinstance(error, torch.OutOfMemoryError):
-                    raise
-                raise cannot_take(self.model, batch, error) from error
+        with (
+            self._hooks(len(batch)),
+            undisturbed(self.model),
+            self.counter.listening(len(batch)),
+            refusing(self.model, batch),
+        ):
+            given = self.model(batch)
         if isinstance(given, Tensor):
             self.outputs.see(given)
         self.steps = self.steps or max(tally.steps_seen for tally in self.tallies)
@@ -378,12 +376,6 @@ class _Reading:
                 else:
                     stack.callback(module.register_forward_hook(record_call(tally)).remove)
             yield
-
-    def firings(self) -> tuple[Firing, ...]:
-        return tuple(tally.result() for tally in self.tallies if tally.ran)
-
-    def repeated(self) -> tuple[str, ...]:
-        return self.counter.same_at_every_step()
 
 
 @contextlib.contextmanager

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from keymix.analysis.capture import cannot_take, chosen_numbers, unwrapped
+from keymix.analysis.capture import chosen_numbers, refusing, unwrapped
 from keymix.analysis.spikes import checked_neurons, points_of, undisturbed
 from keymix.analysis.spikes_record import RasterPlace, RasterReading
 from keymix.analysis.study_record import joined
@@ -156,25 +156,16 @@ def _spikes(
 
     parameter = next(model.parameters())
     batch = image[None].to(device=parameter.device, dtype=parameter.dtype)
-    handles = [
-        mixer.register_forward_pre_hook(record_call(path), with_kwargs=True)
-        for path, mixer in mixers.items()
-    ]
-    try:
-        with undisturbed(model):
-            model(batch)
-            for path, mixer in mixers.items():
-                x, grid = calls[path]["x"], calls[path].get("grid")
-                found[path] = mixer.spikes(x, grid), _grid(mixer, grid, x.shape[-2])
-    except UserError:
-        raise
-    except (AssertionError, ValueError, RuntimeError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
-        raise cannot_take(model, batch, error) from error
-    finally:
-        for handle in handles:
-            handle.remove()
+    with contextlib.ExitStack() as stack:
+        for path, mixer in mixers.items():
+            handle = mixer.register_forward_pre_hook(record_call(path), with_kwargs=True)
+            stack.callback(handle.remove)
+        stack.enter_context(refusing(model, batch))
+        stack.enter_context(undisturbed(model))
+        model(batch)
+        for path, mixer in mixers.items():
+            x, grid = calls[path]["x"], calls[path].get("grid")
+            found[path] = mixer.spikes(x, grid), _grid(mixer, grid, x.shape[-2])
     return found
 
 
