@@ -25,7 +25,7 @@ from keymix.analysis.capture import (
 from keymix.analysis.collapse_record import LayerReading, PairSimilarity, Unique
 from keymix.analysis.collapse_sums import LayerTally, PairTally, block_of, column_cosines, tokens_of
 from keymix.analysis.collapse_verdict import Collapse
-from keymix.errors import UserError
+from keymix.errors import UserError, check_positive
 from keymix.hosts.attention_inputs import Layout
 from keymix.mixers.base import TokenMixer
 from keymix.models.deepvit import DeepVisionTransformer
@@ -156,9 +156,7 @@ def _check(threshold: float, similar: float, unique: float, nearest: int, batch_
     for name, share in (("similar", similar), ("unique", unique)):
         if not 0 <= share < 1:
             raise UserError(f"{name}={share} is a share: give a number from 0 to below 1")
-    for name, number in (("nearest", nearest), ("batch_size", batch_size)):
-        if number < 1:
-            raise UserError(f"{name}={number} must be 1 or more")
+    check_positive(nearest=nearest, batch_size=batch_size)
 
 
 def _batches(images: Tensor | Iterable[Any], size: int) -> Iterable[Tensor]:

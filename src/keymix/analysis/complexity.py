@@ -24,7 +24,7 @@ from keymix.analysis.complexity_sites import (
     usable_device,
 )
 from keymix.analysis.complexity_weights import weight_facts
-from keymix.errors import KeymixWarning, UserError
+from keymix.errors import KeymixWarning, UserError, check_positive
 from keymix.mixers.registry import get_mixer_class, import_file
 
 TOKENS = (49, 196, 784)
@@ -290,17 +290,14 @@ def _check_numbers(
     batch_size: int,
     time_steps: int,
 ) -> None:
-    numbers = {
-        "dim": dim,
-        "num_heads": num_heads,
-        "at": at,
-        "repeats": repeats,
-        "batch_size": batch_size,
-        "time_steps": time_steps,
-    }
-    for name, number in numbers.items():
-        if number < 1:
-            raise UserError(f"{name}={number} must be at least 1")
+    check_positive(
+        dim=dim,
+        num_heads=num_heads,
+        at=at,
+        repeats=repeats,
+        batch_size=batch_size,
+        time_steps=time_steps,
+    )
     check_site(dim=dim, time_steps=time_steps)
     if pos_dim is not None and pos_dim < 3:
         raise UserError(f"{pos_dim=} must be at least 3: two channels code the query alone")

@@ -26,7 +26,7 @@ from keymix.analysis.complexity_sites import (
 )
 from keymix.analysis.memory import MIB, available_bytes
 from keymix.analysis.memory_record import GrowthRow, MemoryGrowth
-from keymix.errors import UserError
+from keymix.errors import UserError, check_positive
 from keymix.mixers.base import Site
 from keymix.mixers.registry import build, get_mixer_class, import_file, option_hints
 from keymix.mixers.spiking_self import Order
@@ -98,9 +98,7 @@ def memory_growth(
     """
     for path in imports:
         import_file(path)
-    for name, number in (("dim", dim), ("num_heads", num_heads), *(("sides", s) for s in sides)):
-        if number < 1:
-            raise UserError(f"{name}={number} must be at least 1")
+    check_positive(dim=dim, num_heads=num_heads, sides=min(sides, default=1))
     check_site(dim=dim)
     if not sides:
         raise UserError("sides= names no number of tokens")

@@ -24,7 +24,7 @@ from keymix.analysis.spikes_record import (
     StageRates,
 )
 from keymix.analysis.study_record import joined
-from keymix.errors import UserError
+from keymix.errors import UserError, check_positive
 from keymix.layers.neurons import SpikingNeuron
 from keymix.mixers.base import TokenMixer
 from keymix.records import to_json
@@ -278,8 +278,7 @@ def spike_study(
     cost = energy_of(energy)
     if batch_norm not in ("folded", "separate"):
         raise UserError(f"{batch_norm=} must be 'folded' or 'separate'")
-    if batch_size < 1:
-        raise UserError(f"{batch_size=} must be 1 or more")
+    check_positive(batch_size=batch_size)
     inner = unwrapped(model)
     neurons = checked_neurons(inner)
     reading = _Reading(inner, neurons)
