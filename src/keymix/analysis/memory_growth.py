@@ -24,7 +24,7 @@ from keymix.analysis.complexity_sites import (
     sized_mixers,
     usable_device,
 )
-from keymix.analysis.memory import MIB, available_bytes
+from keymix.analysis.memory import MIB, available_bytes, cuda_peak
 from keymix.analysis.memory_record import GrowthRow, MemoryGrowth
 from keymix.errors import UserError, check_positive
 from keymix.mixers.base import Site
@@ -188,16 +188,10 @@ def _measured(mixer: SizedMixer, tokens: int, device: torch.device) -> tuple[flo
 def peak_bytes(call: Callable[[], object], device: torch.device) -> float:
     """Return the most bytes that PyTorch allocated at once for a call, beyond those before.
 
-    On CUDA the call runs twice: what libraries keep from the first time on does not count.
+    On CUDA as `cuda_peak` has it.
     """
     if device.type == "cuda":
-        call()
-        torch.cuda.synchronize(device)
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        call()
-        torch.cuda.synchronize(device)
-        return float(torch.cuda.max_memory_allocated(device) - before)
+        return float(cuda_peak(call, device))
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it reports missing GPUs on standard error
     with profiler.profile(profile_memory=True) as watched:
         call()
