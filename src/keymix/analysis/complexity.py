@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from keymix.analysis.complexity_record import Complexity, MixerEntry, RatioPoint, Setting, WeightRow
-from keymix.analysis.complexity_scaling import Progress, measure_at
+from keymix.analysis.complexity_scaling import Progress, measure_at, no_progress
 from keymix.analysis.complexity_sites import (
     TIME_STEPS,
     Counted,
@@ -43,10 +43,6 @@ NO_POS_DIM = (
     "pos_dim has no effect and will be removed in the next release: the position code is an option "
     "of the mixer, kv(pos_dim=8)"
 )
-
-
-def _ignore(text: str, share: float) -> None:
-    """Show no progress."""
 
 
 def _part(progress: Progress, number: int, of: int) -> Progress:
@@ -84,7 +80,7 @@ def complexity_parts(
     device: str | torch.device = "cpu",
     time_steps: int = TIME_STEPS,
     imports: Sequence[str] = (),
-    progress: Progress = _ignore,
+    progress: Progress = no_progress,
 ) -> Iterator[Complexity]:
     """Study mixers part by part; see :func:`complexity`.
 
@@ -222,7 +218,7 @@ def complexity(
     device: str | torch.device = "cpu",
     time_steps: int = TIME_STEPS,
     imports: Sequence[str] = (),
-    progress: Progress = _ignore,
+    progress: Progress = no_progress,
 ) -> Complexity:
     """Count what token mixers cost, and measure them against the number of tokens.
 

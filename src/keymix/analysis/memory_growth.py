@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import profiler
 
 from keymix.analysis.attention_operation import AttentionOperation, attention_operation, work
-from keymix.analysis.complexity_scaling import Progress
+from keymix.analysis.complexity_scaling import Progress, no_progress
 from keymix.analysis.complexity_sites import (
     SizedMixer,
     attempt,
@@ -66,10 +66,6 @@ _PRINTED = {"qk_token": 0, "spiking_self": 1, "spiking_self(order=quadratic)": 1
 _SHARE = 0.8  # of the free memory that an attention may take
 
 
-def _ignore(text: str, share: float) -> None:
-    """Show no progress."""
-
-
 def memory_growth(
     mixers: str | Sequence[str] = MIXERS,
     *,
@@ -79,7 +75,7 @@ def memory_growth(
     order: Order = "quadratic",
     device: str | torch.device = "cpu",
     imports: Sequence[str] = (),
-    progress: Progress = _ignore,
+    progress: Progress = no_progress,
 ) -> Iterator[MemoryGrowth]:
     """Measure the peak memory of mixers' attention against the square root of the tokens.
 
