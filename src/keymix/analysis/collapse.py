@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from keymix.analysis.capture import (
     Call,
     Layers,
     Seat,
+    batches_of,
     find_seats,
-    images_of,
     run_once,
     select_layers,
     unwrapped,
@@ -112,7 +111,7 @@ def collapse(
     read = Pass(model, seats, threshold)
     tallies: dict[tuple[Any, ...], PairTally] = {}
     seen = 0
-    for batch in _batches(images, batch_size):
+    for batch in batches_of(images, batch_size):
         maps = read.run(batch)
         compared = {key: tally.paths for key, tally in tallies.items()}
         if seen and compared != read.groups:
@@ -157,10 +156,6 @@ def _check(threshold: float, similar: float, unique: float, nearest: int, batch_
         if not 0 <= share < 1:
             raise UserError(f"{name}={share} is a share: give a number from 0 to below 1")
     check_positive(nearest=nearest, batch_size=batch_size)
-
-
-def _batches(images: Tensor | Iterable[Any], size: int) -> Iterable[Tensor]:
-    return map(images_of, torch.split(images, size) if isinstance(images, Tensor) else images)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +237,7 @@ def map_similarity(
         raise UserError(f"similarity across layers needs two layers, got {list(paths)}")
     tally = PairTally(paths, threshold=threshold, nearest=1)
     seen = 0
-    for batch in _batches(images, batch_size):
+    for batch in batches_of(images, batch_size):
         maps: dict[str, Tensor] = {}
         cuts: dict[str, object] = {}
         run_once(model, batch, seats, partial(_keep, model, maps, cuts))

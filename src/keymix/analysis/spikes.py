@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from keymix.analysis.capture import inference_mode_of, refusing, unwrapped
+from keymix.analysis.capture import batches_of, inference_mode_of, refusing, unwrapped
 from keymix.analysis.energy import Energy, energy_of
 from keymix.analysis.passes import Varies
 from keymix.analysis.spikes_operations import Operation, OperationCounter
@@ -283,8 +283,7 @@ def spike_study(
     neurons = checked_neurons(inner)
     reading = _Reading(inner, neurons)
     seen = 0
-    batches = torch.split(images, batch_size) if isinstance(images, Tensor) else images
-    for batch in map(frames_of, batches):
+    for batch in batches_of(images, batch_size, frames=True):
         reading.run(batch)
         seen += len(batch)
         if progress is not None:
@@ -313,17 +312,6 @@ def checked_neurons(model: nn.Module) -> dict[str, nn.Module]:
             "spikes)"
         )
     return neurons
-
-
-def frames_of(batch: object) -> Tensor:
-    """Return the images or frames of a batch, which may have more in it."""
-    found = batch[0] if isinstance(batch, tuple | list) and batch else batch
-    if not isinstance(found, Tensor) or found.ndim not in (4, 5):
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise UserError(
-            f"a batch must be images [B, C, H, W] or frames [B, T, C, H, W], got {shape}"
-        )
-    return found
 
 
 class _Reading:
