@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -246,9 +246,8 @@ def map_similarity(
         seen += len(batch)
     if not seen:
         raise UserError("similarity across layers needs at least one image, got none")
-    at = {path: i for i, path in enumerate(paths)}
-    found = [p for p in tally.pairs() if pairs == "all" or at[p.second] == at[p.first] + 1]
-    return Likeness(layers=paths, pairs=tuple(found), threshold=threshold, images=seen)
+    found = Likeness(layers=paths, pairs=tuple(tally.pairs()), threshold=threshold, images=seen)
+    return found if pairs == "all" else replace(found, pairs=found.adjacent)
 
 
 def _keep(
