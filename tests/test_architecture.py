@@ -328,7 +328,6 @@ ALLOWED = {
     "analysis/complexity_sites.py": 3,
     "analysis/memory.py": 1,
     "analysis/operations.py": 1,
-    "analysis/spikes_operations.py": 2,
     "cli/recipe_options.py": 2,
     "compare/costs.py": 1,
     "compare/plan.py": 3,

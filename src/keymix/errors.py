@@ -97,6 +97,13 @@ def require(condition: bool, name: str, value: object, remedy: str) -> None:
         raise UserError(f"{name} = {value!r}: {remedy}.")
 
 
+def check_positive(**numbers: int) -> None:
+    """Refuse numbers below 1, by name."""
+    for name, number in numbers.items():
+        if number < 1:
+            raise UserError(f"{name}={number} must be at least 1")
+
+
 def one_line(text: str) -> str:
     """Show control characters, such as a name may hold, as escapes: nothing drives a terminal."""
     return text if text.isprintable() else text.translate(_ESCAPES)

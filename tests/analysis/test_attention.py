@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import keymix
-from keymix.analysis.attention import attention_maps, select_mixers
+from keymix.analysis.attention import attention_maps
 from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts import find_mixers
 from keymix.mixers.map_mixer import MapMixer
@@ -70,7 +70,7 @@ def test_layers_are_chosen_by_number_and_by_pattern(images: Tensor) -> None:
         "blocks.0.attn.mixer",
         "blocks.3.attn.mixer",
     ]
-    assert list(select_mixers(model, "blocks.[12].*")) == [
+    assert list(attention_maps(model, images, layers="blocks.[12].*")) == [
         "blocks.1.attn.mixer",
         "blocks.2.attn.mixer",
     ]

@@ -369,8 +369,8 @@ def test_blocks_are_the_items_of_a_list_and_outputs_become_tokens() -> None:
         ({"threshold": 1.0}, "threshold=1.0 is a cosine"),
         ({"similar": 80.0}, "similar=80.0 is a share"),
         ({"unique": -0.1}, "unique=-0.1 is a share"),
-        ({"nearest": 0}, "nearest=0 must be 1 or more"),
-        ({"batch_size": 0}, "batch_size=0 must be 1 or more"),
+        ({"nearest": 0}, "nearest=0 must be at least 1"),
+        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
         ({"layers": "7"}, "this model has 4"),
     ],
 )

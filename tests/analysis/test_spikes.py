@@ -96,7 +96,7 @@ def test_a_spike_costs_one_addition_for_every_weight_that_it_meets(study: SpikeS
     assert (conv.what, conv.input, conv.macs) == ("conv", "binary", 0)
     assert conv.acs == conv.acs_low == pytest.approx(wanted)
     assert conv.dense == 3 * 3 * 4 * 8 * 6 * 9  # steps, places, channels, weights of one
-    assert conv.acs < conv.dense * conv.values["mean"]  # which knows nothing of the border
+    assert conv.acs < conv.dense * conv.values.mean  # which knows nothing of the border
     second = _of(study, f"{BLOCK}.mlp.2")
     assert second.acs == pytest.approx(float(seen[f"{BLOCK}.mlp.2"].sum()) * 8 / 3)
 
@@ -106,7 +106,7 @@ def test_inputs_above_one_have_bounds(study: SpikeStudy) -> None:
     assert x.max() == 2
     linear = _of(study, f"{BLOCK}.mlp.0")
     shares = [float((x == v).double().mean()) for v in (0, 1, 2)]
-    assert (linear.input, linear.values["shares"]) == ("counts", pytest.approx(shares))
+    assert (linear.input, linear.values.shares) == ("counts", pytest.approx(shares))
     assert linear.acs == pytest.approx(float(x.sum()) * 16 / 3)
     assert linear.acs_low == pytest.approx(float((x > 0).sum()) * 16 / 3)
     low, middle, high = linear.energy(ENERGIES["fp32"])
@@ -118,7 +118,7 @@ def test_inputs_above_one_have_bounds(study: SpikeStudy) -> None:
 def test_real_inputs_cost_every_multiply_add(study: SpikeStudy) -> None:
     first, head = _of(study, "conv1"), _of(study, "head")
     assert (first.input, first.acs, first.macs) == ("real", 0, 3 * 48 * 6 * 27)
-    assert first.values["shares"] is None
+    assert first.values.shares is None
     assert (head.input, head.macs) == ("real", 40)
     assert study.macs == first.macs + head.macs
     assert (study.repeated, study.once) == (("conv1",), ("head",))
@@ -265,17 +265,17 @@ def test_a_network_that_is_called_step_by_step_has_the_same_rates() -> None:
 def test_values_count_what_is_above_the_largest_cell_in_it() -> None:
     values = Values()
     values.add(torch.tensor([0.0, 1.0, 1.0]))
-    assert (values.kind, values.to_dict()["shares"]) == ("binary", [1 / 3, 2 / 3])
+    assert (values.kind, values.reading().shares) == ("binary", (1 / 3, 2 / 3))
     values.add(torch.tensor([0.0, 3.0, 20.0]))
-    record = values.to_dict()
-    assert (record["kind"], record["mean"], len(record["shares"])) == (
+    record = values.reading()
+    assert (record.kind, record.mean, len(record.shares)) == (
         "counts",
         25 / 6,
         LARGEST + 1,
     )
-    assert record["shares"][3] == record["shares"][LARGEST] == 1 / 6
+    assert record.shares[3] == record.shares[LARGEST] == 1 / 6
     values.add(torch.tensor([-1.0]))
-    assert (values.kind, values.to_dict()["shares"]) == ("real", None)
+    assert (values.kind, values.reading().shares) == ("real", None)
 
 
 def test_energies_are_those_of_the_source() -> None:
@@ -301,7 +301,10 @@ def test_energies_are_those_of_the_source() -> None:
         (lambda: energy_of("1,x"), "give pJ of a multiply-add and of an addition"),
         (lambda: energy_of("-1,2"), "give pJ of a multiply-add and of an addition"),
         (lambda: spike_study(small_net(), images(), batch_norm="none"), "must be 'folded' or"),
-        (lambda: spike_study(small_net(), images(), batch_size=0), "must be 1 or more"),
+        (
+            lambda: spike_study(small_net(), images(), batch_size=0),
+            "batch_size=0 must be at least 1",
+        ),
         (lambda: spike_study(small_net(), []), "needs at least one image"),
         (lambda: spike_study(small_net(), [images()[0]]), r"frames \[B, T, C, H, W\], got \(3, 6"),
         (lambda: spike_study(small_net(), images()[:, :2]), "SmallNet cannot take images of shape"),

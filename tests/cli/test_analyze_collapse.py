@@ -110,7 +110,7 @@ def test_a_damaged_image_is_named_and_the_others_are_read(
         ([NAME], "brings no images: give --images"),
         ([NAME, *DIGITS, "--treshold", "1"], "unknown option '--treshold'. Did you mean"),
         ([NAME, *DIGITS, "--threshold", "2"], "threshold=2.0 is a cosine"),
-        ([NAME, *DIGITS, "--nearest", "0"], "nearest=0 must be 1 or more"),
+        ([NAME, *DIGITS, "--nearest", "0"], "nearest=0 must be at least 1"),
         ([NAME, *DIGITS, "--layers", "head.*"], "unknown layer 'head.*'"),
         (["resnet18", *DIGITS], "no adapter knows timm.models.resnet.ResNet"),
         (["no/run", *DIGITS], "there is no run 'no/run'"),

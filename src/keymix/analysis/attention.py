@@ -19,7 +19,6 @@ from keymix.analysis.capture import (
     Call,
     Layers,
     Seat,
-    chosen,
     class_token_of,
     inference_mode_of,
     read_map,
@@ -30,8 +29,7 @@ from keymix.analysis.capture import (
 )
 from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts.attention_inputs import Layout
-from keymix.hosts.base import find_mixers
-from keymix.mixers.base import Queries, Stage, TokenMixer, check_stage
+from keymix.mixers.base import Queries, Stage, check_stage
 
 __all__ = [
     "Asked",
@@ -45,7 +43,6 @@ __all__ = [
     "on_image",
     "read_map",
     "select_layers",
-    "select_mixers",
 ]
 
 Heads = Literal["each", "mean"]
@@ -214,17 +211,6 @@ class _Rows:
                 "for queries= by their indices"
             )
         return self.layout
-
-
-def select_mixers(model: nn.Module, layers: Layers | None = None) -> dict[str, TokenMixer]:
-    """Choose mixers of a model by place, counted among mixers alone: path to mixer."""
-    mixers = find_mixers(model)
-    if not mixers:
-        raise UserError(
-            f"{type(model).__name__} hosts no keymix mixer, so there are no maps to read; make it "
-            "with keymix.create_model(name, mixer=...)"
-        )
-    return {path: mixers[path] for path in chosen(list(mixers), layers, "mixers")}
 
 
 def on_image(

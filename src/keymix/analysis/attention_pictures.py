@@ -179,21 +179,13 @@ def _layer(
     even: tuple[int, ...],
     view: View,
 ) -> LayerLook:
-    if view == "matrix":
-        (whole,) = rows
-        return LayerLook(
-            number=number,
-            path=path,
-            layout=layout,
-            keys=whole.shape[-1],
-            even=even,
-            heads=heads,
-            weights=_plain(whole),
-            prefix=None,
-        )
-    if layout is None:
-        raise UserError(f"nobody knows where the tokens of layer {path} lie on the image")
-    joined = torch.cat(list(rows), 2)  # [B, h, queries, M]
+    joined, prefix = torch.cat(list(rows), 2), None  # [B, h, queries, M]
+    weights = joined
+    if view == "image":
+        if layout is None:
+            raise UserError(f"nobody knows where the tokens of layer {path} lie on the image")
+        weights = on_image(joined, layout)
+        prefix = _plain(joined[..., : layout.prefix].sum(-1))
     return LayerLook(
         number=number,
         path=path,
@@ -201,8 +193,8 @@ def _layer(
         keys=joined.shape[-1],
         even=even,
         heads=heads,
-        weights=_plain(on_image(joined, layout)),
-        prefix=_plain(joined[..., : layout.prefix].sum(-1)),
+        weights=_plain(weights),
+        prefix=prefix,
     )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import numbers
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -161,13 +161,20 @@ def inference_mode_of(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def images_of(batch: object) -> Tensor:
-    """Return the images of a batch, which may have more in it: ``(images, labels)``."""
-    images = batch[0] if isinstance(batch, tuple | list) and batch else batch
-    if not isinstance(images, Tensor) or images.ndim != 4:
-        shape = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
-        raise UserError(f"a batch must be images [B, C, H, W] or (images, labels), got {shape}")
-    return images
+def batches_of(
+    images: Tensor | Iterable[Any], size: int, *, frames: bool = False
+) -> Iterator[Tensor]:
+    """Yield the images of batches, which may have more in them: ``(images, labels)``.
+
+    One tensor is split into batches of a size. Where `frames` may be given, they are taken, too.
+    """
+    other = "frames [B, T, C, H, W]" if frames else "(images, labels)"
+    for batch in torch.split(images, size) if isinstance(images, Tensor) else images:
+        found = batch[0] if isinstance(batch, tuple | list) and batch else batch
+        if not isinstance(found, Tensor) or found.ndim not in ((4, 5) if frames else (4,)):
+            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise UserError(f"a batch must be images [B, C, H, W] or {other}, got {shape}")
+        yield found
 
 
 def _holds_compiled(model: nn.Module) -> bool:
@@ -218,15 +225,22 @@ def run_once(
         for seat in seats.values():
             handle = seat.module.register_forward_hook(hook(seat), with_kwargs=True)
             stack.callback(handle.remove)
-        try:
+        with refusing(model, images, unless=own):
             unwrapped(model)(images)
-        except (AssertionError, ValueError, RuntimeError) as error:
-            if own or isinstance(error, UserError | torch.OutOfMemoryError):
-                raise
-            raise cannot_take(model, images, error) from error
     idle = [path for path in seats if path not in ran]
     if idle:
         raise NoAttentionMap(f"layer {idle[0]} did not run in the forward pass, so it has no map")
+
+
+@contextlib.contextmanager
+def refusing(model: nn.Module, images: Tensor, *, unless: Sequence[object] = ()) -> Iterator[None]:
+    """Turn what a model raises at images into an error that names them, `unless` has an entry."""
+    try:
+        yield
+    except (AssertionError, ValueError, RuntimeError) as error:
+        if unless or isinstance(error, UserError | torch.OutOfMemoryError):
+            raise
+        raise cannot_take(model, images, error) from error
 
 
 def cannot_take(

@@ -5,19 +5,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from keymix.analysis.capture import (
     Call,
     Layers,
     Seat,
+    batches_of,
     find_seats,
-    images_of,
     run_once,
     select_layers,
     unwrapped,
@@ -25,7 +24,7 @@ from keymix.analysis.capture import (
 from keymix.analysis.collapse_record import LayerReading, PairSimilarity, Unique
 from keymix.analysis.collapse_sums import LayerTally, PairTally, block_of, column_cosines, tokens_of
 from keymix.analysis.collapse_verdict import Collapse
-from keymix.errors import UserError
+from keymix.errors import UserError, check_positive
 from keymix.hosts.attention_inputs import Layout
 from keymix.mixers.base import TokenMixer
 from keymix.models.deepvit import DeepVisionTransformer
@@ -112,7 +111,7 @@ def collapse(
     read = Pass(model, seats, threshold)
     tallies: dict[tuple[Any, ...], PairTally] = {}
     seen = 0
-    for batch in _batches(images, batch_size):
+    for batch in batches_of(images, batch_size):
         maps = read.run(batch)
         compared = {key: tally.paths for key, tally in tallies.items()}
         if seen and compared != read.groups:
@@ -156,13 +155,7 @@ def _check(threshold: float, similar: float, unique: float, nearest: int, batch_
     for name, share in (("similar", similar), ("unique", unique)):
         if not 0 <= share < 1:
             raise UserError(f"{name}={share} is a share: give a number from 0 to below 1")
-    for name, number in (("nearest", nearest), ("batch_size", batch_size)):
-        if number < 1:
-            raise UserError(f"{name}={number} must be 1 or more")
-
-
-def _batches(images: Tensor | Iterable[Any], size: int) -> Iterable[Tensor]:
-    return map(images_of, torch.split(images, size) if isinstance(images, Tensor) else images)
+    check_positive(nearest=nearest, batch_size=batch_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +237,7 @@ def map_similarity(
         raise UserError(f"similarity across layers needs two layers, got {list(paths)}")
     tally = PairTally(paths, threshold=threshold, nearest=1)
     seen = 0
-    for batch in _batches(images, batch_size):
+    for batch in batches_of(images, batch_size):
         maps: dict[str, Tensor] = {}
         cuts: dict[str, object] = {}
         run_once(model, batch, seats, partial(_keep, model, maps, cuts))
@@ -253,9 +246,8 @@ def map_similarity(
         seen += len(batch)
     if not seen:
         raise UserError("similarity across layers needs at least one image, got none")
-    at = {path: i for i, path in enumerate(paths)}
-    found = [p for p in tally.pairs() if pairs == "all" or at[p.second] == at[p.first] + 1]
-    return Likeness(layers=paths, pairs=tuple(found), threshold=threshold, images=seen)
+    found = Likeness(layers=paths, pairs=tuple(tally.pairs()), threshold=threshold, images=seen)
+    return found if pairs == "all" else replace(found, pairs=found.adjacent)
 
 
 def _keep(

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from keymix.analysis.complexity_record import Complexity, MixerEntry, RatioPoint, Setting, WeightRow
-from keymix.analysis.complexity_scaling import Progress, measure_at
+from keymix.analysis.complexity_scaling import Progress, measure_at, no_progress
 from keymix.analysis.complexity_sites import (
     TIME_STEPS,
     Counted,
@@ -24,7 +24,7 @@ from keymix.analysis.complexity_sites import (
     usable_device,
 )
 from keymix.analysis.complexity_weights import weight_facts
-from keymix.errors import KeymixWarning, UserError
+from keymix.errors import KeymixWarning, UserError, check_positive
 from keymix.mixers.registry import get_mixer_class, import_file
 
 TOKENS = (49, 196, 784)
@@ -43,10 +43,6 @@ NO_POS_DIM = (
     "pos_dim has no effect and will be removed in the next release: the position code is an option "
     "of the mixer, kv(pos_dim=8)"
 )
-
-
-def _ignore(text: str, share: float) -> None:
-    """Show no progress."""
 
 
 def _part(progress: Progress, number: int, of: int) -> Progress:
@@ -84,7 +80,7 @@ def complexity_parts(
     device: str | torch.device = "cpu",
     time_steps: int = TIME_STEPS,
     imports: Sequence[str] = (),
-    progress: Progress = _ignore,
+    progress: Progress = no_progress,
 ) -> Iterator[Complexity]:
     """Study mixers part by part; see :func:`complexity`.
 
@@ -222,7 +218,7 @@ def complexity(
     device: str | torch.device = "cpu",
     time_steps: int = TIME_STEPS,
     imports: Sequence[str] = (),
-    progress: Progress = _ignore,
+    progress: Progress = no_progress,
 ) -> Complexity:
     """Count what token mixers cost, and measure them against the number of tokens.
 
@@ -290,17 +286,14 @@ def _check_numbers(
     batch_size: int,
     time_steps: int,
 ) -> None:
-    numbers = {
-        "dim": dim,
-        "num_heads": num_heads,
-        "at": at,
-        "repeats": repeats,
-        "batch_size": batch_size,
-        "time_steps": time_steps,
-    }
-    for name, number in numbers.items():
-        if number < 1:
-            raise UserError(f"{name}={number} must be at least 1")
+    check_positive(
+        dim=dim,
+        num_heads=num_heads,
+        at=at,
+        repeats=repeats,
+        batch_size=batch_size,
+        time_steps=time_steps,
+    )
     check_site(dim=dim, time_steps=time_steps)
     if pos_dim is not None and pos_dim < 3:
         raise UserError(f"{pos_dim=} must be at least 3: two channels code the query alone")

@@ -18,11 +18,14 @@ from keymix.analysis.memory import Build, Peak, available_bytes, peak_memory
 from keymix.errors import UserError
 from keymix.mixers.base import Grid
 
-MIB = 2**20
 _SHARE = 0.8  # of the free memory that a mixer may take
 
 Progress = Callable[[str, float], None]
 """Called with what is being done, and the share of it that is done."""
+
+
+def no_progress(text: str, share: float) -> None:
+    """Show no progress."""
 
 
 def needed_bytes(cost: Counted, batch_size: int) -> int:

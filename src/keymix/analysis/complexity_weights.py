@@ -13,7 +13,6 @@ definition. Here both are read off the operations of a forward pass, nothing is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -25,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from keymix.analysis.complexity_sites import SizedMixer, make
 from keymix.analysis.counting import by_equation
 from keymix.analysis.operations import formula
+from keymix.analysis.passes import tensors_in
 
 GLOBAL, NOT_SHARED = "spatially global", "no"
 """The paper's words."""
@@ -94,10 +94,10 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if formula(func) is not None:
             self._look(str(getattr(func, "_overloadpacket", func)), args)
-        reached = any(self._depends(t) for t in _tensors((args, kwargs)))
+        reached = any(self._depends(t) for t in tensors_in((args, kwargs)))
         out = func(*args, **kwargs)
         if reached:
-            for tensor in _tensors(out):  # what is written in place is returned, too
+            for tensor in tensors_in(out):  # what is written in place is returned, too
                 storage = tensor.untyped_storage()
                 self._marked[storage._cdata] = storage
         return out
@@ -116,13 +116,3 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif "add" in name:  # addmm, baddbmm: the first is added
             factors = factors[1:]
         self.dynamic += sum(factors) > 1
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _tensors(each)
-    elif isinstance(value, dict):
-        yield from _tensors(tuple(value.values()))

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from keymix.analysis.operations import formula, is_free, run_in_parts
 from keymix.analysis.passes import Inputs, Passes, fitted, passes_of
-from keymix.errors import UserError
+from keymix.errors import UserError, check_positive
 from keymix.mixers.map_mixer import MapMixer
 from keymix.models.memory import within_reach
 
@@ -95,8 +95,7 @@ class Count:
         Raises:
             UserError: If ``depth`` is less than 1.
         """
-        if depth < 1:
-            raise UserError(f"{depth=} must be at least 1")
+        check_positive(depth=depth)
         sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
         for layer in self.layers:
             total = sums[".".join(layer.path.split(".")[:depth])]

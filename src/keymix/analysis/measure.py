@@ -17,7 +17,7 @@ from keymix.analysis.counting import default_input_size
 from keymix.analysis.memory import Build, Peak, cuda_growth, peak_memory
 from keymix.analysis.passes import Inputs, Passes, example_for, first_of, passes_of
 from keymix.analysis.timing import Paired, Pass, Samples, Turns, compare, quartiles
-from keymix.errors import UserError
+from keymix.errors import UserError, check_positive
 
 _NOT_HERE = "not measured: on a CPU a fresh process is needed; measure_models starts one"
 
@@ -166,12 +166,9 @@ def measure_interleaved(
     """
     if not models:
         raise UserError("there is no model to measure")
-    numbers = {"batch_size": batch_size, "repeats": repeats, "warmup": warmup}
-    for name, number in numbers.items():
-        if number < 1:
-            raise UserError(f"{name}={number} must be at least 1")
-    if threads is not None and threads < 1:
-        raise UserError(f"{threads=} must be at least 1")
+    check_positive(batch_size=batch_size, repeats=repeats, warmup=warmup)
+    if threads is not None:
+        check_positive(threads=threads)
     if input_size is None:
         input_size = default_input_size(next(iter(models.values())))
     size = tuple(int(s) for s in input_size)

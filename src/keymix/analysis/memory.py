@@ -91,17 +91,29 @@ def _derived(x: Tensor) -> Tensor:
     return x.detach().requires_grad_()
 
 
-def cuda_growth(model: nn.Module, x: Inputs, phase: Phase, *, passes: Passes = ONE_TENSOR) -> float:
-    """Measure the growth of CUDA memory over one pass of a copy of the model, MiB."""
-    trial, device = copy.deepcopy(model).train(phase == "training"), first_of(x).device
-    run_pass(trial, x, phase, passes=passes)  # libraries take their workspaces
-    trial.zero_grad(set_to_none=True)
+def cuda_peak(call: Callable[[], object], device: torch.device) -> int:
+    """Return the most bytes of CUDA memory that a call took at once, beyond those before.
+
+    The call runs twice: what libraries keep from the first time on does not count.
+    """
+    call()
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    run_pass(trial, x, phase, passes=passes)
+    call()
     torch.cuda.synchronize(device)
-    return (torch.cuda.max_memory_allocated(device) - before) / MIB
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def cuda_growth(model: nn.Module, x: Inputs, phase: Phase, *, passes: Passes = ONE_TENSOR) -> float:
+    """Measure the growth of CUDA memory over one pass of a copy of the model, MiB."""
+    trial = copy.deepcopy(model).train(phase == "training")
+
+    def call() -> None:
+        run_pass(trial, x, phase, passes=passes)
+        trial.zero_grad(set_to_none=True)
+
+    return cuda_peak(call, first_of(x).device) / MIB
 
 
 def _status(key: str) -> int:

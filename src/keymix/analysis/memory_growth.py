@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import profiler
 
 from keymix.analysis.attention_operation import AttentionOperation, attention_operation, work
-from keymix.analysis.complexity_scaling import Progress
+from keymix.analysis.complexity_scaling import Progress, no_progress
 from keymix.analysis.complexity_sites import (
     SizedMixer,
     attempt,
@@ -24,9 +24,9 @@ from keymix.analysis.complexity_sites import (
     sized_mixers,
     usable_device,
 )
-from keymix.analysis.memory import MIB, available_bytes
+from keymix.analysis.memory import MIB, available_bytes, cuda_peak
 from keymix.analysis.memory_record import GrowthRow, MemoryGrowth
-from keymix.errors import UserError
+from keymix.errors import UserError, check_positive
 from keymix.mixers.base import Site
 from keymix.mixers.registry import build, get_mixer_class, import_file, option_hints
 from keymix.mixers.spiking_self import Order
@@ -66,10 +66,6 @@ _PRINTED = {"qk_token": 0, "spiking_self": 1, "spiking_self(order=quadratic)": 1
 _SHARE = 0.8  # of the free memory that an attention may take
 
 
-def _ignore(text: str, share: float) -> None:
-    """Show no progress."""
-
-
 def memory_growth(
     mixers: str | Sequence[str] = MIXERS,
     *,
@@ -79,7 +75,7 @@ def memory_growth(
     order: Order = "quadratic",
     device: str | torch.device = "cpu",
     imports: Sequence[str] = (),
-    progress: Progress = _ignore,
+    progress: Progress = no_progress,
 ) -> Iterator[MemoryGrowth]:
     """Measure the peak memory of mixers' attention against the square root of the tokens.
 
@@ -98,9 +94,7 @@ def memory_growth(
     """
     for path in imports:
         import_file(path)
-    for name, number in (("dim", dim), ("num_heads", num_heads), *(("sides", s) for s in sides)):
-        if number < 1:
-            raise UserError(f"{name}={number} must be at least 1")
+    check_positive(dim=dim, num_heads=num_heads, sides=min(sides, default=1))
     check_site(dim=dim)
     if not sides:
         raise UserError("sides= names no number of tokens")
@@ -190,16 +184,10 @@ def _measured(mixer: SizedMixer, tokens: int, device: torch.device) -> tuple[flo
 def peak_bytes(call: Callable[[], object], device: torch.device) -> float:
     """Return the most bytes that PyTorch allocated at once for a call, beyond those before.
 
-    On CUDA the call runs twice: what libraries keep from the first time on does not count.
+    On CUDA as `cuda_peak` has it.
     """
     if device.type == "cuda":
-        call()
-        torch.cuda.synchronize(device)
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        call()
-        torch.cuda.synchronize(device)
-        return float(torch.cuda.max_memory_allocated(device) - before)
+        return float(cuda_peak(call, device))
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it reports missing GPUs on standard error
     with profiler.profile(profile_memory=True) as watched:
         call()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from keymix.analysis.capture import cannot_take, inference_mode_of, unwrapped
+from keymix.analysis.capture import batches_of, inference_mode_of, refusing, unwrapped
 from keymix.analysis.energy import Energy, energy_of
 from keymix.analysis.passes import Varies
 from keymix.analysis.spikes_operations import Operation, OperationCounter
@@ -24,7 +24,7 @@ from keymix.analysis.spikes_record import (
     StageRates,
 )
 from keymix.analysis.study_record import joined
-from keymix.errors import UserError
+from keymix.errors import UserError, check_positive
 from keymix.layers.neurons import SpikingNeuron
 from keymix.mixers.base import TokenMixer
 from keymix.records import to_json
@@ -278,14 +278,12 @@ def spike_study(
     cost = energy_of(energy)
     if batch_norm not in ("folded", "separate"):
         raise UserError(f"{batch_norm=} must be 'folded' or 'separate'")
-    if batch_size < 1:
-        raise UserError(f"{batch_size=} must be 1 or more")
+    check_positive(batch_size=batch_size)
     inner = unwrapped(model)
     neurons = checked_neurons(inner)
     reading = _Reading(inner, neurons)
     seen = 0
-    batches = torch.split(images, batch_size) if isinstance(images, Tensor) else images
-    for batch in map(frames_of, batches):
+    for batch in batches_of(images, batch_size, frames=True):
         reading.run(batch)
         seen += len(batch)
         if progress is not None:
@@ -293,13 +291,13 @@ def spike_study(
     if not seen:
         raise UserError("a study of spikes needs at least one image, got none")
     return SpikeStudy(
-        firings=reading.firings(),
+        firings=tuple(tally.result() for tally in reading.tallies if tally.ran),
         operations=reading.counter.results(seen, reading.steps, norms=batch_norm == "separate"),
         time_steps=reading.steps,
         images=seen,
         batch_norm=batch_norm,
         cost=cost,
-        repeated=reading.repeated(),
+        repeated=reading.counter.same_at_every_step(),
         varies=reading.outputs.varied(),
     )
 
@@ -314,17 +312,6 @@ def checked_neurons(model: nn.Module) -> dict[str, nn.Module]:
             "spikes)"
         )
     return neurons
-
-
-def frames_of(batch: object) -> Tensor:
-    """Return the images or frames of a batch, which may have more in it."""
-    found = batch[0] if isinstance(batch, tuple | list) and batch else batch
-    if not isinstance(found, Tensor) or found.ndim not in (4, 5):
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise UserError(
-            f"a batch must be images [B, C, H, W] or frames [B, T, C, H, W], got {shape}"
-        )
-    return found
 
 
 class _Reading:
@@ -345,15 +332,13 @@ class _Reading:
         parameter = next(self.model.parameters(), None)
         if parameter is not None:
             batch = batch.to(device=parameter.device, dtype=parameter.dtype)
-        with self._hooks(len(batch)), undisturbed(self.model), self.counter.listening(len(batch)):
-            try:
-                given = self.model(batch)
-            except UserError:
-                raise
-            except (AssertionError, ValueError, RuntimeError) as error:
-                if isinstance(error, torch.OutOfMemoryError):
-                    raise
-                raise cannot_take(self.model, batch, error) from error
+        with (
+            self._hooks(len(batch)),
+            undisturbed(self.model),
+            self.counter.listening(len(batch)),
+            refusing(self.model, batch),
+        ):
+            given = self.model(batch)
         if isinstance(given, Tensor):
             self.outputs.see(given)
         self.steps = self.steps or max(tally.steps_seen for tally in self.tallies)
@@ -378,12 +363,6 @@ class _Reading:
                 else:
                     stack.callback(module.register_forward_hook(record_call(tally)).remove)
             yield
-
-    def firings(self) -> tuple[Firing, ...]:
-        return tuple(tally.result() for tally in self.tallies if tally.ran)
-
-    def repeated(self) -> tuple[str, ...]:
-        return self.counter.same_at_every_step()
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from keymix.analysis.energy import Energy
 from keymix.analysis.operations import formula, is_free, run_in_parts
 from keymix.analysis.spikes_record import EnergyBounds, InputValues, Kind, OperationReading, What
+from keymix.analysis.study_record import joined
 
 aten = torch.ops.aten
 
@@ -64,7 +65,7 @@ class Operation:
     path: str
     what: What
     input: Kind
-    values: dict[str, Any] | None
+    values: InputValues | None
     dense: float
     twin: float
     macs: float
@@ -87,9 +88,7 @@ class Operation:
 
     def reading(self, cost: Energy) -> OperationReading:
         """Return it as a record has it, with its energy."""
-        values = None if self.values is None else InputValues(**self.values)
-        energy = EnergyBounds.of(self.energy(cost))
-        return OperationReading(**{**vars(self), "values": values}, energy=energy)
+        return joined(OperationReading, self, energy=EnergyBounds.of(self.energy(cost)))
 
 
 class _Factor:
@@ -144,7 +143,7 @@ class _Tally:
             path=self.path,
             what=self.what,
             input=drives.kind,
-            values=drives.to_dict() if drives.elements else None,
+            values=drives.reading() if drives.elements else None,
             dense=self.dense / images,
             twin=(self.once + (self.dense - self.once) / steps) / images,
             macs=self.dense / images if real else 0.0,
@@ -404,16 +403,13 @@ class Values:
         """Mean value: of spikes, how many an element carries."""
         return self.total / self.elements
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data: kind, mean, share that is not 0, shares of each value from 0 on."""
+    def reading(self) -> InputValues:
+        """Return what was counted as a record has it."""
         shares = None
         if self.kind != "real":
             cells: list[int] = self.histogram.tolist()
             last = max(i for i, cell in enumerate(cells) if cell or i == 1)
-            shares = [cell / self.elements for cell in cells[: last + 1]]
-        return {
-            "kind": self.kind,
-            "mean": self.rate,
-            "nonzero": self.nonzero / self.elements,
-            "shares": shares,
-        }
+            shares = tuple(cell / self.elements for cell in cells[: last + 1])
+        return InputValues(
+            kind=self.kind, mean=self.rate, nonzero=self.nonzero / self.elements, shares=shares
+        )

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from keymix.analysis.capture import cannot_take, chosen_numbers, unwrapped
+from keymix.analysis.capture import chosen, refusing, unwrapped
 from keymix.analysis.spikes import checked_neurons, points_of, undisturbed
 from keymix.analysis.spikes_record import RasterPlace, RasterReading
 from keymix.analysis.study_record import joined
@@ -93,9 +93,9 @@ def spike_rasters(
         point.path.rpartition(".")[0]: (point.stage, point.block) for point in points_of(inner)
     }
     mixers = {p: m for p, m in inner.named_modules() if isinstance(m, QKTokenAttention)}
-    chosen = _chosen({path: places[path][0] for path in mixers}, layers)
+    wanted = _wanted({path: places[path][0] for path in mixers}, layers)
     found = []
-    for path, (spikes, grid) in _spikes(inner, image, {p: mixers[p] for p in chosen}).items():
+    for path, (spikes, grid) in _spikes(inner, image, {p: mixers[p] for p in wanted}).items():
         attention = spikes["A_t"][:, 0, :, :, 0]  # [T, h, N]
         steps, heads, number = attention.shape
         at = _index("step", steps - 1 if step is None else step, steps)
@@ -124,15 +124,14 @@ def spike_rasters(
     return tuple(found)
 
 
-def _chosen(
+def _wanted(
     stages: dict[str, int | None], layers: str | int | Sequence[str | int] | None
 ) -> list[str]:
     if layers is not None:
         paths = list(stages)
         if not paths:
             raise UserError("the model has no layer of Q-K token attention, of which rasters are")
-        numbers = chosen_numbers([(path,) for path in paths], layers, "layers of Q-K attention")
-        return [paths[i] for i in numbers]
+        return chosen(paths, layers, "layers of Q-K attention")
     firsts: dict[int | None, str] = {}
     for path, stage in stages.items():
         firsts.setdefault(stage, path)
@@ -156,25 +155,16 @@ def _spikes(
 
     parameter = next(model.parameters())
     batch = image[None].to(device=parameter.device, dtype=parameter.dtype)
-    handles = [
-        mixer.register_forward_pre_hook(record_call(path), with_kwargs=True)
-        for path, mixer in mixers.items()
-    ]
-    try:
-        with undisturbed(model):
-            model(batch)
-            for path, mixer in mixers.items():
-                x, grid = calls[path]["x"], calls[path].get("grid")
-                found[path] = mixer.spikes(x, grid), _grid(mixer, grid, x.shape[-2])
-    except UserError:
-        raise
-    except (AssertionError, ValueError, RuntimeError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
-        raise cannot_take(model, batch, error) from error
-    finally:
-        for handle in handles:
-            handle.remove()
+    with contextlib.ExitStack() as stack:
+        for path, mixer in mixers.items():
+            handle = mixer.register_forward_pre_hook(record_call(path), with_kwargs=True)
+            stack.callback(handle.remove)
+        stack.enter_context(refusing(model, batch))
+        stack.enter_context(undisturbed(model))
+        model(batch)
+        for path, mixer in mixers.items():
+            x, grid = calls[path]["x"], calls[path].get("grid")
+            found[path] = mixer.spikes(x, grid), _grid(mixer, grid, x.shape[-2])
     return found
 
 

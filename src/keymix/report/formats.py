@@ -85,12 +85,17 @@ def mib(value: float | None) -> str:
     return MISSING if value is None else f"{value:.{places(value)}f}"
 
 
+def energy_unit(picojoules: float) -> tuple[str, float]:
+    """Return the unit that an energy is written in, and its size in pJ."""
+    units = (("mJ", 1e9), ("µJ", 1e6), ("nJ", 1e3), ("pJ", 1.0))
+    return next((each for each in units if picojoules >= each[1]), units[-1])
+
+
 def energy(picojoules: float | None) -> str:
     """Write an energy with three digits and a unit: 3.20 nJ · 41.5 µJ · 1.23 mJ."""
     if picojoules is None:
         return MISSING
-    units = (("mJ", 1e9), ("µJ", 1e6), ("nJ", 1e3), ("pJ", 1.0))
-    unit, size = next((each for each in units if picojoules >= each[1]), units[-1])
+    unit, size = energy_unit(picojoules)
     scaled = picojoules / size
     return f"{scaled:.{places(scaled)}f} {unit}"
 

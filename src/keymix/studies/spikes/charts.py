@@ -91,7 +91,7 @@ def energy_by_part(studies: Mapping[str, SpikesStudy], looks: Mapping[str, Look]
     every = {label: {part.name: part for part in parts(study)} for label, study in studies.items()}
     names = list(dict.fromkeys(name for found in every.values() for name in found))
     most = max((p.high for found in every.values() for p in found.values()), default=0.0) or 1.0
-    unit, size = _unit(most)
+    unit, size = formats.energy_unit(most)
     left, wide, row = 96.0, 420.0, 13.0
     block = row * len(studies) + 8
     foot = 8 + block * len(names)
@@ -117,11 +117,6 @@ def energy_by_part(studies: Mapping[str, SpikesStudy], looks: Mapping[str, Look]
         "exceed 1 the bar runs from one addition to one multiply-add for each that is not 0."
     )
     return Chart("energy", drawing.svg(wide, foot + 40, caption), caption)
-
-
-def _unit(most: float) -> tuple[str, float]:
-    units = (("mJ", 1e9), ("µJ", 1e6), ("nJ", 1e3))
-    return next((each for each in units if most >= each[1]), ("pJ", 1.0))
 
 
 def _word(role: str) -> str:
