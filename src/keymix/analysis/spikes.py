@@ -528,9 +528,7 @@ class FiringTally:
         )
 
 
-def by_stage(
-    firings: tuple[Firing, ...], pick: Callable[[Firing], float] = lambda firing: firing.rate
-) -> dict[tuple[str | None, int], dict[str, float]]:
+def by_stage(firings: tuple[Firing, ...]) -> dict[tuple[str | None, int], dict[str, float]]:
     """Average over the blocks of a stage, as Table 7 has it: mixer and stage to rates by name."""
     of_block = {f.block: f.mixer for f in firings if f.mixer is not None}
     sums: dict[tuple[str | None, int], dict[str, list[float]]] = {}
@@ -538,7 +536,7 @@ def by_stage(
         if firing.role is None or firing.stage is None:
             continue
         key = (firing.mixer or of_block.get(firing.block), firing.stage)
-        sums.setdefault(key, {}).setdefault(firing.role, []).append(pick(firing))
+        sums.setdefault(key, {}).setdefault(firing.role, []).append(firing.rate)
     return {
         key: {role: sum(rates) / len(rates) for role, rates in roles.items()}
         for key, roles in sums.items()
