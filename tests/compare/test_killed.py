@@ -21,7 +21,7 @@ def _no_trials() -> None:
     """Here there are trials, as a user has them."""
 
 
-RUNS, EPOCHS, KILLS = 4, 6, 2
+RUNS, EPOCHS, KILLS = 4, 16, 2  # so many epochs that a kill never comes after the end
 WORDS = f"--data digits --limit 200 --mixers mhsa,ska --no-controls --seeds 2 --epochs {EPOCHS}"
 
 

@@ -297,33 +297,22 @@ def _write_models(
 
 def _test(source: Source, model: nn.Module, swapped: nn.Module) -> BothScores:
     """Loss and accuracies of both models on the test split."""
-    from keymix.data.loaders import Loader
     from keymix.swap.record import BothScores, TestScores
-    from keymix.train.evaluation import relabelled
-    from keymix.train.model import device_of_this_machine
-    from keymix.train.parts import answers_of
+    from keymix.train.evaluation import score_split
 
-    device, scores = device_of_this_machine(), {}
-    for name, shown in (("before", model), ("after", swapped)):
-        batches = Loader(
-            source.data.test,
-            source.data,
-            batch_size=source.recipe.data.eval_batch_size,
-            train=False,
-            workers=source.recipe.data.workers,
-            device=device,
-        )
-        found = answers_of(source.data.task).evaluate(
+    def scores(shown: nn.Module) -> TestScores:
+        found = score_split(
+            replace(source.recipe, precision="32"),
             shown,
-            relabelled(batches, source.numbers),
-            source.data.test,
-            replace(source.data, classes=source.seen.classes),
-            device=device,
-            precision="32",
+            source.data,
+            "test",
+            numbers=source.numbers,
+            classes=source.seen.classes,
         )
         metrics: dict[str, Any] = {**found.scores, "images": len(found.answers.index)}
-        scores[name] = TestScores(**metrics)
-    return BothScores(**scores)
+        return TestScores(**metrics)
+
+    return BothScores(before=scores(model), after=scores(swapped))
 
 
 def _next(source: Source, folder: Path) -> tuple[str, ...]:

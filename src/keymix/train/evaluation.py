@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -54,14 +54,26 @@ def eval_loader(recipe: Recipe, data: ImageData, split: SplitName) -> Loader:
     )
 
 
-def score_split(recipe: Recipe, model: nn.Module, data: ImageData, split: SplitName) -> Evaluated:
-    """Answer all of a split and score the answers; the classes of the data are the model's."""
+def score_split(
+    recipe: Recipe,
+    model: nn.Module,
+    data: ImageData,
+    split: SplitName,
+    *,
+    numbers: Tensor | None = None,
+    classes: Sequence[str] | None = None,
+) -> Evaluated:
+    """Answer all of a split and score the answers.
+
+    For data other than the model's own, `classes` are the model's, and `numbers` has the model's
+    number of each class of the data.
+    """
     batches = eval_loader(recipe, data, split)
     return answers_of(data.task).evaluate(
         model,
-        batches,
+        batches if numbers is None else _relabelled(batches, numbers),
         batches.split,
-        data,
+        data if classes is None else replace(data, classes=tuple(classes)),
         device=device_of_this_machine(),
         precision=recipe.precision,
     )
@@ -186,7 +198,7 @@ class _Relabelled(NamedTuple):
     index: Tensor  # type: ignore[assignment]  # hides tuple.index, which nobody wants here
 
 
-def relabelled(batches: Iterable[ImageBatch], numbers: Tensor) -> Iterator[ImageBatch]:
+def _relabelled(batches: Iterable[ImageBatch], numbers: Tensor) -> Iterator[ImageBatch]:
     """Yield batches whose targets are a run's: ``numbers`` holds the run's class of each class."""
     if torch.equal(numbers, torch.arange(len(numbers))):
         yield from batches

@@ -33,9 +33,8 @@ from keymix.train import files
 from keymix.train.evaluation import (
     SplitName,
     data_for,
-    eval_loader,
     record_of,
-    relabelled,
+    score_split,
     warn_of_degenerate,
 )
 from keymix.train.folder import Which, read_summary, recorded_recipe, run_folder
@@ -184,16 +183,8 @@ def evaluate(
         model, seen, size = at_size(run, which, image_size, resize)
         if time_steps is not None:
             take_time_steps(model, time_steps)
-        data, classes = data_for(run.recipe.data, seen, data_spec, size, time_steps)
-        batches = eval_loader(run.recipe, data, split)
-        scored = answers_of(data.task).evaluate(
-            model,
-            relabelled(batches, classes),
-            batches.split,
-            replace(data, classes=seen.classes),
-            device=device_of_this_machine(),
-            precision=run.recipe.precision,
-        )
+        data, numbers = data_for(run.recipe.data, seen, data_spec, size, time_steps)
+        scored = score_split(run.recipe, model, data, split, numbers=numbers, classes=seen.classes)
     inputs = f"{split} {data.kind.nouns}"
     warn_of_degenerate(scored.answers, run.recipe.model, inputs, scored.scores.get(LOSS))
     plain: dict[str, Any] = to_json(
