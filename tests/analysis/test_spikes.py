@@ -182,8 +182,8 @@ def test_a_network_that_says_nothing_is_not_compared_with_its_ann_counterpart(
     result = spike_study(mute, images(), batch_size=2)
     assert (result.varies, result.rate) == (False, study.rate)
     assert result.to_dict()["twin"]["ratio"] is None
-    assert "does not vary from image to image" in result.notes[0]
-    assert spike_study(mute, images(1)).varies  # of one image nobody knows
+    assert "do not vary from image to image" in result.notes[0]
+    assert spike_study(mute, images(1)).varies  # unknown for one image
 
 
 def test_layers_that_give_no_spike_are_named() -> None:

@@ -133,7 +133,7 @@ def test_a_dead_run_is_warned_of_and_not_compared_with_its_ann_counterpart(
         assert float(row["twin_energy_pj"]) > 0
         assert "times as much" not in text.err
         assert "dead: 100.0 % of the neurons never fired" in text.err
-        assert "dead: What the network gives does not vary from image to image" in text.err
+        assert "dead: The network's outputs do not vary from image to image" in text.err
         assert ("test accuracy, 15.0 %, is no better than chance" in text.err) == said
 
 

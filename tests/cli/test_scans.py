@@ -52,14 +52,14 @@ def test_other_channels_than_a_models_are_refused(scans: Path) -> None:
     from keymix.errors import UserError
 
     one = loaded_run(DataConfig(spec=f"uwgi:{scans}", stack=3), channels=5)
-    images = load_images(one, None, limit=None, split="test")
+    images = load_images(one, None, limit=None)
     with pytest.raises(UserError, match="3 channels; the model takes 5"):
         images.pixels(0)
 
 
 def test_of_a_stack_the_middle_slice_is_looked_at(scans: Path) -> None:
     one = loaded_run(DataConfig(spec=f"uwgi:{scans}", stack=3, image_size=24), channels=3)
-    images = load_images(one, None, limit=None, split="train")
+    images = load_images(one, None, limit=None)
     second = next(i for i, name in enumerate(images.names) if "slice_0002" in name)
     pixels = images.pixels(second)
     assert not torch.equal(pixels[0], pixels[1])  # its neighbour is another picture
@@ -68,11 +68,11 @@ def test_of_a_stack_the_middle_slice_is_looked_at(scans: Path) -> None:
 
 def test_other_data_is_not_cut_to_the_runs_limit(scans: Path, tmp_path: Path) -> None:
     other = write_uwgi(tmp_path / "other", cases=5)
-    data = DataConfig(spec=f"uwgi:{scans}", limit=3, image_size=24)
+    data = DataConfig(spec=f"uwgi:{scans}", limit=2, image_size=24)
     one = loaded_run(data, channels=1)
-    own = load_images(one, None, limit=None, split="train")
-    theirs = load_images(one, [f"uwgi:{other}"], limit=None, split="train")
-    cut = load(f"uwgi:{scans}", image_size=24, limit=3)
+    own = load_images(one, None, limit=None)
+    theirs = load_images(one, [f"uwgi:{other}"], limit=None)
+    cut = load(f"uwgi:{scans}", image_size=24, limit=2)
     whole = load(f"uwgi:{other}", image_size=24)
-    assert len(own) == len(cut.train) < 3
-    assert len(theirs) == len(whole.train) > 3
+    assert len(own) == len(cut.test) == 2
+    assert len(theirs) == len(whole.test) > 2

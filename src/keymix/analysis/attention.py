@@ -20,8 +20,6 @@ from keymix.analysis.capture import (
     Layers,
     Seat,
     class_token_of,
-    inference_mode_of,
-    read_map,
     row_chunks,
     run_once,
     select_layers,
@@ -39,9 +37,7 @@ __all__ = [
     "Layers",
     "Windows",
     "attention_maps",
-    "inference_mode_of",
     "on_image",
-    "read_map",
     "select_layers",
 ]
 
@@ -54,7 +50,7 @@ class AttentionMaps(dict[str, Tensor]):
 
     Attributes:
         layouts: Module path to where the layer's tokens lie on the image, for :func:`on_image`;
-            a path is missing where nobody knows.
+            a path is missing where that is unknown.
         heads: Module path to the number of heads that were read, also where their mean is kept.
         seen: Module path to the number of keys that one query sees: those of a window, where
             attention stays inside windows, also where they are put back on the image.
@@ -207,7 +203,7 @@ class _Rows:
     def _known_layout(self) -> Layout:
         if self.layout is None:
             raise UserError(
-                f"nobody knows where the tokens of layer {self.seat.path} lie on the image; ask "
+                f"it is unknown where the tokens of layer {self.seat.path} lie on the image; ask "
                 "for queries= by their indices"
             )
         return self.layout

@@ -183,7 +183,7 @@ def _layer(
     weights = joined
     if view == "image":
         if layout is None:
-            raise UserError(f"nobody knows where the tokens of layer {path} lie on the image")
+            raise UserError(f"it is unknown where the tokens of layer {path} lie on the image")
         weights = on_image(joined, layout)
         prefix = _plain(joined[..., : layout.prefix].sum(-1))
     return LayerLook(

@@ -84,7 +84,7 @@ class Seat:
             raise UserError(f"layer {self.path}: {error}") from error
 
     def layout(self, model: nn.Module) -> Layout | None:
-        """Say where the tokens of the model's present or last call lie; None if nobody knows."""
+        """Say where the tokens of the model's present or last call lie; None if unknown."""
         try:
             if self.layer is not None:
                 return self.layer.layout(model)

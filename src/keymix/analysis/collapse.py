@@ -317,7 +317,7 @@ class Pass:
         for path, tally in self.layers.items():
             layer = tally.seat.layer
             if layer is None:
-                continue  # nobody knows what surrounds it
+                continue  # what surrounds it is unknown
             width, layout = layer.place.site.dim, layouts.get(path)
             mine = tokens_of(outputs[self._blocks[path]], width, layout)
             last = tokens_of(outputs[self._blocks[self._last[path]]], width, layout)

@@ -237,7 +237,7 @@ class LayerTally:
 
     @property
     def prefix(self) -> int | None:
-        """Prefix tokens among the keys; None if nobody knows."""
+        """Prefix tokens among the keys; None if unknown."""
         if self.seat.layer is not None:
             place = self.seat.layer.place
             return place.site.num_prefix_tokens if place.prefix_known else None

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from keymix.analysis.attention import inference_mode_of
+from keymix.analysis.capture import inference_mode_of
 from keymix.analysis.complexity_record import BASELINE, ScalingRow
 from keymix.analysis.complexity_sites import Counted, SizedMixer, attempt, counted, near_square
 from keymix.analysis.measure import Cost, measure_interleaved, with_peak

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from keymix.analysis.attention import inference_mode_of
+from keymix.analysis.capture import inference_mode_of
 from keymix.analysis.counting import default_input_size
 from keymix.analysis.memory import Build, Peak, cuda_growth, peak_memory
 from keymix.analysis.passes import Inputs, Passes, example_for, first_of, passes_of

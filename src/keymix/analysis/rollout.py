@@ -89,7 +89,7 @@ def attention_rollout(
     def on_call(seat: Seat, call: Call) -> None:
         layout = seat.layout(unwrapped(model))
         if layout is None:
-            raise UserError(f"nobody knows where the tokens of layer {seat.path} lie on the image")
+            raise UserError(f"it is unknown where the tokens of layer {seat.path} lie on the image")
         _refuse(seat.path, layout, calls[0] if calls else None)
         calls.append((seat, call, layout))
 

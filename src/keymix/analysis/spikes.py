@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a spiking network's spikes come to: firing rates, synaptic operations, energy."""
+"""Spikes and energy of a spiking network: firing rates, synaptic operations, energy."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class SpikeStudy:
 
     @property
     def sops(self) -> float:
-        """Synaptic operations of one image: additions that spikes bring about."""
+        """Synaptic operations of one image: additions that spikes cause."""
         return sum(op.acs for op in self.operations)
 
     @property
@@ -148,13 +148,13 @@ class SpikeStudy:
         silent = self.silent
         if silent is not None and silent > DEAD:
             notes.append(
-                f"{100 * silent:.1f} % of the neurons never fired: next to nothing runs through "
-                "this network, and its energy says nothing of one that works."
+                f"{100 * silent:.1f} % of the neurons never fired: hardly any spike gets through "
+                "this network, and its energy says nothing about a working one."
             )
         if not self.varies:
             notes.append(
-                "What the network gives does not vary from image to image: no spike that an image "
-                "brings about comes through, and its energy says nothing of one that works."
+                "The network's outputs do not vary from image to image: no spike that depends on "
+                "the image reaches them, and its energy says nothing about a working network."
             )
         if self.unspiking:
             notes.append(_no_spike(self.unspiking, sum(not f.inward for f in self.firings)))
@@ -222,7 +222,7 @@ def spike_study(
     batch_size: int = 8,
     progress: Progress | None = None,
 ) -> SpikeStudy:
-    r"""Measure what the spikes of a network come to, batch after batch.
+    r"""Measure the firing rates, operations and energy of a spiking network, batch after batch.
 
     **Firing rates** are spikes per neuron per step (QKFormer, https://arxiv.org/abs/2403.16552,
     App. A.3, Table 7): the mean of what neurons give, over images, steps and neurons. X', the

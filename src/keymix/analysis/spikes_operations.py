@@ -261,7 +261,7 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tally.calls.append((a.numel() * b.shape[-1], len(a)))
         if weights[0]:
             tally.input.read(b, a.shape[-2])
-            tally.same = False  # nobody knows where its steps lie
+            tally.same = False  # where its steps lie is unknown
             return
         tally.input.read(a, b.shape[-1])
         self._compare_steps(tally, a)

@@ -169,7 +169,7 @@ def _spikes(
 
 
 def _grid(mixer: QKTokenAttention, called: Grid | None, tokens: int) -> Grid:
-    """Say where the tokens lie; in one row where nobody knows."""
+    """Say where the tokens lie; in one row where that is unknown."""
     grid = called or mixer.site.grid
     return grid if grid is not None and grid[0] * grid[1] == tokens else (1, tokens)
 

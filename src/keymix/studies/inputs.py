@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from keymix.analysis.study_record import ModelOnImages, StudiedModel, joined
 from keymix.data.kinds import IMAGE, InputKind
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from keymix.data.record import DataRecord
     from keymix.data.sources.base import Table
     from keymix.train.runs import Run
-
-SplitName = Literal["train", "val", "test"]
 
 RANDOM = "random weights"
 """What `Loaded.weights` says of a model that nobody trained."""
@@ -198,7 +196,6 @@ def load_images(
     words: Sequence[str] | None,
     *,
     limit: int | None,
-    split: SplitName = "test",
     time_steps: int | None = None,
     view: View | None = None,
 ) -> Images:
@@ -220,9 +217,8 @@ def load_images(
     if time_steps is not None and "T" in kind.axes:
         config = replace(config, time_steps=time_steps)
     if _opens_alone(config.spec):
-        table = _split_of(config, split)
-        return _of_table(table, f"{split} images of {config.spec}", view, limit)
-    return _of_split(config, split, view, limit)
+        return _of_table(_test_images(config), f"test images of {config.spec}", view, limit)
+    return _of_test_split(config, view, limit)
 
 
 def refuse_frames(loaded: Sequence[Loaded]) -> None:
@@ -366,8 +362,8 @@ def _config(loaded: Loaded, spec: str | None) -> DataConfig:
     return own if spec == own.spec else replace(of_other_data(own, spec), event_split=None)
 
 
-def _split_of(data: DataConfig, split: SplitName) -> Table:
-    """Open the images of a split, as training would split them."""
+def _test_images(data: DataConfig) -> Table:
+    """Open the test images, as training would split them off."""
     from keymix.data.sources.base import Faults
     from keymix.data.specs import parse
     from keymix.data.splits import make_splits
@@ -375,7 +371,7 @@ def _split_of(data: DataConfig, split: SplitName) -> Table:
     entry, argument = parse(data.spec)
     source = entry.open(argument, Faults(), cell_mib=data.cell_mib)
     parts, _ = make_splits(source, data.spec, data.limit, data.val_fraction, data.split_seed)
-    return parts[split].table.select(parts[split].rows)
+    return parts["test"].table.select(parts["test"].rows)
 
 
 def _of_table(table: Table, origin: str, view: View, limit: int | None) -> Images:
@@ -396,15 +392,15 @@ def _of_table(table: Table, origin: str, view: View, limit: int | None) -> Image
     return Images(origin=origin, names=names, view=view, read=read)
 
 
-def _of_split(config: DataConfig, split: SplitName, view: View, limit: int | None) -> Images:
-    """Load a set as training does and take a split of it."""
+def _of_test_split(config: DataConfig, view: View, limit: int | None) -> Images:
+    """Load a set as training does and take its test split."""
     from keymix.train.model import load_data
 
     data = load_data(config, image_size=view.size)
-    images = getattr(data, split)
+    images = data.test
     rows = evenly(len(images), limit)
     return Images(
-        origin=f"{split} {data.kind.nouns} of {config.spec}",
+        origin=f"test {data.kind.nouns} of {config.spec}",
         names=tuple(images.ids(row) for row in rows),
         view=replace(view, kind=data.kind),
         read=lambda i: images.read(rows[i]),

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from keymix.analysis.attention import read_map
+from keymix.analysis.capture import read_map
 from keymix.errors import UserError
 from keymix.hosts.base import find_mixers
 from keymix.layers.checkpoint import still_statistics

@@ -78,7 +78,7 @@ class Range:
 
     @classmethod
     def shared(cls, values: Sequence[FloatArray]) -> Range:
-        """Run from nought to where most weights end, and to `FULL` at least.
+        """Run from zero to where most weights end, and to `FULL` at least.
 
         So even attention stays faint: a map without a peak shows nothing.
         """
@@ -88,7 +88,7 @@ class Range:
 
     @classmethod
     def own(cls, values: FloatArray) -> Range:
-        """Run over one map's weights, alike on both sides of nought where they have both signs."""
+        """Run over one map's weights, alike on both sides of zero where they have both signs."""
         low, high = float(values.min()), float(values.max())
         if low < 0 < high:
             low, high = -max(-low, high), max(-low, high)
@@ -96,7 +96,7 @@ class Range:
 
     @property
     def signed(self) -> bool:
-        """Whether weights below nought have a colour of their own."""
+        """Whether weights below zero have a colour of their own."""
         return self.low < 0 < self.high
 
     def share(self, values: npt.NDArray[Any]) -> FloatArray:
@@ -319,7 +319,7 @@ class _Page:
         if scale == "each":
             self.text(x - 0.05, y + tall + 0.1, "of each map", size=8, colour="#555")
             return
-        even = 1 / over.high  # of the part of the bar that lies above nought
+        even = 1 / over.high  # of the part of the bar that lies above zero
         at = y + tall * (1 - (even - low) / (1 - low))
         axes.axhline(even, color="white", lw=1.2)
         self.text(x + 0.21, at, "1× even", size=7, middle=True, weight="bold")
