@@ -74,7 +74,7 @@ def test_masks_of_another_kind_are_refused_though_the_classes_are_the_same(
     trained: bool, has: str, was: str, layout: str, kinds: dict[bool, Run], tmp_path: Path
 ) -> None:
     run, other = kinds[trained], kinds[not trained].recipe.data.spec
-    wanted = f"has {has} masks; the run was trained on {was} ones. Lay them out as {layout}, or"
+    wanted = f"has {has} masks; the run was trained on {was} ones. Arrange them as {layout}, or"
     with pytest.raises(UserError, match=wanted):
         evaluate(run, other)
     with pytest.raises(UserError, match=wanted):

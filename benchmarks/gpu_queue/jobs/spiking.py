@@ -455,7 +455,7 @@ def _of_the_neurons(found: Mapping[str, Result]) -> list[str]:
     for theirs in dict.fromkeys(found[place]["theirs"][dtype] for place, dtype, _ in pairs):
         alike = [(d, m[lead]) for p, d, m in pairs if found[p]["theirs"][d] == theirs]
         said += (
-            f"LIF by `{lead}` in {' and '.join(dict.fromkeys(d for d, _ in alike))} beside "
+            f"LIF by `{lead}` in {' and '.join(dict.fromkeys(d for d, _ in alike))} next to "
             f"SpikingJelly 2's, which runs its implementation `{theirs}` there: forward and "
             f"backward are {_judged([row['both'] for _, row in alike])} cases; forward alone "
             f"{_judged([row['forward'] for _, row in alike])}. "

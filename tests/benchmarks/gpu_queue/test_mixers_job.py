@@ -258,7 +258,7 @@ def made(ratios: dict[int, float | str], verdict: str = "different", **more: Any
             text = f"{ratio:.2f}" if verdict == "different" else "n.d."
             times.append(
                 {**where, "path": "sdpa", "issued": 0.95 if tokens == 49 else 0.3}
-                | {**numbers, **spread, "text": text, "verdict": verdict, "kernels": []}
+                | {**numbers, **spread, "ratio_text": text, "verdict": verdict, "kernels": []}
             )
     return {
         "dim": 384,
