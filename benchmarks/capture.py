@@ -101,7 +101,7 @@ def measure(args: argparse.Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print a table: a row a mixer, ratios to its own plain forward pass."""
+    """Print a table: a row per mixer, ratios to its own plain forward pass."""
     parser = argparse.ArgumentParser(description="Cost of capturing attention.")
     parser.add_argument("--side", type=int, default=32, help="tokens a side; default 32")
     parser.add_argument("--queries", type=int, default=16, help="rows captured; default 16")

@@ -248,9 +248,9 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     made.add_argument("--model", default="vit_small_p4_32", help="default vit_small_p4_32")
     made.add_argument("--data", default="digits", metavar="SPEC", help="default digits")
-    made.add_argument("--image-size", type=int, default=32, help="pixels a side; default 32")
+    made.add_argument("--image-size", type=int, default=32, help="pixels per side; default 32")
     made.add_argument("--batch-size", type=int, default=32, help="default 32")
-    made.add_argument("--steps", type=int, default=4, help="batches an epoch; default 4")
+    made.add_argument("--steps", type=int, default=4, help="batches per epoch; default 4")
     made.add_argument("--repeats", type=int, default=5, help="epochs of each; default 5")
     made.add_argument("--workers", type=int, default=2, help="torchvision's; also tried with 0")
     here = "cuda" if torch.cuda.is_available() else "cpu"

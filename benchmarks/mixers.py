@@ -124,7 +124,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, nargs="+", default=[64, 256, 784], help="squares")
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--batch", type=int, default=8, help="images a batch (default 8)")
+    parser.add_argument("--batch", type=int, default=8, help="images per batch (default 8)")
     parser.add_argument("--repeats", type=int, default=15, help="rounds (default 15)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--mixers", nargs="+", default=["*"], help="patterns; softmax is always in")

@@ -145,7 +145,7 @@ def peak(name: str, setting: Setting) -> float:
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batch", type=int, default=4, help="images a step (default 4)")
+    parser.add_argument("--batch", type=int, default=4, help="images per step (default 4)")
     parser.add_argument("--side", type=int, default=128, help="pixels of an image (default 128)")
     parser.add_argument("--depths", type=int, nargs=3, default=(1, 1, 2), help="blocks a stage")
     parser.add_argument("--device", type=device_name, default="cpu")

@@ -79,7 +79,7 @@ def recipe_of(args: argparse.Namespace, mixer: str, seed: int) -> Recipe:
 
 
 def policies(model: nn.Module) -> tuple[str | None, ...]:
-    """The policies that matter to a model: both where a mixer holds something a position."""
+    """The policies that matter to a model: both where a mixer holds something per position."""
     mixers = find_mixers(model).values()
     holds = any(isinstance(m, GridBound) and m.bound for m in mixers)
     return POLICIES if holds else (None,)
@@ -136,7 +136,7 @@ def say(text: str) -> None:
 
 
 def table(scores: list[Score], side: int) -> str:
-    """The scores in Markdown: a row a mixer and policy, a column a size."""
+    """The scores in Markdown: a row per mixer and policy, a column a size."""
     sizes = list(dict.fromkeys((s.height, s.width) for s in scores))
     sizes.sort(key=lambda size: (size[0] != size[1], size))
     names = [f"{h}" if h == w else f"{h}x{w}" for h, w in sizes]

@@ -74,7 +74,7 @@ def ratio(value: float | None, base: float | None) -> str:
 
 
 def report(costs: dict[str, Cost], sizes: dict[str, tuple[int, int]]) -> None:
-    """Print one line a model; columns named after a measure alone are ratios."""
+    """Print one line per model; columns named after a measure alone are ratios."""
     for name, cost in costs.items():
         first = BASELINES.get(name, name)
         base, (params, macs) = costs[first], sizes[name]
@@ -123,7 +123,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=list(PRINTED), default=list(PRINTED))
     parser.add_argument("--size", type=int, default=224, help="side of the images, pixels")
-    parser.add_argument("--batch", type=int, default=4, help="images a batch (default 4)")
+    parser.add_argument("--batch", type=int, default=4, help="images per batch (default 4)")
     parser.add_argument("--repeats", type=int, default=15, help="rounds (default 15)")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args(argv)

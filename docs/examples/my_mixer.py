@@ -22,5 +22,5 @@ class DistanceAttention(MapMixer):
     def own_bias(
         self, inputs: dict[str, Tensor], grid: tuple[int, int] | None, rows: Tensor | None
     ) -> Tensor:
-        """What is added to the scaled logits: one number a key, [*, h, 1, M]."""
+        """What is added to the scaled logits: one number per key, [*, h, 1, M]."""
         return -0.5 * self.gain() * inputs["k"].square().sum(-1).unsqueeze(-2)

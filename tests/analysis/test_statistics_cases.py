@@ -23,7 +23,7 @@ def pixels(*rows: tuple[int, int, int]) -> np.ndarray:
 
 
 def test_three_cases_by_hand():
-    # one class; truth 100 pixels a case, as many predicted; the baseline shares half of them
+    # one class; truth 100 pixels per case, as many predicted; the baseline shares half of them
     ours = np.stack([pixels((80, 100, 100)), pixels((60, 100, 100)), pixels((70, 100, 100))])
     theirs = np.stack([pixels((50, 100, 100))] * 3)
 

@@ -161,15 +161,15 @@ ROWS: tuple[Row, ...] = (
         lambda: photos(test_cat=2, test_dog=2),
     ),
     Row(
-        "one image a class",
+        "one image per class",
         "folder:photos",
-        "data folder:photos: too few images a class: none is left for validation. Add images.",
+        "data folder:photos: too few images per class: none is left for validation. Add images.",
         lambda: photos(cat=1, dog=1),
     ),
     Row(
-        "a limit below two images a class",
+        "a limit below two images per class",
         "digits",
-        "limit=12 is below two images a class. Give at least 20.",
+        "limit=12 is below two images per class. Give at least 20.",
         words=("--limit", "12"),
     ),
     Row(

@@ -104,7 +104,7 @@ def test_another_size_is_resized() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"limit": 19}, "limit=19 is below two images a class. Give at least 20"),
+        ({"limit": 19}, "limit=19 is below two images per class. Give at least 20"),
         ({"val_fraction": 0.0}, "val_fraction=0.0"),
         ({"val_fraction": 1.0}, "val_fraction=1.0"),
         ({"image_size": 0}, "image_size=0"),

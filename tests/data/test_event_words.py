@@ -118,7 +118,7 @@ def test_a_set_that_is_not_there_is_reported_with_its_place_once(kind: str, tmp_
 
 def test_refusals_of_sets_speak_of_recordings(tmp_path: Path) -> None:
     root = write_folder(tmp_path / "mine", {"a": 1, "b": 1})
-    with pytest.raises(UserError, match=r"too few recordings a class: .* Add recordings\."):
+    with pytest.raises(UserError, match=r"too few recordings per class: .* Add recordings\."):
         load(f"events:{root}", time_steps=4)
     with pytest.raises(UserError, match="is below two recordings a class"):
         load("moving_digits:100", limit=12, time_steps=4)

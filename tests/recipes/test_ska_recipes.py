@@ -35,7 +35,7 @@ MODELS = {
     "swin_tiny_cifar10": (26_598_646, "softmax"),
     "cvt_13_cifar10": (19_616_330, "softmax"),
 }
-# three layers of 4 heads with 28^2 keys become three with 48^2: 288 weights a key and head, a bias
+# three layers of 4 heads with 28^2 keys become three with 48^2: 288 weights per key and head, bias
 AT_384 = 28_973_778 + 3 * 4 * (48**2 - 28**2) * (288 + 1)
 TABLE_5 = {  # SKA Table 5, placements of S18
     "sep_conv/sep_conv/softmax/softmax": 26_341_656,

@@ -205,7 +205,7 @@ def test_a_run_on_frames_teaches_another(folder: Path, tmp_path: Path) -> None:
     (line,) = load_run(tmp_path / "taught").metrics()
     assert line["train_distill"] > 0
     with pytest.raises(
-        UserError, match="takes 2 frames a recording, and the data has 3 frames a recording"
+        UserError, match="takes 2 frames per recording, and the data has 3 frames per recording"
     ):
         train(replace_path(MOVING, taught | {"data.time_steps": 3}), tmp_path / "other")
 

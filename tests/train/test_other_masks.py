@@ -25,7 +25,7 @@ LEAVES = ("leaf", "root")
 def write_masks(
     folder: Path, *, several: bool, classes: Sequence[str] = LEAVES, splits: Sequence[str] = ("",)
 ) -> str:
-    """Write ``masks:PATH``, five images a split, a class a pixel or each class for itself."""
+    """Write ``masks:PATH``, five images per split, a class per pixel or each class for itself."""
     rng = np.random.default_rng(0)
     for split in splits:
         (folder / split / "images").mkdir(parents=True)

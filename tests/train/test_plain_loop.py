@@ -23,7 +23,7 @@ from keymix.train.recipe import Recipe
 
 Vary = Callable[[dict[str, Any]], Recipe]
 
-# everything a step does apart from random numbers; 5 batches an epoch leave an update of one batch
+# everything a step does apart from random numbers; 5 batches per epoch leave an update of one batch
 SETTINGS: dict[str, Any] = {
     "augment.crop_padding": 0,
     "model.drop_rate": 0.0,

@@ -585,7 +585,7 @@ def _sharing(found: Sequence[Result]) -> str:
     one = found[0]
     return (
         f"{table(heads, rows)}\n\nWhole runs of `{MODELS[FIRST].recipe}` with {BASELINE} in "
-        f"processes of their own ({one['images']:,} images an epoch, batch {one['batch']}, "
+        f"processes of their own ({one['images']:,} images per epoch, batch {one['batch']}, "
         f"{_precision(one)}), validation and checkpoints included, counted for {WINDOW:.0f} s after"
         f" the first epoch of all. A run must end within {LEASE / 60:.0f} minutes."
     )

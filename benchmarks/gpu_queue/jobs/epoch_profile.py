@@ -466,7 +466,7 @@ def _host_table(parts: Mapping[str, float], training: float, seconds: float, ste
     ]
     rest = seconds - training - sum(others.values())
     rows.append(["rest of the epoch", f"{max(0.0, rest):.3f}", ""])
-    return table(["part, on the host", "s an epoch", "ms a step"], rows)
+    return table(["part, on the host", "s an epoch", "ms per step"], rows)
 
 
 def _gpu_tables(result: Result) -> list[str]:
@@ -490,11 +490,11 @@ def _gpu_tables(result: Result) -> list[str]:
         f"{', '.join(copies) or 'none'}. Waits: {', '.join(waits) or 'none'}; numbers asked for: "
         f"{', '.join(asked) or 'none'}.",
         table(
-            ["kernels in training", "share", "ms a step", "calls a step"],
+            ["kernels in training", "share", "ms per step", "calls a step"],
             [[name, f"{each['ms'] / total:.0%}", *_each(each, steps)] for name, each in groups],
         ),
         table(
-            ["longest kernels", "counted as", "ms a step", "calls a step"],
+            ["longest kernels", "counted as", "ms per step", "calls a step"],
             [[f"`{e['kernel']}`", e["group"], *_each(e, steps)] for e in kernels],
         ),
     ]

@@ -10,7 +10,7 @@ bfloat16 is 989 TFLOP/s; at a tenth of it, which 3 x 3 convolutions of 48 to 384
 2,700 images per second. Between the layers 65 M numbers per image are written forward and backward,
 and read about twice: 0.4 GB in bfloat16, 7,000 images per second at 60 % of 4.8 TB/s. Forward and
 backward are some 370 operations and AdamW's, about 600 launches; at 40 microseconds each with
-Python around them 24 ms a step, so that batches of 64 come to 2,700 images per second at the very
+Python around them 24 ms per step, so that batches of 64 come to 2,700 images per second at the very
 most and an epoch of 704 of them takes 17 s, while batches of 256 leave the GPU the limit. With
 3,000 images per second and 2 s for validation and checkpoint an epoch of 45,000 images takes 17 s:
 20 minutes are 70 epochs. A published run of 410 would take two hours and cannot leave a machine
@@ -433,7 +433,7 @@ def _of_the_speed(speed: Result) -> list[str]:
         spread = f"{row['ms']:.1f} [{row['ms_q1']:.1f}, {row['ms_q3']:.1f}]"
         rows.append((batch, f"{row['images_per_s']:.0f}", spread, f"{row['peak_mib']:.0f}"))
     rounds = min(row["rounds"] for row in found.values())
-    heads = ("batch", "images/s", "ms a step [quartiles]", "peak MiB")
+    heads = ("batch", "images/s", "ms per step [quartiles]", "peak MiB")
     how = f"Median of {rounds} rounds in turns, {speed['side']} pixels."
     return [said, table(heads, rows), how]
 
@@ -681,7 +681,7 @@ JOB = Job(
         "memory and training step ahead of SpikingJelly's on a GPU?"
     ),
     form={
-        "speed": "by batch: ms a step, images/s with quartiles, peak MiB",
+        "speed": "by batch: ms per step, images/s with quartiles, peak MiB",
         "correct": "by neurons, sizes, dtype: share of spikes that differ, errors of gradients",
         "wide": "spikes that differ among the last of 2.4e9 currents",
         "neurons/*": "by dtype and neurons: ms forward and both, ratio to SpikingJelly's, MiB",

@@ -63,7 +63,7 @@ class AttentionRecord(StudyRecord):
     stage: Literal["softmax", "final"]  # right after the softmax, or the map that multiplies V
     heads: Literal["mean", "each"]
     view: Literal["image", "matrix"]  # over the image, or whole maps
-    scale: Literal["shared", "each"]  # one scale of colours for a figure, or one a cell
+    scale: Literal["shared", "each"]  # one scale of colours for a figure, or one per cell
     rollout: bool  # whether rollout was asked for
     queries: tuple[str, ...]
     origin: str  # where the images come from, in words

@@ -128,7 +128,7 @@ class _Tally:
         self.same = True
 
     def end_batch(self, images: int) -> None:
-        """Add up the calls of a batch; one call with a row an image has no steps in it."""
+        """Add up the calls of a batch; one call with a row per image has no steps in it."""
         total = sum(macs for macs, _ in self.calls)
         self.dense += total
         if len(self.calls) == 1 and self.calls[0][1] == images:

@@ -47,7 +47,7 @@ class Raster(RasterPlace):
     masked: Tensor
 
     def reading(self) -> RasterReading:
-        """Return it as a record has it: spikes are texts of 0 and 1, one a row."""
+        """Return it as a record has it: spikes are texts of 0 and 1, one per row."""
         return joined(
             RasterReading,
             self,
@@ -57,7 +57,7 @@ class Raster(RasterPlace):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data, as JSON takes it; spikes are texts of 0 and 1, one a row."""
+        """Return plain data, as JSON takes it; spikes are texts of 0 and 1, one per row."""
         return dict(to_json(self.reading()))
 
 

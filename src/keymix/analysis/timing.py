@@ -42,7 +42,7 @@ it: all mixers at one number of tokens (each number has a level of its own), all
 MARGIN = 0.02
 """Differences up to this are not called: where tensors lie in memory makes as much."""
 
-_SHORTEST = 0.001  # seconds a sample lasts at least, on average; the clock is small next to it
+_SHORTEST = 0.001  # seconds that a sample lasts at least, on average; the clock is small next to it
 _ROUND = 0.005  # seconds a pass is timed for in a round, if it is short
 _WARM = 3  # passes at least behind the number of inner repeats
 _REST = 1e-4  # seconds before a sample: who slept runs undisturbed for a scheduler's slice, 3 ms

@@ -110,7 +110,7 @@ def _deliver(
         for line in study.notes(record):
             console.note(one_line(line))
     if folder is not None:
-        console.note(f"{folder / study.page_file} shows it; {study.also_written} lie next to it")
+        console.note(f"{folder / study.page_file} shows it; next to it: {study.also_written}")
     return console.report_broken(study.broken(record))
 
 

@@ -39,8 +39,8 @@ SPIKE_COLUMNS = {
 """Heading to the key of the page's column."""
 
 SPIKES_LINE = (
-    "Energy: 4.6 pJ a multiply-add, 0.9 pJ a synaptic operation; batch norm folded, memory access "
-    "not counted; docs/spikes.md has the rest."
+    "Energy: 4.6 pJ per multiply-add, 0.9 pJ per synaptic operation; batch norm folded, memory "
+    "access not counted; docs/spikes.md has the rest."
 )
 
 

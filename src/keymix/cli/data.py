@@ -81,7 +81,7 @@ def _check(argv: list[str]) -> int:
         "--time-steps",
         type=int,
         metavar="T",
-        help="frames a recording of events, as data.time_steps will be in training; default: 10",
+        help="frames per recording of events, as data.time_steps will be in training; default: 10",
     )
     for name, (kind, metavar, text) in _OF_ONE_KIND.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=text)

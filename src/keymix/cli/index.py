@@ -162,7 +162,7 @@ def build(*, own: bool = True) -> dict[str, list[dict[str, Any]]]:
 
 
 def text() -> str:
-    """Return the index as the file holds it: an entry a line, so that changes read well."""
+    """Return the index as the file holds it: an entry per line, so that changes read well."""
     kinds = [
         f'"{kind}": [\n' + ",\n".join(json.dumps(r, ensure_ascii=False) for r in rows) + "\n]"
         for kind, rows in build().items()

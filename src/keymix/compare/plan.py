@@ -49,7 +49,7 @@ CONTROL = "identity"
 DATA = "digits"
 """The data set where neither data nor a recipe is named."""
 SPIKING_MODEL = "qkformer_micro_32"
-_SIDE = 32  # pixels a side of the images and frames that the spiking model is made for
+_SIDE = 32  # pixels per side of the images and frames that the spiking model is made for
 PREFERRED_BASELINES = {"dense": "softmax", "spiking": "spiking_self"}
 """By what a model's tokens are."""
 MOST_RUNS = 10_000

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each number of a recipe may be: one table, which the recipe's dataclasses check against.
 
-What depends on the data, the machine or another field (batches an epoch, cores, the peak learning
+What depends on the data, the machine or another field (batches per epoch, cores, the peak learning
 rate) is checked where both are known: `keymix.train.validate`.
 """
 

@@ -156,7 +156,7 @@ class Balance(Generic[Name]):
 
 _T = TypeVar("_T")
 
-_TINY = 8  # pixels a side
+_TINY = 8  # pixels per side
 _TINY_SHARE = 0.25  # of the median side
 _WARNED = ("animated", "turned")  # traits whose loss a person may not expect
 IN_SEQUENCES = "sequences of frames taken for independent images"

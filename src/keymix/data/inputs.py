@@ -50,7 +50,7 @@ HASHED = (
 )
 """What of images enters the fingerprint of a set, from the strictest to the loosest."""
 CPU = torch.device("cpu")
-_SIDE = 64  # pixels a side from which a JPEG file may be decoded smaller
+_SIDE = 64  # pixels per side from which a JPEG file may be decoded smaller
 _CHANNEL_CHUNK = 1 << 24  # pixels counted at once
 
 

@@ -200,7 +200,7 @@ class Loader:
         return np.ascontiguousarray(positions[self.rank :: self.world_size])
 
     def _count(self) -> int:
-        """Count this rank's images an epoch."""
+        """Count this rank's images per epoch."""
         total, ranks = len(self.split), self.world_size
         if not self.train:
             return (total - self.rank + ranks - 1) // ranks

@@ -320,7 +320,7 @@ def load(
         frames_by: ``number`` for equally many events a frame (None), ``time`` for equally long
             frames.
         event_split: A published split by its name, where events have some; None for the first.
-        masks: ``exclusive`` (one class a pixel) or ``multilabel``, where data has masks; None for
+        masks: ``exclusive`` (one class per pixel) or ``multilabel``, where data has masks; None for
             what the folders of ``masks:PATH`` show, else ``exclusive``.
         stack: Neighbouring slices of a scan that are the channels of an image, an odd number;
             None for the image alone.

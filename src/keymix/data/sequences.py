@@ -229,7 +229,7 @@ class _Row:
     starts: list[int]
     here: NDArray[np.int64]  # places of the pictures, ``[N]``
     whole: Grey  # the pictures with mean 0 and length 1, ``[N, 1024]``
-    coarse: Grey  # the same of 16 pixels a side, ``[N, 256]``
+    coarse: Grey  # the same of 16 pixels per side, ``[N, 256]``
 
 
 def _opened(row: Sequence[int], pairs: int, look: Callable[[int], Grey | None]) -> _Row:

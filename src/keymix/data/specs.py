@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from keymix.data.sources.base import Faults, Source
 
 FRAMES_BY = ("number", "time")  # of events: equally many, or equally long
-MASKS = ("exclusive", "multilabel")  # one class a pixel, or any number of them
+MASKS = ("exclusive", "multilabel")  # one class per pixel, or any number of them
 SPLIT_BY = ("case", "slice")
 OF_ONE_KIND: Mapping[str, Settings] = {
     name: settings

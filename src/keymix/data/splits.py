@@ -111,8 +111,8 @@ def _stratified(
     for name, part in (("train", train), ("validation", val), ("test", test)):
         if not len(part.rows):
             raise UserError(
-                f"data {spec}: too few {source.items}{' a class' * bool(source.classes)}: none is "
-                f"left for {name}. Add {source.items}."
+                f"data {spec}: too few {source.items}{' per class' * bool(source.classes)}: none "
+                f"is left for {name}. Add {source.items}."
             )
     return {"train": train, "val": val, "test": test}, notes
 

@@ -35,7 +35,7 @@ TRAITS = {
 }
 _BIT = {trait: 1 << place for place, trait in enumerate(TRAITS)}
 HASH = 16  # bytes
-_CHUNK = 32  # images a task
+_CHUNK = 32  # images per task
 _ORIENTATION = 0x0112  # EXIF's tag
 
 

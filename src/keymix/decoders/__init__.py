@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes dense answers of an encoder's features: one folder a task, one file a decoder."""
+"""What makes dense answers of an encoder's features: one folder per task, one file a decoder."""

@@ -75,7 +75,7 @@ class HuggingFaceViT(Host):
         return _of_family(model) and _patch_embeddings(model) is not None
 
     def places(self, model: nn.Module) -> list[Place]:
-        """One place a layer."""
+        """One place per layer."""
         embeddings = _patch_embeddings(model)
         if embeddings is None:
             raise UserError(f"{type(model).__name__} is no model of {self.name}")

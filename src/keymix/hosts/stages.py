@@ -114,7 +114,7 @@ class CvT(StageHost):
         return cvt_grids(model, image)
 
     def places(self, model: nn.Module) -> list[Place]:
-        """One place a block."""
+        """One place per block."""
         return [
             Place(
                 path=f"stages.{s}.blocks.{i}.attn",
@@ -187,7 +187,7 @@ class Spiking(StageHost):
         return spiking_grids(model, image)
 
     def places(self, model: nn.Module) -> list[Place]:
-        """One place a block."""
+        """One place per block."""
         return [
             Place(
                 path=f"stages.{s}.blocks.{i}.attn",

@@ -264,7 +264,7 @@ class TimmMetaFormer(StageHost):
         return isinstance(model, MetaFormer)
 
     def places(self, model: nn.Module) -> list[Place]:
-        """One place a block."""
+        """One place per block."""
         if not isinstance(model, MetaFormer):
             raise UserError(f"{type(model).__name__} is not timm's MetaFormer")
         return [

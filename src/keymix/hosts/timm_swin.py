@@ -148,7 +148,7 @@ class TimmSwin(SwinHost):
         )
 
     def places(self, model: nn.Module) -> list[Place]:
-        """One place a block; its stage is timm's layer."""
+        """One place per block; its stage is timm's layer."""
         if not isinstance(model, SwinTransformer):
             raise UserError(f"{type(model).__name__} is not timm's SwinTransformer")
         places = []

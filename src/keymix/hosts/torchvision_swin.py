@@ -156,7 +156,7 @@ class TorchvisionSwin(SwinHost):
         return isinstance(model, SwinTransformer)
 
     def places(self, model: nn.Module) -> list[Place]:
-        """One place a block; its stage is that of the feature map."""
+        """One place per block; its stage is that of the feature map."""
         if not isinstance(model, SwinTransformer):
             raise UserError(f"{type(model).__name__} is not torchvision's SwinTransformer")
         grids = _grids(model, given=True)

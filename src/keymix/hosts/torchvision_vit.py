@@ -79,7 +79,7 @@ class TorchvisionViT(Host):
         return isinstance(model, VisionTransformer)
 
     def places(self, model: nn.Module) -> list[Place]:
-        """One place a block."""
+        """One place per block."""
         if not isinstance(model, VisionTransformer):
             raise UserError(f"{type(model).__name__} is not torchvision's VisionTransformer")
         side = model.image_size // model.patch_size

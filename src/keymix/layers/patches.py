@@ -104,7 +104,7 @@ class ConvStem(_OwnPatchEmbed):
     a little beyond its p x p pixels.
     Paper: DeepViT, https://arxiv.org/abs/2103.11886, Sec. 5.4, "three CNN layers ... the same
     configurations as" T2T-ViT; the sizes are those that make the published parameter counts.
-    Cost: 49 c 64 / 4 + 9 64^2 / 4 + 64 C / 4 multiply-adds a pixel.
+    Cost: 49 c 64 / 4 + 9 64^2 / 4 + 64 C / 4 multiply-adds per pixel.
     """
 
     called = "a convolutional stem"
@@ -314,7 +314,7 @@ class PatchMerge(nn.Module):
     not divide are padded with zeros at the bottom and the right, as timm does.
 
     Shape: x ``[B, H, W, dim]`` -> ``[B, ceil(H / f), ceil(W / f), out_dim]``.
-    Cost: f^2 dim out_dim multiply-adds a token that goes out.
+    Cost: f^2 dim out_dim multiply-adds per token that goes out.
     """
 
     def __init__(

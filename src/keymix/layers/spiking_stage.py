@@ -34,7 +34,7 @@ class SpikingMlp(nn.Module):
     Paper: Spikformer, https://arxiv.org/abs/2209.15425, Sec. 3.2; QKFormer's SMLP is the same.
 
     Shape: x ``[T, B, N, C]`` -> the same.
-    Cost: 2 C hidden multiply-adds a token and step; 2 C hidden + 3 hidden + 3 C parameters.
+    Cost: 2 C hidden multiply-adds per token and step; 2 C hidden + 3 hidden + 3 C parameters.
     """
 
     def __init__(

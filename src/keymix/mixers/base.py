@@ -92,7 +92,7 @@ class TokenMixer(nn.Module):
     traits: ClassVar[Traits] = Traits()
     grid_parameters: ClassVar[
         tuple[str, ...]
-    ] = ()  # names in a state with one row a position of a grid
+    ] = ()  # names in a state with one row per position of a grid
     why_no_map: ClassVar[str] = "it has no queries and keys"  # said where it forms no map
     short_name: ClassVar[str] = ""  # in labels that need one; mixer_name if empty
     collapse_remedy: ClassVar[str] = ""  # what it has against maps that are alike, in words
@@ -139,7 +139,7 @@ class TokenMixer(nn.Module):
 
     @property
     def tied_to_grid(self) -> bool:
-        """Whether it holds weights or tables a position, so that no other grid will do.
+        """Whether it holds weights or tables per position, so that no other grid will do.
 
         As far as can be seen from outside: places matter to it and it holds anything at all. A
         mixer that knows better says so.

@@ -22,7 +22,7 @@ from keymix.mixers.static_key import KeyOptions, LearnedKeys
 class ConvStaticKeyAttention(LearnedKeys):
     r"""Convolutional static keys: :math:`A_h = \mathrm{GroupedConv}(Q, h)`, softmax, times V.
 
-    The k x k convolution of the query image, one group a head, has M channels a head: channel
+    The k x k convolution of the query image, one group per head, has M channels per head: channel
     (h, m) at position n *is* the logit of query n for key m; then scale (the convolution's bias
     included) and softmax over m.
 

@@ -166,7 +166,7 @@ class KeyValueAttention(GridBound):
         A state that leaves it out has the sinusoid of the indices of its grid.
 
         Raises:
-            UserError: If it does not have one row a token of that grid.
+            UserError: If it does not have one row per token of that grid.
         """
         adapted, old = dict(state), key_grid or grid
         if self.bound and ("pos_code" in state or old != self.key_grid):

@@ -102,7 +102,7 @@ class MapMixer(TokenMixer):
         proj_bias: Bias in the output projection.
         scale: Factor of the logits: ``"head_dim"`` is d^-0.5, ``"dim"`` is C^-0.5, False is 1.
         temperature: A number tau > 0 divides the scaled logits (DeepViT Eq. 4, fixed); True learns
-            the whole factor instead: one number a mixer, its logarithm stored, that starts at
+            the whole factor instead: one number per mixer, its logarithm stored, that starts at
             ``scale`` (DeepViT's learnable tau; locality self-attention, SKA's baseline).
         mask_diagonal: Forbid a query its own position (the same baseline). Needs M = N.
         talking_heads: Mix the maps of the heads linearly before and after the activation (CaiT),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a mixer that holds something a position does with tokens of another grid."""
+"""What a mixer that holds something per position does with tokens of another grid."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class GridBound(MapMixer):
 
     @property
     def bound(self) -> bool:
-        """Whether it holds anything a position as it is built."""
+        """Whether it holds anything per position as it is built."""
         return True
 
     @property

@@ -19,10 +19,10 @@ _LONGEST = 180  # bytes of a folder's name; file systems take 255, and it gets a
 
 @dataclass(frozen=True)
 class MixerSpec:
-    """What a model is to be built with: one mixer, or one a stage (or a block).
+    """What a model is to be built with: one mixer, or one per stage or block.
 
     Attributes:
-        names: Canonical names; one for the whole model, or one a stage or block.
+        names: Canonical names; one for the whole model, or one per stage or block.
         options: Options of each of the names, in the same order, as sorted pairs.
     """
 
@@ -83,7 +83,7 @@ def spec_of(
     if not _are_options(options):
         raise UserError(
             f"mixer_options={options!r} must be a dict such as {{'attn_drop': 0.1}}, or a list of "
-            "dicts, one a mixer"
+            "dicts, one per mixer"
         )
     if options is not None and not isinstance(options, Mapping):
         if len(options) != len(names):
@@ -150,7 +150,7 @@ def _read_one(text: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
 
 
 def parse_mixer(text: str) -> MixerSpec:
-    """Read one mixer, or one a stage or block with slashes between them.
+    """Read one mixer, or one per stage or block with slashes between them.
 
     Raises:
         UserError: If a name or option is unknown, or a bracket is open; it gives the nearest names.

@@ -18,14 +18,14 @@ from keymix.mixers.spiking import Note, SpikingMixer, SpikingOptions
 class SpikeDrivenSelfAttention(SpikingMixer):
     r"""Spike-driven self-attention: :math:`A = SN(\sum_j Q_j \otimes K_j),\; A \otimes V`.
 
-    The sum of the products runs over the N tokens, so that A is one spike a channel, which keeps
+    The sum of the products runs over the N tokens, so that A is one spike per channel, which keeps
     or drops that channel of all values.
 
     Paper: Spike-driven Transformer, https://arxiv.org/abs/2307.01694 (SDSA); QKFormer's Table 1
     (https://arxiv.org/abs/2403.16552) compares with it. Differs: that network adds potentials
     around its attention; here spikes come in and go out, as the other spiking mixers have it, so
     the output passes a neuron too. Parameters: ``q, q_bn, k, k_bn, v, v_bn, proj, proj_bn``,
-    ``talking_heads.weight [h, h]`` with that option, and one number a neuron layer under
+    ``talking_heads.weight [h, h]`` with that option, and one number per neuron layer under
     ``neuron="plif"``.
 
     Options and what is refused: as in :class:`keymix.mixers.spiking.SpikingMixer`, and
@@ -33,12 +33,12 @@ class SpikeDrivenSelfAttention(SpikingMixer):
     Args:
         site: As there.
         talking_heads: Mix the sums of the heads linearly before the neuron, starting at the
-            identity. The published sizes of that network hold h^2 weights a block for it: its
+            identity. The published sizes of that network hold h^2 weights per block for it: its
             8-384 has 512 = 8 x 8 x 8 more than Spikformer's.
         shared: The options of that class.
 
-    Shape: x ``[T, *, N, C]`` -> the same, any N, spikes. Cost: 4 N C^2 multiply-adds a step for the
-    projections; the attention itself masks and adds N C numbers, then masks as many. 4 C^2 + 9 C
+    Shape: x ``[T, *, N, C]`` -> the same, any N, spikes. Cost: 4 N C^2 multiply-adds per step for
+    the projections; the attention masks and adds N C numbers, then masks as many. 4 C^2 + 9 C
     parameters.
     """
 
@@ -54,7 +54,7 @@ class SpikeDrivenSelfAttention(SpikingMixer):
             "proj_sn": "SDSA",
         }
     )
-    why_no_map = "its attention is one spike a channel; mixer.spikes(x) returns it as A_c"
+    why_no_map = "its attention is one spike per channel; mixer.spikes(x) returns it as A_c"
 
     def __init__(
         self,

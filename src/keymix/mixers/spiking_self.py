@@ -29,7 +29,7 @@ class SpikingSelfAttention(SpikingMixer):
 
     Paper: Spikformer, https://arxiv.org/abs/2209.15425, as QKFormer has it,
     https://arxiv.org/abs/2403.16552, Eq. 6 to 8. Parameters: ``q, q_bn, k, k_bn, v, v_bn, proj,
-    proj_bn``, and one number a neuron layer under ``neuron="plif"``.
+    proj_bn``, and one number per neuron layer under ``neuron="plif"``.
 
     Options and what is refused: as in :class:`keymix.mixers.spiking.SpikingMixer`, and
 
@@ -37,11 +37,11 @@ class SpikingSelfAttention(SpikingMixer):
         site: As there.
         scale: Factor s, above 0; 0.125 in the published networks of all widths.
         order: Which product comes first: ``"quadratic"`` Q K^T, 2 N^2 C multiply-adds and an N x N
-            map a head; ``"linear"`` K^T V, 2 N C d; ``"auto"`` the one with fewer.
+            map per head; ``"linear"`` K^T V, 2 N C d; ``"auto"`` the one with fewer.
         shared: The options of that class.
 
     Shape: x ``[T, *, N, C]`` -> the same, any N, spikes. Cost: 4 N C^2 + 2 N C min(N, d)
-    multiply-adds a step; 4 C^2 + 9 C parameters.
+    multiply-adds per step; 4 C^2 + 9 C parameters.
     """
 
     roles = ("q", "k", "v")

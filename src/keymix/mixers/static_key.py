@@ -58,7 +58,7 @@ class LearnedKeys(GridBound):
     roles = ("q", "v")
     joint = None
     key: nn.Parameter | None
-    grid_parameters: ClassVar[tuple[str, ...]] = ("key",)  # what holds one row a key
+    grid_parameters: ClassVar[tuple[str, ...]] = ("key",)  # what holds one row per key
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class LearnedKeys(GridBound):
     ) -> None:
         if site.grid is None:
             raise GridNeeded(
-                f"mixer {self.mixer_name!r} learns one key a position and so needs grid=(H, W)"
+                f"mixer {self.mixer_name!r} learns one key per position and so needs grid=(H, W)"
             )
         if activation not in ACTIVATIONS:
             raise unknown("activation", activation, ACTIVATIONS)
@@ -108,7 +108,7 @@ class LearnedKeys(GridBound):
         return logits.softmax(-1)
 
     def key_shape(self) -> tuple[int, ...]:
-        """Shape of the static key: ``[h, M, d]``, or ``[nW, h, M, d]`` with keys a window."""
+        """Shape of the static key: ``[h, M, d]``, or ``[nW, h, M, d]`` with keys per window."""
         windows = (self.site.windows,) if self.site.windows > 1 else ()
         return (*windows, self.num_heads, self.site.num_keys, self.head_dim)
 
@@ -217,7 +217,7 @@ class StaticKeyAttention(LearnedKeys):
 
     Paper: Static Key Attention in Vision, https://arxiv.org/abs/2412.07049, Sec. 4.1 and
     Algorithm 1. Letters: their :math:`W_{K,h}`, N x d_h, is our ``key[h]``. Parameters: ``q``,
-    ``key [h, M, d]`` (one row a key, prefix rows first; ``[nW, h, M, d]`` under windows), ``v``,
+    ``key [h, M, d]`` (one row per key, prefix rows first; ``[nW, h, M, d]`` under windows), ``v``,
     ``proj``.
     Differs: Sec. 4.1 and Algorithm 1 leave the logits unscaled, Sec. 4.3 and 6.1 speak of scaling;
     we scale by default and ``scale=False`` follows Algorithm 1.

@@ -25,7 +25,7 @@ def set_image_size(
 ) -> None:
     """Let a trained model take another image size, as timm's ``set_input_size`` does.
 
-    Position embeddings are resampled; mixers that hold something a position do as their
+    Position embeddings are resampled; mixers that hold something per position do as their
     ``resize`` says. It serves timm's own models with mixers too, whose ``set_input_size`` knows no
     mixers. What is refused changes nothing: it is tried on a copy without memory first.
 

@@ -63,7 +63,7 @@ def matched(
 
     Where all blocks have the same heads of the same width: more heads first, then their width.
     Where stages differ (Swin, CvT, MetaFormer) the heads stay and all become wider by the same
-    number. With one mixer a stage, those that the baseline has at the same place stay as they
+    number. With one mixer per stage, those that the baseline has at the same place stay as they
     are. A mixer never gets fewer heads than the model gives it. One that already has the
     baseline's parameters or more stays as it is, and the note says so.
 

@@ -43,7 +43,7 @@ class QKFormer(SpikingTransformer):
         depths: Blocks of every stage.
         num_heads: Heads of all stages, or of every one.
         mlp_ratio: Hidden width of the MLPs over that of the tokens.
-        stem: First embedding: ``"imagenet"`` makes a token of 4 pixels a side, ``"cifar"`` of 1,
+        stem: First embedding: ``"imagenet"`` makes a token of 4 pixels per side, ``"cifar"`` of 1,
             ``"dvs"`` of 8.
         pool: Behind which convolution of the later embeddings the pooling stands.
         shortcut: Of all embeddings: ``"activation_before_addition"`` or ``"pre_activation"``.

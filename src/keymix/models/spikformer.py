@@ -58,7 +58,7 @@ class Spikformer(SpikingTransformer):
         mlp_ratio: Hidden width of the MLPs over that of the tokens.
         stem: ``"sps"``, Spikformer's splitting stem, or ``"peds"``, QKFormer's embeddings with
             deformed shortcuts one behind the other.
-        images: What the stem is made for: tokens are 4 pixels a side for ``"cifar"``, 16 for
+        images: What the stem is made for: tokens are 4 pixels per side for ``"cifar"``, 16 for
             ``"imagenet"`` and ``"dvs"``.
         stem_pool: Where ``"sps"`` pools, ``"after"`` or ``"before"`` the neuron (CML); None for
             after.

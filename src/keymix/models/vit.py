@@ -77,7 +77,7 @@ class MixerVisionTransformer(MixerModel, VisionTransformer):
     def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
         """Take another image size, as timm's: position embeddings are resampled.
 
-        Mixers that hold something a position do as their option ``resize`` says.
+        Mixers that hold something per position do as their option ``resize`` says.
 
         Args:
             img_size: Side, or height and width, in pixels; as it is if None.

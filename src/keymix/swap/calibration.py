@@ -208,7 +208,7 @@ def gather(
         images: A tensor ``[n, C, H, W]`` or an iterable of batches, normalised as in the model's
             evaluation; at least 8 images. It is kept, since drift is measured on it too; an
             iterator that runs once is kept whole.
-        mixer: What is to be swapped in, one name or one a layer: it says what is summed.
+        mixer: What is to be swapped in, one name or one per layer: it says what is summed.
         layers: Which layers; see :func:`keymix.swap.swap`.
         mixer_options: Options of the mixers.
         estimate: ``"mean"`` saves the sums that only least squares need.
@@ -330,7 +330,7 @@ def estimate_keys(
     with torch.no_grad():
         for queries, names in keys.items():
             if fate.copied.isdisjoint(names):
-                rows = _solve(mixer, moments, queries, estimate).flatten(0, -2)  # one a key
+                rows = _solve(mixer, moments, queries, estimate).flatten(0, -2)  # one per key
                 targets = [mixer.get_parameter(name) for name in names]
                 widths = [target.numel() // len(rows) for target in targets]
                 for target, part in zip(targets, torch.split(rows, widths, -1), strict=True):
@@ -403,7 +403,7 @@ def _shared(mixer: MapMixer, sums: Tensor) -> Tensor:
 
 
 def _on_grid(mixer: MapMixer, moments: Moments, rows: Tensor) -> Tensor:
-    """Average rows, one a key, onto the grid of the mixer's keys, where it is another.
+    """Average rows, one per key, onto the grid of the mixer's keys, where it is another.
 
     Logits are linear in the keys, so those of an averaged key are the averaged logits.
     """

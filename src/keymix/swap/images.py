@@ -25,7 +25,7 @@ _FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeE
 
 
 def input_size(model: nn.Module) -> tuple[int, int, int] | None:
-    """Return (channels, height, width) of the images a model is made for; None if it is silent."""
+    """Return (channels, height, width) of the images a model is made for, if it says so."""
     config: Any = getattr(model, "config", None)  # Hugging Face's
     try:
         declared = default_input_size(model)

@@ -231,7 +231,7 @@ class LayerTable:
     """What became of each layer, as text."""
 
     heads: tuple[str, ...]  # heads of the columns
-    rows: tuple[tuple[str, ...], ...]  # a row a layer
+    rows: tuple[tuple[str, ...], ...]  # a row per layer
     notes: tuple[str, ...]  # what else there is to say
 
     @classmethod

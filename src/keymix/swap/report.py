@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a swap did, a row a layer: origin of every weight, cost before and after, drift."""
+"""What a swap did, a row per layer: origin of every weight, cost before and after, drift."""
 
 from __future__ import annotations
 

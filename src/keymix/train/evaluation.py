@@ -113,7 +113,7 @@ def data_for(
     """Load data as a run's model wants it, and the run's class number of each of its classes.
 
     `seen` is the record of the data that the run was trained on; `spec` names other data; images
-    that keep their own size ignore `size`. `time_steps` are frames a recording, of events.
+    that keep their own size ignore `size`. `time_steps` are frames per recording, of events.
     """
     own = config.spec
     wanted = own if spec is None else spec

@@ -160,7 +160,7 @@ def evaluate(
         split: The split to score; other data is split as training data would be.
         image_size: Side, or height and width, of the images, pixels; those of the training if
             None. The model takes another size through ``set_input_size``.
-        resize: Policy of mixers that hold something a position, ``"interpolate"`` or
+        resize: Policy of mixers that hold something per position, ``"interpolate"`` or
             ``"pool_values"``, in place of the one the run was trained with.
         time_steps: Steps T of a spiking model, and frames made of each recording of events; those
             of the training if None.

@@ -156,7 +156,7 @@ def make_teacher(config: LossConfig, data: ImageData, device: torch.device) -> T
     words = {
         "image_size": "images of {0[0]}x{0[1]} pixels",
         "in_chans": "images of {0} channels",
-        "time_steps": "{0} frames a recording",
+        "time_steps": "{0} frames per recording",
     }
     for key, now in here.items():
         form = words[key]

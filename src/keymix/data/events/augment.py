@@ -70,7 +70,7 @@ def _source(
 
 
 def _holes(draws: NDArray[np.float64], size: tuple[int, int]) -> _Bools:
-    """Mark a square around a random pixel, 1 pixel a side or up to its share; ``[B, H, W]``."""
+    """Mark a square around a random pixel, 1 pixel per side or up to its share; ``[B, H, W]``."""
     inside = []
     for side, centre in zip(size, (draws[:, 3], draws[:, 4]), strict=True):
         length = 1 + np.floor(draws[:, 2] * HOLE * side)

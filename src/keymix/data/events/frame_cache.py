@@ -46,7 +46,7 @@ _DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError)
 class Settings:
     """How recordings become frames."""
 
-    time_steps: int  # T, frames a recording
+    time_steps: int  # T, frames per recording
     frames_by: str  # ``number`` or ``time``
     size: Size  # height and width of a frame, pixels
 

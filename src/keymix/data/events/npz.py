@@ -72,7 +72,7 @@ def extent(path: Path) -> tuple[Size | None, Size]:
         at = int(far.argmax())
         raise UserError(
             f"{path}: event {at} at x={int(x[at])}, y={int(y[at])} is outside every sensor; "
-            f"{LARGEST_SIDE} pixels a side is the most. Remove the event."
+            f"{LARGEST_SIDE} pixels per side is the most. Remove the event."
         )
     return own, (int(y.max(initial=0)) + 1, int(x.max(initial=0)) + 1)
 

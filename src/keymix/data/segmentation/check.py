@@ -31,7 +31,7 @@ from keymix.errors import UserError
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
 
-_CHUNK = 16  # images a task
+_CHUNK = 16  # images per task
 
 
 class ScanSurvey:
@@ -220,7 +220,7 @@ def _add_masks(report: Report, images: Images, survey: ScanSurvey, source: ScanS
         WARNING,
         "masks in which classes overlap",
         [f"{images.id(k)}: {_pixels(number)}" for k, number in overlaps],
-        "exclusive masks keep one class a pixel; task.options.masks=multilabel keeps all",
+        "exclusive masks keep one class per pixel; task.options.masks=multilabel keeps all",
         [{**images.place(k), "pixels": number} for k, number in overlaps],
     )
     lost = np.flatnonzero((survey.area > 0) & (survey.ignored == survey.area)).tolist()

@@ -38,7 +38,7 @@ KINDS = {
         "replace them, or take data.stack=1",
     ),
     "scans of one number": ("several scans of one slice", "keep one of them"),
-    "rows of one mask": ("masks that have several rows", "keep one row a slice and class"),
+    "rows of one mask": ("masks that have several rows", "keep one row per slice and class"),
     "undeclared class": ("classes that the data set does not have", "correct or remove the rows"),
     "bad run lengths": ("run lengths that are no numbers of 1 or more", "correct the rows"),
     "odd run lengths": ("run lengths of an odd count", "correct the rows"),

@@ -6,7 +6,7 @@ papers use two, whose accuracies do not compare:
 
 - ``first90``: of each class the first 90 % of the files, sorted by name as text, are for training,
   as SpikingJelly's ``split_to_train_test_set(0.9, …)`` splits its folder without shuffling. With
-  all 1,000 files a class, test has the numbers 909, 91-99 and 910-999.
+  all 1,000 files per class, test has the numbers 909, 91-99 and 910-999.
 - ``tebn``: the numbers 0-99 of each class are the test split, 100-999 are for training (TEBN, Duan
   et al. 2022; SpikingJelly's ``CIFAR10DVSTEBNSplit``). Its accuracies are higher.
 """

@@ -22,7 +22,7 @@ SPECS = (
     ),
 )
 
-CANVAS = 12  # pixels a side
+CANVAS = 12  # pixels per side
 _DIGIT = 8
 _PLACE_SEED = 20260  # fixed: the place of image i is part of the data set, not of a split
 

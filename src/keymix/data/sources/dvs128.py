@@ -179,7 +179,7 @@ def _gestures(root: Path, name: str, listed_in: Path, faults: Faults) -> list[_G
 
 
 class _Gestures(RecordingSet):
-    """Stretches of files, one a line of labels."""
+    """Stretches of files, one per line of labels."""
 
     def __init__(self, root: Path, gestures: Sequence[_Gesture]) -> None:
         self.home, self.sensor = root, SENSOR

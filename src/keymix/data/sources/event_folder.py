@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder of recordings of one's own, one folder a class, with or without folders for splits."""
+"""A folder of recordings of one's own, one folder per class, with or without folders for splits."""
 
 from __future__ import annotations
 

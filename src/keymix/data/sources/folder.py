@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder of image files, one folder a class, with or without folders for the splits above."""
+"""A folder of image files, one folder per class, with or without folders for the splits above."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def class_table(root: Path, folder: Path, classes: list[str], faults: Faults) ->
 
 
 def images_below(folder: Path, faults: Faults) -> list[str]:
-    """List the image files of a folder and those below it, sorted by path, one stat a folder."""
+    """List the image files of a folder and those below it, sorted by path, one stat per folder."""
     found = []
     for where, _, names in os.walk(folder):
         for name in names:

@@ -121,7 +121,7 @@ def _multilabel(places: dict[str, Path], masks: str | None) -> bool:
     if len(set(inside.values())) > 1:
         text = ", ".join(str(place) for place, deep in inside.items() if deep)
         raise UserError(
-            f"{text}: only some splits have a folder a class. Arrange all splits alike."
+            f"{text}: only some splits have a folder per class. Arrange all splits alike."
         )
     multilabel = all(inside.values())
     if masks is not None and (masks == "multilabel") != multilabel:
@@ -138,7 +138,7 @@ def _classes(path: Path, multilabel: bool) -> list[str]:
         text = regular(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise UserError(
-            f"{path} is missing. Write the names of the classes, one a line."
+            f"{path} is missing. Write the names of the classes, one per line."
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8 text"

@@ -3,7 +3,7 @@ r"""Moving digits: what an event camera would see of scikit-learn's digits durin
 
 Each of the 1,797 digits (8x8 pixels, https://doi.org/10.24432/C50P49), doubled in size, lies at its
 own place before a sensor of 32x32 pixels that looks along a triangle, as the camera of N-MNIST does
-(Orchard et al. 2015, https://doi.org/10.3389/fnins.2015.00437), 100 ms a side, its corners the
+(Orchard et al. 2015, https://doi.org/10.3389/fnins.2015.00437), 100 ms per side, its corners the
 recording's own. A pixel sends an event when the logarithm of its brightness, log(0.1 + b) with b in
 [0, 1], has changed by 0.35 since its last one (Lichtsteiner et al. 2008,
 https://doi.org/10.1109/JSSC.2007.914337); an event's time lies within the step of 5 ms in which it

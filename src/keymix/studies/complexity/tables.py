@@ -136,7 +136,7 @@ def _weights(record: Complexity) -> Table:
         Column("weights shared over the image", "sharing"),
         Column("learned kernels", "kernels"),
         Column("dynamic weights", "dynamic", "whole"),
-        Column("parameters a token more", "params_a_token", "whole"),
+        Column("parameters per token more", "params_a_token", "whole"),
         Column("in the paper", "printed", where=where),
         Column("shared there", "printed_sharing", where=where),
         Column("dynamic there", "printed_dynamic", "whole", where=where),

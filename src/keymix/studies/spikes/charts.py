@@ -139,7 +139,7 @@ WIDTH, LEFT = 430.0, 34.0
 
 
 def of_tokens(found: RasterReading) -> Markup:
-    """Draw A_t, K and X' of a segment of tokens, a column a token, a row a channel."""
+    """Draw A_t, K and X' of a segment of tokens, a column per token, a row per channel."""
     channels, count = len(found.keys), len(found.keys[0])
     cell = (WIDTH - LEFT - 4) / count
     start, height = found.start, min(cell, 180 / channels)

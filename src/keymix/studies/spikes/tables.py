@@ -168,7 +168,7 @@ def _steps(studies: Sequence[SpikesStudy]) -> Table:
 
 
 def neurons(studies: Sequence[SpikesStudy]) -> Table:
-    """One row a layer of neurons."""
+    """One row per layer of neurons."""
     columns = (
         Column("model", "model", where="csv"),
         Column("layer", "path"),
