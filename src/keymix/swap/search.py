@@ -186,8 +186,8 @@ class HeldOut:
     ) -> Step:
         """Measure a swapped model, or the original, against the original on the same images.
 
-        ``layers`` are swapped, and hold ``share`` of the attention's cost. Latency is measured in
-        turns; so many ``comparisons`` with the original share the test's level.
+        ``layers`` are swapped, and make up ``share`` of the attention's cost. Latency is measured
+        in turns; so many ``comparisons`` with the original share the test's level.
         """
         shown = original if model is None else model
         size = tuple(self.images.shape[1:])
@@ -242,7 +242,7 @@ def search(
     known: Search | None = None,
     keep: Callable[[Search], None] | None = None,
 ) -> Search:
-    """Find the layers to swap so that they hold a share of the attention's cost.
+    """Find the layers to swap so that they make up a share of the attention's cost.
 
     Each layer is swapped alone, in a copy, and the loss on held-out images is measured. Then
     layers are picked, the least rise of the loss per unit of cost first, and after every one the
@@ -272,7 +272,7 @@ def search(
         keep: Called with what is known after each measurement.
 
     Raises:
-        UserError: If the budget or the images do not fit, the layers cannot hold the budget, the
+        UserError: If the budget or the images do not fit, the layers cannot reach the budget, the
             model answers all images alike, or the mixer cannot sit in one of them.
     """
     wanted = checked_budget(budget)
@@ -320,7 +320,7 @@ def search(
     most = math.fsum(state.attention[i].share for i in candidates)
     if most < wanted - 1e-9:
         raise UserError(
-            f"budget={wanted:g}: the {len(candidates)} layers named hold {most:.0%} of "
+            f"budget={wanted:g}: the {len(candidates)} layers named make up {most:.0%} of "
             f"{state.basis()}; name more layers, or ask for less"
         )
     if not state.steps:
@@ -411,7 +411,7 @@ def checked_budget(budget: object) -> float:
     if not number or not 0 < float(budget) <= 1:  # type: ignore[arg-type]
         raise UserError(
             f"{budget=} must be above 0 and at most 1: the share of the attention's cost that the "
-            "swapped layers are to hold"
+            "swapped layers make up"
         )
     return float(budget)  # type: ignore[arg-type]
 
