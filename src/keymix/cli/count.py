@@ -26,7 +26,7 @@ Activation memory is what autograd keeps for the backward pass, parameters exclu
 EXAMPLES = """\
 examples:
   keymix count vit_small_p4_32
-  keymix count vit_small_p4_32 --mixer mhsa,ska,cska          totals, one line a mixer
+  keymix count vit_small_p4_32 --mixer mhsa,ska,cska          totals, one line per mixer
   keymix count swin_micro_p2_32 --mixer mhsa,ska --match params    widened as compare does
   keymix count vit_small_patch16_224 --mixer static_key --depth 3
   keymix count caformer_s18 --image-size 384 --json

@@ -208,7 +208,7 @@ def gather(
         images: A tensor ``[n, C, H, W]`` or an iterable of batches, normalised as in the model's
             evaluation; at least 8 images. It is kept, since drift is measured on it too; an
             iterator that runs once is kept whole.
-        mixer: What is to be swapped in, one name or one a layer: it says what is summed.
+        mixer: What is to be swapped in, one name or one per layer: it says what is summed.
         layers: Which layers; see :func:`keymix.swap.swap`.
         mixer_options: Options of the mixers.
         estimate: ``"mean"`` saves the sums that only least squares need.

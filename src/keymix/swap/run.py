@@ -118,10 +118,10 @@ def swap(
     Args:
         model: Any model that an adapter knows: timm's, torchvision's, Hugging Face's, or one of
             keymix's, whose mixers are swapped then.
-        mixer: Name of a mixer, or one a chosen layer.
+        mixer: Name of a mixer, or one per chosen layer.
         layers: None for all; a number; a range ``"6-11"`` (from 0, both ends count); a
             shell-style pattern on module paths; or a sequence of these.
-        mixer_options: One dict for all, one a mixer name, or a list as long as ``mixer``.
+        mixer_options: One dict for all, one per mixer name, or a list as long as ``mixer``.
         init: ``"transfer"`` copies what has the same meaning and estimates keys on the calibration
             images; ``"fresh"`` starts as a new model does.
         calibration: Images ``[n, C, H, W]`` or an iterable of such batches, normalised as in the
