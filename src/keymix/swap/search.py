@@ -111,7 +111,6 @@ class HeldOut:
     images: Tensor  # [n, C, H, W], normalised as in the model's evaluation
     labels: Tensor  # [n]
     batch_size: int = 32
-    _seen: WeakKeyDictionary[nn.Module, Tensor] = field(default_factory=WeakKeyDictionary)
     _answers: WeakKeyDictionary[nn.Module, Tensor] = field(default_factory=WeakKeyDictionary)
 
     def check(self, model: nn.Module) -> None:
@@ -147,10 +146,8 @@ class HeldOut:
         """Say in what a model answers all images alike; None if it does not, or they are few."""
         if not self.varies(model):
             return SAYS_NOTHING
-        if model not in self._answers:
-            self.score(model)
         several = len(self.labels) >= MIN_IMAGES and len(set(self.labels.tolist())) > 1
-        if several and len(set(self._answers[model].tolist())) == 1:
+        if several and len(set(self._answers_of(model).tolist())) == 1:
             return "the model gives every held-out image the same answer"
         return None
 
@@ -176,6 +173,12 @@ class HeldOut:
         self._answers[model] = torch.cat(answers)
         return loss / len(self.labels), self._answers[model] == self.labels.cpu()
 
+    def _answers_of(self, model: nn.Module) -> Tensor:
+        """Return the classes that a model answers, scored once."""
+        if model not in self._answers:
+            self.score(model)
+        return self._answers[model]
+
     def step(
         self,
         original: nn.Module,
@@ -192,11 +195,8 @@ class HeldOut:
         shown = original if model is None else model
         size = tuple(self.images.shape[1:])
         loss, right = self.score(shown)
-        if model is None:
-            self._seen[original] = right
-        elif original not in self._seen:
-            self._seen[original] = self.score(original)[1]
-        change = right.double() - self._seen[original].double()
+        before = self._answers_of(original) == self.labels.cpu()
+        change = right.double() - before.double()
         low, high, _ = bonett_price(change.numpy())
         counted = count(shown, size)
         pair = measure_paired(original, shown, size, repeats=ROUNDS, comparisons=comparisons)
@@ -206,8 +206,8 @@ class HeldOut:
             share=share,
             loss=loss,
             top1=float(right.double().mean()),
-            change_low=low if model is not None else 0.0,
-            change_high=high if model is not None else 0.0,
+            change_low=low if tested else 0.0,
+            change_high=high if tested else 0.0,
             params=counted.params,
             macs=counted.macs,
             latency_ms=pair.other_ms,
