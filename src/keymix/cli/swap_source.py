@@ -184,7 +184,7 @@ def _by_name(given: argparse.Namespace) -> Source:
         kind_of_spec(given.data),
     )
     size = None if given.image_size is None else parse_size(given.image_size)
-    shown = _pretrained(name) if given.pretrained else None
+    shown = load_models([name], pretrained=True)[0] if given.pretrained else None
     if shown is not None:
         size = size or shown.view.size
     recipe = Recipe(
@@ -221,10 +221,6 @@ def _by_name(given: argparse.Namespace) -> Source:
         weights=weights,
         run=None,
     )
-
-
-def _pretrained(name: str) -> Any:
-    return load_models([name], pretrained=True)[0]
 
 
 def _take(model: nn.Module, state: Any, size: tuple[int, int], name: str) -> None:
