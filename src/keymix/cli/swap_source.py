@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from keymix.data.kinds import IMAGE, InputKind
 from keymix.data.specs import kind_of_spec, task_name
 from keymix.errors import UserError
-from keymix.studies.inputs import is_run, load_models
+from keymix.studies.inputs import evenly, is_run, load_models
 from keymix.task import Task, get_task
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Source:
                 f"{option} {number}: take 1 to {len(split)} images, as many as the {words} split "
                 f"of {self.data.spec} has"
             )
-        rows = [i * len(split) // number for i in range(number)]
+        rows = evenly(len(split), number)
         pixels = torch.stack([split.read(i) for i in rows])
         numbers = self.numbers[split.labels[rows]]
         mean, std = (torch.tensor(v)[:, None, None] for v in (self.data.mean, self.data.std))
