@@ -80,28 +80,34 @@ def _times(model: nn.Module, found: Sequence[Layer], image: Tensor) -> list[Time
 
         return note
 
-    anchor = next(model.parameters())
     handles = [
         layer.module.register_forward_pre_hook(listener(layer.path), with_kwargs=True)
         for layer in found
     ]
     try:
-        with inference_mode_of(model), torch.no_grad():
-            run(model, image.to(anchor.device, anchor.dtype))
+        _outputs(model, image)
     finally:
         for handle in handles:
             handle.remove()
+    device = next(model.parameters()).device
     with inference_mode_of(model), torch.no_grad():
         passes = {}
         for layer in found:
             args, kwargs = calls[layer.path]
             call = functools.partial(layer.module, *args, **kwargs)
-            passes[layer.path] = timed(call, anchor.device)
+            passes[layer.path] = timed(call, device)
         turns = Turns(passes)
         for _ in range(ROUNDS):
             turns.round()
     kept = [turns.samples[layer.path].kept() for layer in found]
     return [quartiles([1e3 * each for each in seconds]) for seconds in kept]
+
+
+def _outputs(model: nn.Module, images: Tensor) -> Tensor:
+    """Run a model in inference mode, without gradients, on its own device and in its own type."""
+    anchor = next(model.parameters())
+    with inference_mode_of(model), torch.no_grad():
+        return run(model, images.to(anchor.device, anchor.dtype))
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,9 +138,7 @@ class HeldOut:
                 f"labels must be whole numbers, one for each of the {len(images)} held-out "
                 f"images, got {labels.dtype} of shape {tuple(labels.shape)}"
             )
-        anchor = next(model.parameters())
-        with inference_mode_of(model), torch.no_grad():
-            logits = run(model, images[:1].to(anchor.device, anchor.dtype))
+        logits = _outputs(model, images[:1])
         low, high = int(labels.min()), int(labels.max())
         if logits.ndim != 2 or not 0 <= low <= high < logits.shape[1]:
             raise UserError(
@@ -153,23 +157,19 @@ class HeldOut:
 
     def varies(self, model: nn.Module) -> bool:
         """Return whether a model's outputs vary over the images, by a batch of them."""
-        anchor, outputs = next(model.parameters()), Varies()
-        images = self.images[: self.batch_size].to(anchor.device, anchor.dtype)
-        with inference_mode_of(model), torch.no_grad():
-            outputs.see(run(model, images))
+        outputs = Varies()
+        outputs.see(_outputs(model, self.images[: self.batch_size]))
         return outputs.varied()
 
     def score(self, model: nn.Module) -> tuple[float, Tensor]:
         """Return the mean cross entropy and which answers are right, ``[n]`` booleans."""
-        anchor, size = next(model.parameters()), self.batch_size
         loss, answers = 0.0, []
-        with inference_mode_of(model), torch.no_grad():
-            for start in range(0, len(self.images), size):
-                images = self.images[start : start + size].to(anchor.device, anchor.dtype)
-                logits = run(model, images).float()
-                wanted = self.labels[start : start + size].to(logits.device)
-                loss += float(F.cross_entropy(logits, wanted.long(), reduction="sum"))
-                answers.append(logits.argmax(1).cpu())
+        for start in range(0, len(self.images), self.batch_size):
+            rows = slice(start, start + self.batch_size)
+            logits = _outputs(model, self.images[rows]).float()
+            wanted = self.labels[rows].to(logits.device)
+            loss += float(F.cross_entropy(logits, wanted.long(), reduction="sum"))
+            answers.append(logits.argmax(1).cpu())
         self._answers[model] = torch.cat(answers)
         return loss / len(self.labels), self._answers[model] == self.labels.cpu()
 
