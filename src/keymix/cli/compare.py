@@ -165,10 +165,10 @@ def _help() -> str:
     )
     add("--no-controls", action="store_true", help="leave the identity control out")
     add("--ann", action="store_true", help="spiking models: the baseline's ANN counterpart joins")
-    add("--processes", metavar="N", help="runs side by side (default: one a core, on a GPU one)")
+    add("--processes", metavar="N", help="runs side by side (default: one per core, on a GPU one)")
     add("--import", metavar="FILE.py", help=IMPORT_HELP)
     add("--out", metavar="DIR", help=f"folder of the comparison (default: {_DEFAULT_OUT})")
-    add("--overwrite", action="store_true", help="throw away another comparison in that folder")
+    add("--overwrite", action="store_true", help="replace another comparison in that folder")
     add("--json", action="store_true", help="print the result as JSON")
     return parser.format_help()
 

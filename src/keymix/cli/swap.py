@@ -73,13 +73,13 @@ def parser() -> VerbParser:
         "--init",
         choices=("transfer", "fresh"),
         default="transfer",
-        help="copy and estimate (default), or start as a new model does",
+        help="copy and estimate (default), or initialise as a new model does",
     )
     add(
         "--estimate",
         choices=("least_squares", "mean"),
         default="least_squares",
-        help="of learned keys: least squares on the logits (default), or the mean keys",
+        help="how learned keys are estimated: least squares on the logits (default), or as means",
     )
     add("--images", type=int, metavar="N", help=f"calibration images; default {IMAGES}")
     add("--held-out", type=int, metavar="N", help="held-out images; default at most 1000")
@@ -100,7 +100,7 @@ def parser() -> VerbParser:
     add("--weights", metavar="FILE", help="weights of a model by name")
     add("--image-size", metavar="S or H,W", help="pixels, of a model by name")
     add("--test", action="store_true", help="score the test split too, before and after")
-    add("--out", metavar="DIR", help="where the swapped model goes; default runs/MODEL-MIXER")
+    add("--out", metavar="DIR", help="folder of the swapped model; default runs/MODEL-MIXER")
     add("--overwrite", action="store_true", help="replace the swap in DIR")
     add("--json", action="store_true", help="print the whole record as JSON")
     made.add_imports()
