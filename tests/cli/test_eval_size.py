@@ -166,7 +166,7 @@ def test_models_without_a_size_run_and_others_say_so() -> None:
 
 
 def test_larger_images_are_cropped_as_in_training(run: Path) -> None:
-    """At this size images are no more held in memory, where the default crop is another."""
+    """At this size images are no longer kept in memory, where the default crop is another."""
     from keymix import data
     from keymix.train.evaluation import data_for
     from keymix.train.runs import load_run

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``keymix predict`` with a run on masks: what it tells, writes and refuses."""
+"""``keymix predict`` with a run on masks: what it prints, writes and refuses."""
 
 from __future__ import annotations
 

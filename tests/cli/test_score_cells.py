@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every score stands under its own head."""
+"""Every score is under its own head."""
 
 from __future__ import annotations
 

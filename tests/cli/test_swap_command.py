@@ -128,7 +128,7 @@ def test_the_terminal_gets_the_layers_and_the_sentence(
 
 
 @pytest.mark.slow
-def test_a_stopped_search_goes_on_and_reports_every_step(
+def test_a_stopped_search_resumes_and_reports_every_step(
     trained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
@@ -152,8 +152,8 @@ def test_a_stopped_search_goes_on_and_reports_every_step(
     with pytest.raises(UserError, match=r"another search: budget is 0\.6 there, 0\.9 here"):
         main([*words, "--budget", "0.9"])
     assert main(words) == 0
-    # the same model, third trial, original, steps, written, the original's answers
-    assert calls == 4 + 1 + 1 + 1 + 3 + 1 + 1
+    # the same model (scored once), third trial, steps, written, the original's answers
+    assert calls == 4 + 1 + 1 + 3 + 1 + 1
     result = record(out)
     assert result["search"]["trials"][:2] == kept["trials"]
     assert result["search"]["layers"] == sorted(result["search"]["steps"][2]["layers"])

@@ -62,11 +62,11 @@ def test_one_answer_for_all_images_costs_nothing_either(dead: Path) -> None:
         model.head.bias[3] = 1e4
         other.head.weight.normal_(std=9)
     images, labels = torch.randn(8, 1, 12, 12), torch.arange(8)
-    held = HeldOut(images, labels)
-    assert held.varies(model)
-    result = held.says_nothing(model)
+    held_out = HeldOut(images, labels)
+    assert held_out.varies(model)
+    result = held_out.says_nothing(model)
     assert result == "the model gives every held-out image the same answer"
-    assert held.says_nothing(other) is None
+    assert held_out.says_nothing(other) is None
     assert HeldOut(images, torch.full((8,), 3)).says_nothing(model) is None
     assert HeldOut(images[:7], labels[:7]).says_nothing(model) is None
     report = swap(model, "ska", calibration=images)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What many runs of one command warn of alike is told once."""
+"""A warning that many runs of one command share is shown once."""
 
 from __future__ import annotations
 

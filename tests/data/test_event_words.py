@@ -120,7 +120,7 @@ def test_refusals_of_sets_speak_of_recordings(tmp_path: Path) -> None:
     root = write_folder(tmp_path / "mine", {"a": 1, "b": 1})
     with pytest.raises(UserError, match=r"too few recordings per class: .* Add recordings\."):
         load(f"events:{root}", time_steps=4)
-    with pytest.raises(UserError, match="is below two recordings a class"):
+    with pytest.raises(UserError, match="is below two recordings per class"):
         load("moving_digits:100", limit=12, time_steps=4)
 
 

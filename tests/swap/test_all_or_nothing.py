@@ -25,7 +25,7 @@ def structure(model: nn.Module) -> dict[str, Any]:
             module,
             type(module),
             module.training,
-            {name: id(held) for name, held in own.items()},
+            {name: id(value) for name, value in own.items()},
         )
         entries[f"{path} hooks"] = [
             *module._forward_hooks.values(),

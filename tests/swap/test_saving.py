@@ -154,7 +154,7 @@ NAMES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("family", NAMES)
 def test_timm_saves_the_mixers_of_our_models_after_a_swap(family: str, tmp_path: Path) -> None:
-    """Names and shapes are those of the mixer before, so that only the options tell."""
+    """Names and shapes are those of the mixer before, so that only the options differ."""
     name = NAMES[family]
     assert family in FAMILIES
     model = timm.create_model(name, **arguments(name, mixer="softmax")).eval()

@@ -364,12 +364,12 @@ def test_layers_that_cost_nothing_come_last_whatever_they_bring() -> None:
 def test_the_interval_is_that_of_a_comparison_on_the_same_answers(
     model: nn.Module, labels: Tensor
 ) -> None:
-    images_held = HeldOut(images(seed=2), labels)
+    held_out = HeldOut(images(seed=2), labels)
     other = copy.deepcopy(model)
     with torch.no_grad():
         other.get_submodule("head").get_parameter("weight").neg_()
-    step = images_held.step(model, other, (0, 1, 2), 1.0)
-    after, before = (images_held.score(each)[1].numpy() for each in (other, model))
+    step = held_out.step(model, other, (0, 1, 2), 1.0)
+    after, before = (held_out.score(each)[1].numpy() for each in (other, model))
     wanted = over_images({0: after}, {0: before})
     assert wanted is not None
     assert wanted.difference < 0
@@ -417,7 +417,7 @@ def test_a_resumed_search_of_the_first_format_gets_todays_intervals(
         ({"labels": torch.zeros(24)}, "whole numbers"),
         ({"images": torch.zeros(24, 1, 12, 16)}, "held-out images are 1x12x16.*takes 1x12x12"),
         ({"images": torch.zeros(24, 12, 12)}, r"must be floating point numbers \[n, C, H, W\]"),
-        ({"layers": 0}, "1 layers named hold 33% of the parameters"),
+        ({"layers": 0}, "1 layers named make up 33% of the parameters"),
         ({"layers": "7"}, "3 layers with attention"),
         ({"mixer_options": {"activaton": "relu"}}, "activation"),
     ],
@@ -442,14 +442,14 @@ def test_a_mixer_that_cannot_sit_somewhere_is_refused_before_anything_is_measure
 ) -> None:
     sizes = {"embed_dim": 12, "depths": (2, 1), "num_heads": (3, 3), "merging": (2,)}
     swin = create_model("swin_tiny_p2_32", num_classes=4, **sizes)
-    held = torch.randn(8, 3, 32, 32)
+    batch = torch.randn(8, 3, 32, 32)
     lines: list[str] = []
     with pytest.raises(UserError, match="pooling"):
         search(
             swin.eval(),
             "pooling",
-            calibration=held,
-            images=held,
+            calibration=batch,
+            images=batch,
             labels=labels[:8],
             budget=0.5,
             progress=lambda text, share: lines.append(text),

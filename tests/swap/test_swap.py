@@ -289,7 +289,7 @@ def test_type_and_device_are_the_models() -> None:
 
 
 def loader(x: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Batches as a data loader gives them, labels beside."""
+    """Batches as a data loader gives them, with labels."""
     return [(part, torch.zeros(len(part))) for part in x.split(4)]
 
 

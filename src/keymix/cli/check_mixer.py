@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from keymix.mixers.user_mixers import Outcome
 
 DESCRIPTION = """\
-Run the contract of mixers on the mixers that a file registers, and say which rules hold.
+Run the contract of mixers on the mixers that a file registers, and show which rules hold.
 Every mixer is built on a small site (12 channels, 3 heads, 2 prefix tokens, a grid of 2x3) and
 shown random tokens on the CPU. The exit code is 2 if a rule is broken."""
 
@@ -36,7 +36,7 @@ def _parser() -> VerbParser:
     parser.add_argument(
         "--mixer",
         metavar="M",
-        help="this one of them, with options if it needs any: banded(width=5); default: all",
+        help="only this mixer, with options if it needs any: banded(width=5); default: all",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser

@@ -168,7 +168,7 @@ def _help() -> str:
     add("--processes", metavar="N", help="runs side by side (default: one per core, on a GPU one)")
     add("--import", metavar="FILE.py", help=IMPORT_HELP)
     add("--out", metavar="DIR", help=f"folder of the comparison (default: {_DEFAULT_OUT})")
-    add("--overwrite", action="store_true", help="throw away another comparison in that folder")
+    add("--overwrite", action="store_true", help="replace another comparison in that folder")
     add("--json", action="store_true", help="print the result as JSON")
     return parser.format_help()
 

@@ -108,7 +108,7 @@ class VerbParser(argparse.ArgumentParser):
             if word.startswith("-"):
                 raise unknown("option", word.partition("=")[0], self._option_string_actions)
         if rest:
-            raise UserError(f"unexpected {' '.join(rest)!r}. `{self.prog} --help` says more.")
+            raise UserError(f"unexpected {' '.join(rest)!r}. `{self.prog} --help` shows more.")
         return given
 
     def add_imports(self) -> None:

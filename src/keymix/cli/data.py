@@ -47,7 +47,7 @@ usage: keymix data check DATA [--time-steps T] [--masks KIND] [--stack N] [--spl
             or falsify its results: broken ones, ones in two splits, bad labels and masks, empty
             classes, odd files
 
-`keymix data check --help` says more.
+`keymix data check --help` shows more.
 """
 
 

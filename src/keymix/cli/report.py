@@ -14,7 +14,7 @@ def main(argv: list[str]) -> int:
     """Run ``keymix report``; mistakes are raised as UserError."""
     parser = VerbParser(
         prog="keymix report",
-        description="Make report.html, results.csv and results.json of a comparison again from its "
+        description="Rebuild report.html, results.csv and results.json of a comparison from its "
         "run folders. Runs that finished since are read, wherever they were trained; nothing is "
         "trained and no cost is measured.",
     )

@@ -73,13 +73,13 @@ def parser() -> VerbParser:
         "--init",
         choices=("transfer", "fresh"),
         default="transfer",
-        help="copy and estimate (default), or start as a new model does",
+        help="copy and estimate (default), or initialise as a new model does",
     )
     add(
         "--estimate",
         choices=("least_squares", "mean"),
         default="least_squares",
-        help="of learned keys: least squares on the logits (default), or the mean keys",
+        help="how learned keys are estimated: least squares on the logits (default), or as means",
     )
     add("--images", type=int, metavar="N", help=f"calibration images; default {IMAGES}")
     add("--held-out", type=int, metavar="N", help="held-out images; default at most 1000")
@@ -100,8 +100,8 @@ def parser() -> VerbParser:
     add("--weights", metavar="FILE", help="weights of a model by name")
     add("--image-size", metavar="S or H,W", help="pixels, of a model by name")
     add("--test", action="store_true", help="score the test split too, before and after")
-    add("--out", metavar="DIR", help="where the swapped model goes; default runs/MODEL-MIXER")
-    add("--overwrite", action="store_true", help="throw away the swap that is in DIR")
+    add("--out", metavar="DIR", help="folder of the swapped model; default runs/MODEL-MIXER")
+    add("--overwrite", action="store_true", help="replace the swap in DIR")
     add("--json", action="store_true", help="print the whole record as JSON")
     made.add_imports()
     return made
@@ -128,7 +128,7 @@ def main(argv: list[str]) -> int:
             raise UserError(f"--mixer {spec.label}: a search puts one mixer into every layer")
     name = Path(given.model).name if given.out is None else ""
     folder = Folder(Path(given.out or f"runs/{name}-{spec.slug}"), overwrite=given.overwrite)
-    with interruptible(folder.stands), locked(folder.path, "swap"):
+    with interruptible(folder.resume_hint), locked(folder.path, "swap"):
         console.note(f"loading {given.model} and its images")
         source = load_source(given)
         setting = _setting(given, spec, source)

@@ -76,7 +76,7 @@ class Folder:
             )
             raise UserError(
                 f"the folder {str(self.path)!r} holds another search: {text}. Name another folder "
-                "with --out, or throw that search away with --overwrite."
+                "with --out, or replace that search with --overwrite."
             )
         self._kept = known.search
         return known.search
@@ -99,7 +99,7 @@ class Folder:
 
         files.write_json(self.path / files.SWAP, {"setting": to_json(self._setting)})
 
-    def stands(self) -> str:
+    def resume_hint(self) -> str:
         """Say what is kept when a signal ends the work."""
         if self._kept is None:
             return "nothing was measured yet"

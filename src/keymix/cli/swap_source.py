@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from keymix.data.kinds import IMAGE, InputKind
 from keymix.data.specs import kind_of_spec, task_name
 from keymix.errors import UserError
-from keymix.studies.inputs import is_run, load_models
+from keymix.studies.inputs import evenly, is_run, load_models
 from keymix.task import Task, get_task
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Source:
                 f"{option} {number}: take 1 to {len(split)} images, as many as the {words} split "
                 f"of {self.data.spec} has"
             )
-        rows = [i * len(split) // number for i in range(number)]
+        rows = evenly(len(split), number)
         pixels = torch.stack([split.read(i) for i in rows])
         numbers = self.numbers[split.labels[rows]]
         mean, std = (torch.tensor(v)[:, None, None] for v in (self.data.mean, self.data.std))
@@ -184,7 +184,7 @@ def _by_name(given: argparse.Namespace) -> Source:
         kind_of_spec(given.data),
     )
     size = None if given.image_size is None else parse_size(given.image_size)
-    shown = _pretrained(name) if given.pretrained else None
+    shown = load_models([name], pretrained=True)[0] if given.pretrained else None
     if shown is not None:
         size = size or shown.view.size
     recipe = Recipe(
@@ -221,10 +221,6 @@ def _by_name(given: argparse.Namespace) -> Source:
         weights=weights,
         run=None,
     )
-
-
-def _pretrained(name: str) -> Any:
-    return load_models([name], pretrained=True)[0]
 
 
 def _take(model: nn.Module, state: Any, size: tuple[int, int], name: str) -> None:

@@ -78,7 +78,7 @@ def _help(named: str | None) -> None:
     own.add_argument("--out", metavar="DIR", help="the run's folder (default: runs/<recipe>)")
     own.add_argument("--config", metavar="FILE", help="a YAML or JSON file with some fields")
     own.add_argument("--import", metavar="FILE.py", help="a file that registers your own mixers")
-    own.add_argument("--overwrite", action="store_true", help="throw away the run in the folder")
+    own.add_argument("--overwrite", action="store_true", help="replace the run in the folder")
     own.add_argument("--json", action="store_true", help="print the result as JSON")
     own.add_argument("--print_config", action="store_true", help="print the recipe and stop")
     own.add_argument("recipe", metavar="RECIPE", help=argparse.SUPPRESS)

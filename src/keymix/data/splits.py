@@ -87,7 +87,7 @@ def _stratified(
     if limit is not None:
         least = 2 * len(np.unique(train.strata))  # one to learn from and one to validate on
         if limit < least:
-            each = " a class" if source.classes else ""
+            each = " per class" if source.classes else ""
             raise UserError(f"{limit=} is below two {source.items}{each}. Give at least {least}.")
         test = test.keep(choose(test.strata, limit, seed=_TEST_SEED, stream=Stream.LIMIT))
     budget = len(train.rows) if limit is None else min(limit, len(train.rows))

@@ -85,12 +85,12 @@ class Search:
     mixer: str  # the mixer with its options
     estimate: str  # how learned keys are estimated, ``"mean"`` or ``"least_squares"``
     cost: Cost  # what the budget counts
-    budget: float  # share of the original attention's cost that the swapped layers are to hold
+    budget: float  # share of the original attention's cost that the swapped layers make up
     images: int  # held-out images behind every loss and accuracy
     attention: tuple[Attention, ...] = ()  # every layer of the model, in order
     candidates: tuple[int, ...] = ()  # numbers of the layers that may be swapped
     trials: tuple[Trial, ...] = ()  # each candidate swapped alone, in the order of the model
-    # the original model, then one more layer a step until all candidates are swapped
+    # the original model, then one more layer per step until all candidates are swapped
     steps: tuple[Step, ...] = ()
     format: int = 1  # `FORMAT` of the version that measured it; 1 of a file that does not say
 
@@ -113,7 +113,7 @@ class Search:
 
     @property
     def met(self) -> int | None:
-        """Number of the first step whose layers hold the budget; None before it was measured."""
+        """Number of the first step whose layers reach the budget; None before it was measured."""
         met = (i for i, step in enumerate(self.steps) if step.share >= self.budget - _CLOSE)
         return next(met, None)
 
@@ -231,7 +231,7 @@ class LayerTable:
     """What became of each layer, as text."""
 
     heads: tuple[str, ...]  # heads of the columns
-    rows: tuple[tuple[str, ...], ...]  # a row per layer
+    rows: tuple[tuple[str, ...], ...]  # one row per layer
     notes: tuple[str, ...]  # what else there is to say
 
     @classmethod

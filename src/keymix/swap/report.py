@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a swap did, a row per layer: origin of every weight, cost before and after, drift."""
+"""What a swap did, one row per layer: origin of every weight, cost before and after, drift."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from keymix.records import to_json
 
 SAYS_NOTHING = "the model's outputs do not vary from image to image"
-"""What is said of a model that nothing can move."""
+"""The message about a model whose output no swap can change."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -118,7 +118,7 @@ def swap(
     Args:
         model: Any model that an adapter knows: timm's, torchvision's, Hugging Face's, or one of
             keymix's, whose mixers are swapped then.
-        mixer: Name of a mixer, or one a chosen layer.
+        mixer: Name of a mixer, or one per chosen layer.
         layers: None for all; a number; a range ``"6-11"`` (from 0, both ends count); a
             shell-style pattern on module paths; or a sequence of these.
         mixer_options: One dict for all, one per mixer name, or a list as long as ``mixer``.

@@ -80,28 +80,34 @@ def _times(model: nn.Module, found: Sequence[Layer], image: Tensor) -> list[Time
 
         return note
 
-    anchor = next(model.parameters())
     handles = [
         layer.module.register_forward_pre_hook(listener(layer.path), with_kwargs=True)
         for layer in found
     ]
     try:
-        with inference_mode_of(model), torch.no_grad():
-            run(model, image.to(anchor.device, anchor.dtype))
+        _outputs(model, image)
     finally:
         for handle in handles:
             handle.remove()
+    device = next(model.parameters()).device
     with inference_mode_of(model), torch.no_grad():
         passes = {}
         for layer in found:
             args, kwargs = calls[layer.path]
             call = functools.partial(layer.module, *args, **kwargs)
-            passes[layer.path] = timed(call, anchor.device)
+            passes[layer.path] = timed(call, device)
         turns = Turns(passes)
         for _ in range(ROUNDS):
             turns.round()
     kept = [turns.samples[layer.path].kept() for layer in found]
     return [quartiles([1e3 * each for each in seconds]) for seconds in kept]
+
+
+def _outputs(model: nn.Module, images: Tensor) -> Tensor:
+    """Run a model in inference mode, without gradients, on its own device and in its own type."""
+    anchor = next(model.parameters())
+    with inference_mode_of(model), torch.no_grad():
+        return run(model, images.to(anchor.device, anchor.dtype))
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +117,6 @@ class HeldOut:
     images: Tensor  # [n, C, H, W], normalised as in the model's evaluation
     labels: Tensor  # [n]
     batch_size: int = 32
-    _seen: WeakKeyDictionary[nn.Module, Tensor] = field(default_factory=WeakKeyDictionary)
     _answers: WeakKeyDictionary[nn.Module, Tensor] = field(default_factory=WeakKeyDictionary)
 
     def check(self, model: nn.Module) -> None:
@@ -133,9 +138,7 @@ class HeldOut:
                 f"labels must be whole numbers, one for each of the {len(images)} held-out "
                 f"images, got {labels.dtype} of shape {tuple(labels.shape)}"
             )
-        anchor = next(model.parameters())
-        with inference_mode_of(model), torch.no_grad():
-            logits = run(model, images[:1].to(anchor.device, anchor.dtype))
+        logits = _outputs(model, images[:1])
         low, high = int(labels.min()), int(labels.max())
         if logits.ndim != 2 or not 0 <= low <= high < logits.shape[1]:
             raise UserError(
@@ -147,34 +150,34 @@ class HeldOut:
         """Say in what a model answers all images alike; None if it does not, or they are few."""
         if not self.varies(model):
             return SAYS_NOTHING
-        if model not in self._answers:
-            self.score(model)
         several = len(self.labels) >= MIN_IMAGES and len(set(self.labels.tolist())) > 1
-        if several and len(set(self._answers[model].tolist())) == 1:
+        if several and len(set(self._answers_of(model).tolist())) == 1:
             return "the model gives every held-out image the same answer"
         return None
 
     def varies(self, model: nn.Module) -> bool:
         """Return whether a model's outputs vary over the images, by a batch of them."""
-        anchor, outputs = next(model.parameters()), Varies()
-        images = self.images[: self.batch_size].to(anchor.device, anchor.dtype)
-        with inference_mode_of(model), torch.no_grad():
-            outputs.see(run(model, images))
+        outputs = Varies()
+        outputs.see(_outputs(model, self.images[: self.batch_size]))
         return outputs.varied()
 
     def score(self, model: nn.Module) -> tuple[float, Tensor]:
         """Return the mean cross entropy and which answers are right, ``[n]`` booleans."""
-        anchor, size = next(model.parameters()), self.batch_size
         loss, answers = 0.0, []
-        with inference_mode_of(model), torch.no_grad():
-            for start in range(0, len(self.images), size):
-                images = self.images[start : start + size].to(anchor.device, anchor.dtype)
-                logits = run(model, images).float()
-                wanted = self.labels[start : start + size].to(logits.device)
-                loss += float(F.cross_entropy(logits, wanted.long(), reduction="sum"))
-                answers.append(logits.argmax(1).cpu())
+        for start in range(0, len(self.images), self.batch_size):
+            rows = slice(start, start + self.batch_size)
+            logits = _outputs(model, self.images[rows]).float()
+            wanted = self.labels[rows].to(logits.device)
+            loss += float(F.cross_entropy(logits, wanted.long(), reduction="sum"))
+            answers.append(logits.argmax(1).cpu())
         self._answers[model] = torch.cat(answers)
         return loss / len(self.labels), self._answers[model] == self.labels.cpu()
+
+    def _answers_of(self, model: nn.Module) -> Tensor:
+        """Return the classes that a model answers, scored once."""
+        if model not in self._answers:
+            self.score(model)
+        return self._answers[model]
 
     def step(
         self,
@@ -186,17 +189,14 @@ class HeldOut:
     ) -> Step:
         """Measure a swapped model, or the original, against the original on the same images.
 
-        ``layers`` are swapped, and hold ``share`` of the attention's cost. Latency is measured in
-        turns; so many ``comparisons`` with the original share the test's level.
+        ``layers`` are swapped, and make up ``share`` of the attention's cost. Latency is measured
+        in turns; so many ``comparisons`` with the original share the test's level.
         """
         shown = original if model is None else model
         size = tuple(self.images.shape[1:])
         loss, right = self.score(shown)
-        if model is None:
-            self._seen[original] = right
-        elif original not in self._seen:
-            self._seen[original] = self.score(original)[1]
-        change = right.double() - self._seen[original].double()
+        before = self._answers_of(original) == self.labels.cpu()
+        change = right.double() - before.double()
         low, high, _ = bonett_price(change.numpy())
         counted = count(shown, size)
         pair = measure_paired(original, shown, size, repeats=ROUNDS, comparisons=comparisons)
@@ -206,8 +206,8 @@ class HeldOut:
             share=share,
             loss=loss,
             top1=float(right.double().mean()),
-            change_low=low if model is not None else 0.0,
-            change_high=high if model is not None else 0.0,
+            change_low=low if tested else 0.0,
+            change_high=high if tested else 0.0,
             params=counted.params,
             macs=counted.macs,
             latency_ms=pair.other_ms,
@@ -242,7 +242,7 @@ def search(
     known: Search | None = None,
     keep: Callable[[Search], None] | None = None,
 ) -> Search:
-    """Find the layers to swap so that they hold a share of the attention's cost.
+    """Find the layers to swap so that they make up a share of the attention's cost.
 
     Each layer is swapped alone, in a copy, and the loss on held-out images is measured. Then
     layers are picked, the least rise of the loss per unit of cost first, and after every one the
@@ -272,7 +272,7 @@ def search(
         keep: Called with what is known after each measurement.
 
     Raises:
-        UserError: If the budget or the images do not fit, the layers cannot hold the budget, the
+        UserError: If the budget or the images do not fit, the layers cannot reach the budget, the
             model answers all images alike, or the mixer cannot sit in one of them.
     """
     wanted = checked_budget(budget)
@@ -320,7 +320,7 @@ def search(
     most = math.fsum(state.attention[i].share for i in candidates)
     if most < wanted - 1e-9:
         raise UserError(
-            f"budget={wanted:g}: the {len(candidates)} layers named hold {most:.0%} of "
+            f"budget={wanted:g}: the {len(candidates)} layers named make up {most:.0%} of "
             f"{state.basis()}; name more layers, or ask for less"
         )
     if not state.steps:
@@ -411,7 +411,7 @@ def checked_budget(budget: object) -> float:
     if not number or not 0 < float(budget) <= 1:  # type: ignore[arg-type]
         raise UserError(
             f"{budget=} must be above 0 and at most 1: the share of the attention's cost that the "
-            "swapped layers are to hold"
+            "swapped layers make up"
         )
     return float(budget)  # type: ignore[arg-type]
 
