@@ -92,7 +92,7 @@ def survey_images(
 def survey(table: Table, in_chans: int, progress: Progress) -> Survey:
     """Decode every image of a table.
 
-    Only what `Survey` holds stays in memory, besides the images of one stretch of the table.
+    Only what `Survey` holds stays in memory, and the images of one stretch of the table.
     """
     seen = Survey(len(table))
     with looking() as pool:
