@@ -31,7 +31,7 @@ TRAITS = {
     "grey": "repeated to three channels where the model takes colour",
     "CMYK": "converted to RGB",
     "palette": "converted to RGB",
-    "transparent": "laid on white",
+    "transparent": "drawn on white",
 }
 _BIT = {trait: 1 << place for place, trait in enumerate(TRAITS)}
 HASH = 16  # bytes
