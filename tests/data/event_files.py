@@ -35,7 +35,7 @@ def random_events(
 
 
 def address2(x: int, y: int, p: int) -> int:
-    """The address that CIFAR10-DVS has for an event at (x, y): the camera lay on its side."""
+    """The address that CIFAR10-DVS has for an event at (x, y): the camera lies on its side."""
     return (127 - x) << 8 | (127 - y) << 1 | (1 - p)
 
 

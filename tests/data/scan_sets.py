@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small sets of slices and of image and mask files, laid out as hospitals and others lay them."""
+"""Small sets of slices and of image and mask files, in the layouts of hospitals and others."""
 
 from __future__ import annotations
 

@@ -67,10 +67,10 @@ def scans_of(count: int, channels: int = 1, size: tuple[int, int] = (24, 20)) ->
     return Scans(images, masks)
 
 
-def data_of(scans: Scans, masks: MaskKind = EXCLUSIVE, *, held: bool = False) -> ImageData:
+def data_of(scans: Scans, masks: MaskKind = EXCLUSIVE, *, in_memory: bool = False) -> ImageData:
     """Make a set whose three splits are the same scans, in memory as small sets are or not."""
     size = scans.size(0)
-    pixels = map(torch.from_numpy, (scans.images, scans.masks)) if held else (None, None)
+    pixels = map(torch.from_numpy, (scans.images, scans.masks)) if in_memory else (None, None)
     in_memory, drawn = pixels
 
     def split(name: str) -> Split:

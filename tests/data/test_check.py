@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A check decodes everything, goes on after a problem, and names what it found."""
+"""A check decodes everything, continues after a problem, and names what it found."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_sixteen_bit_images_keep_their_range(tmp_path: Path, value: int) -> None
         assert corner(saved(deep, tmp_path / name)) == [round(value / 257)] * 3
 
 
-def test_transparency_is_laid_on_white(tmp_path: Path) -> None:
+def test_transparency_becomes_white(tmp_path: Path) -> None:
     clear = Image.new("RGBA", (4, 4), (10, 20, 30, 0))
     half = Image.new("RGBA", (4, 4), (0, 0, 0, 127))
     grey = Image.new("LA", (4, 4), (5, 0))

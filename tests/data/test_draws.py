@@ -70,7 +70,7 @@ def test_operations_stay_what_they_are() -> None:
 def test_operations_are_drawn_as_often_as_torchvision_draws_them(
     setting: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pairs of (operation, sign) beside torchvision's own, counted where it applies them."""
+    """Pairs of (operation, sign) next to torchvision's own, counted where it applies them."""
     count, magnitude = setting
     theirs = TorchvisionRandAugment(num_ops=count, magnitude=magnitude)
     seen: list[tuple[int, bool]] = []

@@ -40,7 +40,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def put(cache: Path, made: Path, revision: str = "main", repo: str = REPO) -> Path:
-    """Lay files out as the Hub's client does: a ref, a snapshot."""
+    """Write files as the Hub's client does: a ref, a snapshot."""
     folder = cache / ("datasets--" + repo.replace("/", "--"))
     ref = folder / "refs" / revision
     ref.parent.mkdir(parents=True, exist_ok=True)

@@ -49,7 +49,7 @@ def kaggle(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_val_is_test_and_validation_is_carved(plain: Path) -> None:
+def test_val_is_test_and_validation_is_split_off(plain: Path) -> None:
     data = load(f"imagenet:{plain}")
     assert data.classes == IDS
     assert [len(split) for split in data.splits] == [22, 2, 6]

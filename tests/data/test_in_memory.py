@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets held in memory: no host work between batches, and the order of what is done to images."""
+"""Sets in memory: no host work between batches, and the order of what is done to images."""
 
 from __future__ import annotations
 
@@ -140,8 +140,8 @@ def test_a_gpu_is_never_waited_for(digits: ImageData, monkeypatch: pytest.Monkey
 
 def made(images: torch.Tensor, augment: Augment, **options: int) -> torch.Tensor:
     index = np.arange(len(images), dtype=np.int64)
-    held = InMemoryBatches(images, augment, 0, CPU)
-    return torch.cat([b.pixels for b in held.batches(index, options.get("size", 32), epoch=0)])
+    served = InMemoryBatches(images, augment, 0, CPU)
+    return torch.cat([b.pixels for b in served.batches(index, options.get("size", 32), epoch=0)])
 
 
 def test_rand_augment_comes_before_crop_and_flip_where_asked(digits: ImageData) -> None:
@@ -184,8 +184,8 @@ def test_an_epoch_is_drawn_before_its_first_batch_only(
         return kept(self, *args)
 
     monkeypatch.setattr(InMemoryBatches, "_draw", counted)
-    held = InMemoryBatches(images, EVERYTHING, 0, CPU)
-    batches: Iterator[Any] = held.batches(np.arange(len(images)), 32, epoch=0)
+    served = InMemoryBatches(images, EVERYTHING, 0, CPU)
+    batches: Iterator[Any] = served.batches(np.arange(len(images)), 32, epoch=0)
     next(batches)
     assert calls == [1]
     list(batches)

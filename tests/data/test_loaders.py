@@ -122,7 +122,7 @@ def equal(a: list[Batch], b: list[Batch]) -> bool:
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_an_epoch_goes_on_from_any_batch_of_a_held_set(digits: ImageData, drop_last: bool) -> None:
+def test_an_epoch_in_memory_resumes_from_any_batch(digits: ImageData, drop_last: bool) -> None:
     loader = train_loader(digits, EVERYTHING, batch_size=16, drop_last=drop_last)
     loader.set_epoch(3)
     whole = list(loader)
@@ -153,7 +153,7 @@ def test_batches_of_a_rank_go_on_too(digits: ImageData) -> None:
     assert equal(from_batch(loader, 2), list(loader)[2:])
 
 
-def test_lazy_batches_are_channels_last_and_held_ones_in_order(
+def test_lazy_batches_are_channels_last_and_in_memory_ones_in_order(
     digits: ImageData, photos: ImageData
 ) -> None:
     for augment in (EVERYTHING, None):
@@ -181,7 +181,7 @@ def test_lazy_batches_move_one_ahead_to_a_device(photos: ImageData) -> None:
             assert len(moved) == min(number + 1, len(loader))
 
 
-def test_rand_augment_first_needs_a_set_held_in_memory(photos: ImageData) -> None:
+def test_rand_augment_first_needs_a_set_in_memory(photos: ImageData) -> None:
     first = Augment(rand_augment=(2, 9), rand_augment_first=True)
     with pytest.raises(UserError, match=r"augment\.rand_augment_first=True needs") as caught:
         train_loader(photos, first)
@@ -189,11 +189,11 @@ def test_rand_augment_first_needs_a_set_held_in_memory(photos: ImageData) -> Non
     train_loader(photos, Augment(rand_augment_first=True))  # there is nothing to put first
 
 
-@pytest.mark.parametrize("kind", ["held", "lazy"])
+@pytest.mark.parametrize("kind", ["in memory", "lazy"])
 def test_erased_rectangles_have_the_mean_colour(
     kind: str, digits: ImageData, photos: ImageData
 ) -> None:
-    data = digits if kind == "held" else photos
+    data = digits if kind == "in memory" else photos
     plain, erased = (served(train_loader(data, Augment(erasing=p))) for p in (0.0, 1.0))
     boxes = erased_boxes(np.arange(len(plain)), 1.0, *data.image_size, seed=5, epoch=0)
     for i, image in plain.items():
@@ -219,8 +219,8 @@ def test_rand_augment_of_lazy_sets_comes_after_crop_and_flip(photos: ImageData) 
         torch.device("cpu"),
     )
     (made,) = both.batches(index, 12, epoch=0)
-    held = InMemoryBatches(cropped.pixels, Augment(rand_augment=(2, 9)), 5, torch.device("cpu"))
-    (expected,) = held.batches(index, 12, epoch=0)
+    served = InMemoryBatches(cropped.pixels, Augment(rand_augment=(2, 9)), 5, torch.device("cpu"))
+    (expected,) = served.batches(index, 12, epoch=0)
     assert torch.equal(made.pixels, expected.pixels)
 
 

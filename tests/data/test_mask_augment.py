@@ -155,11 +155,11 @@ def test_outside_is_background_or_no_class(kind: MaskKind, fill: int) -> None:
 
 
 def test_shifts_sizes_and_turns_have_their_ranges() -> None:
-    """Measured on a disc at the centre and one beside it, of 400 images of 96 pixels."""
+    """Measured on a disc at the centre and one next to it, of 400 images of 96 pixels."""
     side = 96
     y, x = np.mgrid[:side, :side] - (side - 1) / 2
-    centre, beside = np.hypot(y, x) < 5, np.hypot(y, x - 24) < 5
-    mask = torch.from_numpy((centre + 2 * beside).astype(np.uint8))
+    centre, off_centre = np.hypot(y, x) < 5, np.hypot(y, x - 24) < 5
+    mask = torch.from_numpy((centre + 2 * off_centre).astype(np.uint8))
     found = []
     for i in range(400):
         moved = done(mask[None] * 100, mask, only("shift_scale_rotate"), i)[1].numpy()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A check of images with masks reads everything, goes on, and names each fault once."""
+"""A check of images with masks continues after a fault, and names each fault once."""
 
 from __future__ import annotations
 
@@ -162,16 +162,16 @@ def test_every_fault_of_masks_is_named_once_with_its_file(tmp_path: Path) -> Non
         assert file in line
         assert word in line
     assert where(report, "files that are no images by their name") == [str(masks / "p9.tif")]
-    # nothing is told of the damaged ones beyond that
+    # nothing else is reported of the damaged ones
     assert set(found(report)) == {*named, "files that are no images by their name"}
 
 
 def test_every_kind_of_fault_has_words_and_a_remedy() -> None:
-    """The kinds that the code tells are those of the table, which the check goes through."""
+    """The kinds that the code reports are those of the table, which the check goes through."""
     folder = Path(__file__).parents[2] / "src" / "keymix" / "data"
     text = "".join(path.read_text() for path in folder.rglob("*.py") if path.name != "table.py")
     for kind, (what, remedy) in KINDS.items():
-        assert f'"{kind}"' in text, f"nothing tells {kind!r}"
+        assert f'"{kind}"' in text, f"nothing reports {kind!r}"
         assert what
         assert remedy
 
@@ -303,7 +303,7 @@ def test_stacks_report_missing_neighbours_and_a_broken_one_once(scans: Path) -> 
     report = check(f"uwgi:{scans}", stack=3)
     assert found(report)["stacks with missing neighbours"] == ("note", 16)  # first and last of 8
     assert report.fit
-    # copies are faults by the slice itself, whatever stands beside it
+    # copies are faults by the slice itself, whatever is next to it
     shutil.copy(scan_path(scans, 1, 0, 1, (6, 9)), scan_path(scans, 2, 0, 2, (6, 9)))
     faults = found(check(f"uwgi:{scans}", stack=3))
     copies = ("images in more than one split", "images repeated with the same mask")

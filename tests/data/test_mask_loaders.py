@@ -60,10 +60,10 @@ def test_batches_and_workers_change_nothing(data: ImageData, options: dict) -> N
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_workers_augment_sets_held_in_memory_too(data: ImageData) -> None:
+def test_workers_augment_sets_in_memory_too(data: ImageData) -> None:
     scans = data.train.scans
     assert isinstance(scans, Scans)
-    ahead = loader(data_of(scans, held=True), workers=2)
+    ahead = loader(data_of(scans, in_memory=True), workers=2)
     assert ahead.workers == 2
     assert same(served(ahead), served(loader(data)))
 

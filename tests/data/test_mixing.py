@@ -25,7 +25,7 @@ def alternating(count: int) -> torch.Tensor:
 
 
 def own_shares(mix: Mixing, height: int, width: int, epoch: int = 0) -> torch.Tensor:
-    """The share of each image in its own mixture, as its targets tell; ``[N]``."""
+    """The share of each image in its own mixture, by its targets; ``[N]``."""
     targets = torch.arange(N) % 2
     _, soft = mix(torch.zeros(N, 1, height, width), targets, INDEX, epoch)
     return soft.gather(1, targets[:, None])[:, 0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Only regular files are read: whatever else is named like one is told and never waited for."""
+"""Only regular files are read: whatever else is named like one is reported and never waited for."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ def test_a_small_file_fills_no_memory(
 ) -> None:
     """20 images of 3 MB in a file of a few kilobytes, 60 MB, read 5 MiB at a time."""
     monkeypatch.setattr(cells, "_BATCH", 5 << 20)
-    monkeypatch.setattr(cells, "_GATHERED", 1 << 20)
+    monkeypatch.setattr(cells, "_JOINED", 1 << 20)
     folder = make_parquet(TWENTY)
     file = folder / "train-00000-of-00001.parquet"
     table = pq.read_table(file)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Crops, flips and erased rectangles, beside slow loops over single images."""
+"""Crops, flips and erased rectangles, compared with slow loops over single images."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_what_there_was_no_time_for_is_reported(make_folder: Callable[..., Path]
     assert some.facts["not_looked_at"] == [f"copies among {400 - looked} of 400 images"]
 
 
-def test_uneven_classes_are_one_and_the_same_for_check_and_glance(
+def test_uneven_classes_are_the_same_for_check_and_quick_check(
     make_folder: Callable[..., Path],
 ) -> None:
     root = make_folder({"a": 40, "b": 4})
@@ -126,7 +126,7 @@ def test_masks_are_compared_with_their_images_and_cases(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["masks", "folder"])
-def test_frames_are_found_in_what_was_carved(tmp_path: Path, kind: str) -> None:
+def test_frames_are_found_in_splits_of_one_set(tmp_path: Path, kind: str) -> None:
     root = save_frames(tmp_path / "film", kind=kind)
     report = quick_check(load(f"{kind}:{root}"))
     assert IN_SEQUENCES in findings_of(report)

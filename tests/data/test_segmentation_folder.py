@@ -293,7 +293,7 @@ def test_a_group_in_two_given_splits_is_refused_unless_images_are_split(tmp_path
     groups(root, [["p0", "a"], ["p1", "b"], ["p2", "c"], ["q1", "c"]])
     faults = Faults(collect=True)
     open_source(str(root), faults)
-    # p0 is in both folders, c twice in test; each is told once
+    # p0 is in both folders, c twice in test; each is reported once
     assert [(f.kind, f.culprit) for f in faults.found] == [
         ("case in two splits", "a"),
         ("case in two splits", "c"),

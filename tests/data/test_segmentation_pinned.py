@@ -41,7 +41,7 @@ def test_a_list_of_splits_is_kept(tmp_path: Path) -> None:
         load(f"uwgi:{tmp_path}", test_fraction=0.1)
 
 
-def test_without_validation_it_is_carved_from_train(tmp_path: Path) -> None:
+def test_without_validation_it_is_split_off_from_train(tmp_path: Path) -> None:
     data = load(f"uwgi:{pinned(tmp_path, 'id', SLICES)}", val_fraction=0.5)
     assert {split.name: len(split) for split in data.splits} == {"train": 2, "val": 2, "test": 2}
     assert data.test.scans is not None

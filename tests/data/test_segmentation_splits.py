@@ -40,7 +40,7 @@ def source_of(counts: list[int]) -> ScanSource:
     )
 
 
-def carved(
+def divided(
     source: ScanSource,
     *,
     seed: int = 0,
@@ -56,15 +56,15 @@ def carved(
 @given(COUNTS, st.integers(0, 2**31), st.floats(0.01, 0.6), st.floats(0.01, 0.6))
 def test_no_case_is_in_two_splits(counts: list[int], seed: int, test: float, val: float) -> None:
     source = source_of(counts)
-    parts = carved(source, seed=seed, test_fraction=test, val_fraction=val)
+    parts = divided(source, seed=seed, test_fraction=test, val_fraction=val)
     groups = {name: {source.train.groups[i] for i in part.rows} for name, part in parts.items()}
     assert all(groups.values())
     assert sum(map(len, groups.values())) == len(counts)  # each in one
     rows = np.concatenate([part.rows for part in parts.values()])
     assert sorted(rows.tolist()) == list(range(sum(counts)))
-    again = carved(source, seed=seed, test_fraction=test, val_fraction=val)
+    again = divided(source, seed=seed, test_fraction=test, val_fraction=val)
     assert all((again[name].rows == parts[name].rows).all() for name in parts)
-    other = carved(source, seed=seed + 1, test_fraction=test, val_fraction=val)
+    other = divided(source, seed=seed + 1, test_fraction=test, val_fraction=val)
     assert (other["test"].rows == parts["test"].rows).all()  # whatever the split seed
 
 
@@ -86,13 +86,13 @@ def test_no_further_case_would_bring_the_share_nearer(
 
 def test_the_split_seed_changes_validation() -> None:
     source = source_of([3] * 10)
-    chosen = {tuple(carved(source, seed=seed, val_fraction=0.2)["val"].rows) for seed in range(8)}
+    chosen = {tuple(divided(source, seed=seed, val_fraction=0.2)["val"].rows) for seed in range(8)}
     assert len(chosen) > 4
 
 
 def test_a_large_set_is_split_eighty_sixteen_four() -> None:
     sizes = np.random.default_rng(0).integers(40, 140, 85).tolist()  # cases as in the competition
-    parts = carved(source_of(sizes))  # the shares that recipes ask for
+    parts = divided(source_of(sizes))  # the shares that recipes ask for
     whole = sum(sizes)
     shares = [len(parts[name].rows) / whole for name in ("train", "val", "test")]
     assert shares == pytest.approx([0.8, 0.16, 0.04], abs=0.005)
@@ -107,15 +107,15 @@ def test_a_large_set_is_split_eighty_sixteen_four() -> None:
 )
 def test_too_few_cases_are_reported(counts: list[int], expected: str) -> None:
     with pytest.raises(UserError) as caught:
-        carved(source_of(counts))
+        divided(source_of(counts))
     assert str(caught.value).startswith(expected)
-    parts = carved(source_of(counts), split_by="slice")
+    parts = divided(source_of(counts), split_by="slice")
     assert sum(len(part.rows) for part in parts.values()) == sum(counts)
 
 
 def test_slices_of_a_case_may_part() -> None:
     source = source_of([10, 10, 10])
-    parts = carved(source, split_by="slice", test_fraction=0.2, val_fraction=0.25)
+    parts = divided(source, split_by="slice", test_fraction=0.2, val_fraction=0.25)
     assert [len(parts[name].rows) for name in ("train", "val", "test")] == [18, 6, 6]
     shared = [{source.train.groups[i] for i in part.rows} for part in parts.values()]
     assert set.intersection(*shared)
@@ -123,8 +123,8 @@ def test_slices_of_a_case_may_part() -> None:
 
 def test_a_limit_takes_images_and_moves_no_case() -> None:
     source = source_of([6] * 10)
-    whole = carved(source, val_fraction=0.2, test_fraction=0.3)
-    some = carved(source, val_fraction=0.2, test_fraction=0.3, limit=21)
+    whole = divided(source, val_fraction=0.2, test_fraction=0.3)
+    some = divided(source, val_fraction=0.2, test_fraction=0.3, limit=21)
     assert len(some["train"].rows) + len(some["val"].rows) == 21
     assert len(some["val"].rows) == 3  # 6 of 42 are
     assert len(some["test"].rows) == 18
@@ -144,36 +144,39 @@ def test_a_limit_leaves_something_to_learn_from_where_val_is_larger(
 def test_a_limit_takes_the_same_test_images_whatever_the_split_seed() -> None:
     source = source_of([6] * 10)
     some = [
-        carved(source, seed=seed, val_fraction=0.2, test_fraction=0.3, limit=8) for seed in range(4)
+        divided(source, seed=seed, val_fraction=0.2, test_fraction=0.3, limit=8)
+        for seed in range(4)
     ]
     assert len({tuple(parts["test"].rows) for parts in some}) == 1
     assert len(some[0]["test"].rows) == 8  # of 18
     assert len({tuple(parts["train"].rows) for parts in some}) == 4
 
 
-def test_images_are_held_or_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_in_memory_and_read_one_by_one_are_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = scan_set(tmp_path, {1: 3, 2: 3, 3: 3, 4: 3})
     options = {"image_size": (4, 5), "val_fraction": 0.3, "stack": 3}
-    held = load(f"uwgi:{root}", **options)  # type: ignore[arg-type]
+    in_memory = load(f"uwgi:{root}", **options)  # type: ignore[arg-type]
     monkeypatch.setattr(loading, "IN_MEMORY_BYTES", 0)
     read = load(f"uwgi:{root}", **options)  # type: ignore[arg-type]
-    assert held.record().cached
+    assert in_memory.record().cached
     assert not read.record().cached
-    assert (held.mean, held.std) == (read.mean, read.std)
-    for ours, theirs in zip(held.splits, read.splits, strict=True):
+    assert (in_memory.mean, in_memory.std) == (read.mean, read.std)
+    for ours, theirs in zip(in_memory.splits, read.splits, strict=True):
         for i in range(len(ours)):
             assert torch.equal(ours.read(i), theirs.read(i))
             assert torch.equal(ours.mask(i), theirs.mask(i))
-    image = held.train.read(0)
+    image = in_memory.train.read(0)
     assert image.shape == (3, 4, 5)
     kept = image.clone()
     image.zero_()  # a copy
-    assert torch.equal(held.train.read(0), kept)
-    assert held.train.scans is not None
-    assert held.train.scans.read(0, (6, 9))[0].shape == (3, 6, 9)
+    assert torch.equal(in_memory.train.read(0), kept)
+    assert in_memory.train.scans is not None
+    assert in_memory.train.scans.read(0, (6, 9))[0].shape == (3, 6, 9)
 
 
-def test_a_view_of_what_is_held_has_its_own_images_and_masks(tmp_path: Path) -> None:
+def test_a_view_of_a_set_in_memory_has_its_own_images_and_masks(tmp_path: Path) -> None:
     train = load(f"masks:{mask_set(tmp_path / 'set', {'': 8})}").train
     assert train.images is not None
     assert train.scans is not None
@@ -183,7 +186,7 @@ def test_a_view_of_what_is_held_has_its_own_images_and_masks(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["images", "masks"])
-def test_faults_of_a_set_that_is_not_held_are_reported_at_once(
+def test_faults_of_a_set_read_one_by_one_are_reported_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(loading, "IN_MEMORY_BYTES", 0)
@@ -199,11 +202,11 @@ def sha(data: ImageData) -> str:
     return str(data.record().fingerprint)
 
 
-@pytest.mark.parametrize("held", [True, False])
+@pytest.mark.parametrize("in_memory", [True, False])
 def test_mean_and_deviation_are_those_of_the_training_pixels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool
 ) -> None:
-    if not held:
+    if not in_memory:
         monkeypatch.setattr(loading, "IN_MEMORY_BYTES", 0)
     scans = scan_set(tmp_path / "scans", {1: 2, 2: 2, 3: 2, 4: 2})
     files = mask_set(tmp_path / "files", {"train": 5, "val": 3, "test": 3})
@@ -222,11 +225,11 @@ def test_mean_and_deviation_are_those_of_the_training_pixels(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("held", [True, False])
+@pytest.mark.parametrize("in_memory", [True, False])
 def test_the_fingerprint_is_of_images_and_masks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool
 ) -> None:
-    if not held:
+    if not in_memory:
         monkeypatch.setattr(loading, "IN_MEMORY_BYTES", 0)
     scans = scan_set(tmp_path / "scans", {1: 2, 2: 2, 3: 2})
     files = mask_set(tmp_path / "files", {"": 6})

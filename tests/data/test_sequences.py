@@ -103,7 +103,7 @@ def test_names_alone_and_looks_alone_say_nothing(frames: Pixels) -> None:
     assert found(letters, frames) is None
     photos = [np.asarray(picture(1000 + i, (32, 32))) for i in range(120)]
     assert found([f"IMG_{i:04d}" for i in range(120)], photos) is None
-    assert found([f"{i}" for i in range(30)], [photos[0]] * 30) is None  # copies, told as such
+    assert found([f"{i}" for i in range(30)], [photos[0]] * 30) is None  # copies, reported as such
     assert found([f"{i}" for i in range(30)], [photos[0] * 0] * 30) is None
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Broken images are an error, or left out and told, and never move the others between splits."""
+"""Broken images are an error, or left out and named; the others stay in their splits."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_broken_images_leave_their_split_and_move_nothing_else(make_folder, side
 
 def test_a_whole_set_is_the_same_with_and_without(make_folder) -> None:
     root = make_folder({"a": 9, "b": 9})
-    plain, sieved = (load(f"folder:{root}", skip_corrupt=skip).record() for skip in (False, True))
-    assert plain == sieved
+    plain, skipping = (load(f"folder:{root}", skip_corrupt=skip).record() for skip in (False, True))
+    assert plain == skipping
     assert (plain.left_out, plain.left_out_count) == ((), 0)
 
 

@@ -129,7 +129,7 @@ def test_the_kind_of_a_folder_is_recognised(tmp_path: Path, folders: list[str], 
     assert kind_of(tmp_path) == kind
 
 
-def test_run_lengths_beside_cases_are_reported_apart(tmp_path: Path) -> None:
+def test_run_lengths_next_to_cases_are_reported_apart(tmp_path: Path) -> None:
     (tmp_path / "train.csv").touch()
     assert kind_of(tmp_path) == "folder"
     (tmp_path / "train" / "case1").mkdir(parents=True)

@@ -307,9 +307,9 @@ def test_a_check_finds_copies_with_other_targets(sources: Path) -> None:
     def copied(argument: str, faults: Faults) -> Source:
         source = dials(argument, faults)
         assert isinstance(source.train, Arrays)
-        held = source.train.in_memory.copy()
-        held[1] = held[0]
-        return replace(source, train=Arrays("dials", held, source.train.targets))
+        pixels = source.train.in_memory.copy()
+        pixels[1] = pixels[0]
+        return replace(source, train=Arrays("dials", pixels, source.train.targets))
 
     register_source(replace(parse("dials")[0], open_with=copied))
     found = {finding.what: finding.count for finding in check("dials").findings}

@@ -159,7 +159,7 @@ def test_a_whole_folder_is_left_alone(offline, tmp_path: Path) -> None:
     assert sorted(root.rglob("*")) == before
 
 
-def test_half_an_archive_is_fetched_anew_where_there_is_a_network(online, tmp_path: Path) -> None:
+def test_half_an_archive_is_fetched_again_where_there_is_a_network(online, tmp_path: Path) -> None:
     (archive,), _ = online("cifar10")
     root = tmp_path / "root"
     root.mkdir()

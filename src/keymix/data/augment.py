@@ -56,9 +56,9 @@ class Augment:
             (https://arxiv.org/abs/1708.04896).
         snn_wide: One of shear, translation, rotation and cutout, alike for all frames of a
             recording (`keymix.data.events.augment`). For frames of events, which take ``flip``
-            besides and nothing else of these.
+            as well and nothing else of these.
         vertical_flip: Mirror upside down with probability 0.5. Like the next three, for images with
-            masks, which take ``flip`` besides and nothing else of these
+            masks, which take ``flip`` as well and nothing else of these
             (`keymix.data.segmentation.augment`).
         shift_scale_rotate: Shift, scale and rotate with probability 0.5.
         coarse_dropout: Blank rectangles of the image, not of the mask, with probability 0.5.

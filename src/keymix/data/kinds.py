@@ -39,7 +39,7 @@ class InputKind:
         shown: What a model is given of it, in the plural, such as ``frames of events``.
         stored: How to store a file so that it is read as one.
         settings: Settings that only data of this kind have.
-        augment: Fields of `keymix.data.augment.Augment` for this kind alone, ``flip`` besides.
+        augment: Fields of `keymix.data.augment.Augment` for this kind alone, not counting ``flip``.
             Where there are any, those of images are refused.
         instead: Which recipes to take for another augmentation.
     """
@@ -121,7 +121,7 @@ class TargetKind:
     # too
     placed: bool = False
     settings: Settings | None = None  # settings that only data with such targets have
-    # fields of `keymix.data.augment.Augment` for such targets alone, ``flip`` besides
+    # fields of `keymix.data.augment.Augment` for such targets alone, not counting ``flip``
     augment: tuple[str, ...] = ()
     data: str = ""  # which data have such targets
     # which recipes to take for another augmentation

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from keymix.data.augment import Augment, check_augment
 from keymix.data.dataset import ImageData, Split
@@ -386,7 +386,7 @@ class WorkerBatches:
     def _start(self, workers: int) -> DataLoader[Made | UserError]:
         return DataLoader(
             _Ahead(self._make),
-            sampler=_Orders(self._orders),
+            sampler=self._orders,  # the batches of the current epoch
             batch_size=None,  # an item is a batch already
             collate_fn=_as_it_is,
             num_workers=workers,
@@ -428,19 +428,6 @@ class _Ahead(Dataset[Made | UserError]):
             return self._make(order)
         except UserError as error:
             return error
-
-
-class _Orders(Sampler[Order]):
-    """The batches of the current epoch, as the workers' orders."""
-
-    def __init__(self, orders: list[Order]) -> None:
-        self._orders = orders
-
-    def __iter__(self) -> Iterator[Order]:
-        return iter(list(self._orders))
-
-    def __len__(self) -> int:
-        return len(self._orders)
 
 
 def _as_it_is(made: Any) -> Any:  # torch types this as taking a list, which it is not here

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs of every kind outside training: a file as a run's model is shown it, and as a picture."""
+"""Inputs of every kind outside training: a file as a run's model reads it, and as a picture."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def prepared(
     """
     if kind is RECORDING:
         return pixels.float()
-    shown: Tensor = (pixels.float() / 255 - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[
-        :, None, None
-    ]
-    return shown
+    normalised: Tensor = (pixels.float() / 255 - torch.tensor(mean)[:, None, None]) / torch.tensor(
+        std
+    )[:, None, None]
+    return normalised
 
 
 def picture(pixels: Tensor, kind: InputKind) -> Tensor:

@@ -108,7 +108,7 @@ class DataSpec:
         target: Name of its kind of target, of `keymix.data.kinds.TARGETS`; empty for that of its
             task: ``class`` of classification, otherwise ``value``.
         task: Name of the task that it sets, such as ``classification``.
-        settings: Settings of `OF_ONE_KIND` that it takes besides those of its
+        settings: Settings of `OF_ONE_KIND` that it takes in addition to those of its
             kinds.
     """
 

@@ -126,7 +126,7 @@ def _grouped(
     *,
     by_group: bool,
 ) -> tuple[dict[str, Part], list[str]]:
-    """Choose whole groups: test is carved from all, always the same, and val from the rest."""
+    """Choose whole groups: test is taken from all, always the same, and val from the rest."""
     val_fraction, test_fraction = shares
     notes = list(source.notes)
     parts = {name: _whole(name, table) for name, table in source.tables.items()}

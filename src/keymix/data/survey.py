@@ -31,7 +31,7 @@ TRAITS = {
     "grey": "repeated to three channels where the model takes colour",
     "CMYK": "converted to RGB",
     "palette": "converted to RGB",
-    "transparent": "laid on white",
+    "transparent": "drawn on white",
 }
 _BIT = {trait: 1 << place for place, trait in enumerate(TRAITS)}
 HASH = 16  # bytes
@@ -92,7 +92,7 @@ def survey_images(
 def survey(table: Table, in_chans: int, progress: Progress) -> Survey:
     """Decode every image of a table.
 
-    Only what `Survey` holds stays in memory, besides the images of one stretch of the table.
+    Only what `Survey` holds stays in memory, and the images of one stretch of the table.
     """
     seen = Survey(len(table))
     with looking() as pool:

@@ -178,11 +178,11 @@ class ScanPreparation(Preparation):
     def facts(self, facts: DataFacts) -> DataFacts:
         """Add what the masks are, and how many cases and classes there are in each split."""
         source, options = self.source, self.options
-        carved = "test" not in source.tables and "val" not in source.tables
+        undivided = "test" not in source.tables and "val" not in source.tables
         why = unfit(self._seen, source.masks, source.classes)
         return replace(
             facts,
-            test_fraction=(options.test_fraction or source.test_fraction) if carved else None,
+            test_fraction=(options.test_fraction or source.test_fraction) if undivided else None,
             split_by=self.split_by,
             masks=MASKS[source.masks.multilabel],
             stack=options.stack or 1,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ImageNet (ILSVRC 2012) in folders named by WordNet id, or as Kaggle's download unpacks.
 
-Test is its validation split; validation is carved from train.
+Test is its validation split; validation is split off from train.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ CELL_MIB = 64
 """MiB that an image of a parquet file may take where nobody says more: 5,700 x 5,700 pixels of 16
 bits, not compressed."""
 _BATCH = 256 << 20  # bytes that a batch may unpack to
-_GATHERED = 64 << 20  # bytes of small batches that are worked on as one
+_JOINED = 64 << 20  # bytes of small batches that are worked on as one
 _ROWS = 1 << 14  # rows of a batch, at most
 _LONGEST = 1000  # characters of a class's name
 _SPLIT_FILE = re.compile(r"(train|test|validation|valid|val)(?:[-_.].*)?\.parquet")
@@ -402,9 +402,9 @@ def _is_image_struct(kind: Any) -> bool:
 
 def _pick(typed: list[str], present: Sequence[str], usual: Sequence[str]) -> str | None:
     """Choose a column: the usual name among those of the right type, else the first of the type."""
-    for candidates in (typed, list(present)):
+    for columns in (typed, list(present)):
         for name in usual:
-            if name in candidates:
+            if name in columns:
                 return name
     return typed[0] if typed else None
 
@@ -461,7 +461,7 @@ def batches(parquet: Any, file: Path, group: int, column: str) -> Iterator[Any]:
         for batch in parquet.iter_batches(batch_size=rows, row_groups=[group], columns=[column]):
             waiting.append(batch.column(0))
             size += batch.nbytes
-            if size >= _GATHERED:
+            if size >= _JOINED:
                 yield pa.concat_arrays(waiting) if len(waiting) > 1 else waiting[0]
                 waiting, size = [], 0
         if waiting:
