@@ -223,8 +223,8 @@ def test_a_mistake_is_one_line(trained: str, tmp_path: Path, words: list[str], m
     ("words", "match"),
     [
         (["vit_nano_p4_12"], "brings no images: give --data"),
-        (["vit_nano_p4_13"], "no run folder and no model 'vit_nano_p4_13'.*vit_nano_p4_12"),
-        (["nosuch"], "there is no run folder and no model 'nosuch'"),
+        (["vit_nano_p4_13"], "unknown run folder or model 'vit_nano_p4_13'.*vit_nano_p4_12"),
+        (["nosuch"], "unknown run folder or model 'nosuch'"),
         (["resnet18x"], "resnet18"),
         (["nowhere/run"], "there is no .*'nowhere/run'"),
         (["google/vit-base-patch16-224"], "Hugging Face's hub are swapped in Python"),

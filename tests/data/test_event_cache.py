@@ -191,7 +191,7 @@ def test_no_manifest_stands_while_the_array_is_replaced(
 def test_the_fingerprint_is_of_labels_too(tmp_path: Path) -> None:
     folder = write_dvs128(tmp_path) / "DvsGesture"
     before = load(f"dvs128:{folder}").record()
-    labels = folder / "user24_led_labels.csv"  # of the test split: what is carved stays
+    labels = folder / "user24_led_labels.csv"  # of the test split: what is split off stays
     head, first, second, *rest = labels.read_text().splitlines()
     swapped = [head, second[0] + first[1:], first[0] + second[1:], *rest]
     labels.write_text("\n".join(swapped) + "\n")

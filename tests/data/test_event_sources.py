@@ -214,7 +214,7 @@ def test_notes_report_of_people_and_of_recordings_in_no_list(tmp_path: Path) -> 
     root = write_dvs128(tmp_path) / "DvsGesture"
     shutil.copy(root / "user01_led.aedat", root / "user30_led.aedat")
     people, unlisted = load(f"dvs128:{root}").record().notes
-    assert people.startswith("validation is carved from training: the same people are in both")
+    assert people.startswith("validation is split off from training: the same people are in both")
     assert unlisted == "recordings in neither list, left out: user30_led.aedat"
 
 

@@ -27,7 +27,7 @@ def test_a_flat_folder_gives_up_test_and_validation(make_folder) -> None:
     assert data.classes == ("cat", "dog")
     assert [len(s) for s in data.splits] == [22, 2, 6]
     assert data.test.labels.tolist() == [0, 0, 0, 0, 1, 1]
-    assert "test = 6 images carved from train" in " ".join(data.record().notes)
+    assert "test = 6 images split off from train" in " ".join(data.record().notes)
     for split in data.splits:
         for i in range(len(split)):
             assert Path(split.ids(i)).parent.name == data.classes[split.labels[i]]

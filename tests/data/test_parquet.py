@@ -84,7 +84,7 @@ def test_usual_names_serve_without_metadata(
     )
     data = load(f"parquet:{folder / 'train-00000-of-00001.parquet'}")
     assert data.classes == ("5", "7")
-    assert "test = 4 images carved from train" in " ".join(data.record().notes)
+    assert "test = 4 images split off from train" in " ".join(data.record().notes)
 
 
 def test_columns_of_any_name_are_found_by_their_type(make_parquet) -> None:

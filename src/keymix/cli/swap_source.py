@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from keymix.data.kinds import IMAGE, InputKind
 from keymix.data.specs import kind_of_spec, task_name
-from keymix.errors import UserError
+from keymix.errors import UserError, unknown
 from keymix.studies.inputs import evenly, is_run, load_models
 from keymix.task import Task, get_task
 
@@ -113,9 +113,6 @@ def _of_run(name: str, spec: str | None) -> Source:
     from keymix.train.runs import load_run
 
     run = load_run(name)
-    weights = run.folder / files.weights_file("last")
-    if not weights.exists():
-        raise UserError(f"the run {name!r} is not done; to resume it: `keymix train {name}`.")
     model, seen = run.model_and_data()
     _refuse_others(f"the run {name!r}", seen.task_kind, seen.kind)
     data, numbers = data_for(run.recipe.data, seen, spec, seen.image_size)
@@ -126,7 +123,7 @@ def _of_run(name: str, spec: str | None) -> Source:
         seen=seen,
         data=data,
         numbers=numbers,
-        weights=f"last epoch of {name}, sha256 {_digest(weights)}",
+        weights=f"last epoch of {name}, sha256 {_digest(run.folder / files.weights_file('last'))}",
         run=run,
     )
 
@@ -146,8 +143,6 @@ def _refuse_others(what: str, task: Task, kind: InputKind) -> None:
 
 
 def _by_name(given: argparse.Namespace) -> Source:
-    import difflib
-
     import timm
     import torch
 
@@ -159,11 +154,7 @@ def _by_name(given: argparse.Namespace) -> Source:
     name = given.model
     known = [*list_models(), *timm.list_models()]
     if name not in known and not timm.is_model(name):
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        text = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-        raise UserError(
-            f"there is no run folder and no model {name!r}.{text} `keymix list` shows the models"
-        )
+        raise unknown("run folder or model", name, known)
     if given.data is None:
         with torch.device("meta"):
             create_model(name)  # a model that cannot be, rather than data that are not there

@@ -76,13 +76,13 @@ def _stratified(
         test = _whole("test", source.test)
     elif val is not None:
         test, val = val, None
-        notes.append("test = the source's validation split; validation carved from train")
+        notes.append("test = the source's validation split; validation split off from train")
     else:
         number = max(1, round(source.test_fraction * len(train.rows)))
         chosen = choose(train.strata, number, seed=_TEST_SEED, stream=Stream.TEST, leave_one=True)
         train, test = train.without(chosen), train.keep(chosen)
         how = "stratified, fixed" if source.classes else "fixed"
-        notes.append(f"test = {len(chosen)} {source.items} carved from train, {how}")
+        notes.append(f"test = {len(chosen)} {source.items} split off from train, {how}")
 
     if limit is not None:
         least = 2 * len(np.unique(train.strata))  # one to learn from and one to validate on
@@ -138,7 +138,7 @@ def _grouped(
             )
         if "test" not in parts:
             parts["test"] = parts.pop("val")
-            notes.append("test = the source's validation split; validation carved from train")
+            notes.append("test = the source's validation split; validation split off from train")
     wanted = [name for name in ("test", "val") if name not in parts]
     by_group = by_group and source.grouped
     least = 1 + len(wanted)
@@ -165,7 +165,7 @@ def _grouped(
     if "test" in wanted:
         count = len(parts["test"].rows)
         items = source.kind.noun if count == 1 else source.items
-        notes.append(f"test = {count} {items} carved from train, fixed")
+        notes.append(f"test = {count} {items} split off from train, fixed")
     if "val" not in wanted:
         notes.append("validation = the source's validation split")
     if limit is not None:

@@ -271,13 +271,10 @@ def _labels(names: Sequence[str], runs: Sequence[bool]) -> list[str]:
 
 
 def _run(name: str, label: str) -> Loaded:
-    from keymix.train import files
     from keymix.train.runs import load_run
 
     run = load_run(name)
     weights = f"last epoch of {name}"
-    if not (run.folder / files.weights_file("last")).exists():
-        raise UserError(f"the run {name!r} is not done: `keymix train {name}` resumes it.")
     model, data = run.model_and_data()
     view = View(
         size=data.image_size,

@@ -65,12 +65,8 @@ class Run:
 
         `keymix.records.to_json` gives the plain data that ``summary.json`` has.
         """
-        path = self.folder / files.SUMMARY
-        if not path.exists():
-            raise UserError(
-                f"the run {str(self.folder)!r} is not done; to resume it: "
-                f"`keymix train {self.folder}`."
-            )
+        if not self.done:
+            raise self._unfinished()
         try:
             return read_summary(self.folder, whole=True)
         except UserError as error:
@@ -94,7 +90,15 @@ class Run:
         """
         if which not in ("last", "best"):
             raise UserError(f"weights {which!r}: choose 'last' or 'best'.")
-        return files.read_weights(self.folder / files.weights_file(which))
+        path = self.folder / files.weights_file(which)
+        if not path.exists() and not self.done:
+            raise self._unfinished()
+        return files.read_weights(path)
+
+    def _unfinished(self) -> UserError:
+        return UserError(
+            f"the run {str(self.folder)!r} is not done; to resume it: `keymix train {self.folder}`."
+        )
 
     def model(self, which: Which = "last") -> nn.Module:
         """The trained model in eval mode, on the CPU.

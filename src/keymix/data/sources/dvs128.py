@@ -107,7 +107,7 @@ def open_source(argument: str, faults: Faults) -> EventSource:
     if not 0 < ends[0] < ends[1]:
         raise UserError(f"data dvs128:{argument} has no recordings for training or test.")
     unlisted = [file.name for file in sorted(root.glob("*.aedat")) if file.name not in listed]
-    notes = ["validation is carved from training: the same people are in both, and not in test"]
+    notes = ["validation is split off from training: the same people are in both, and not in test"]
     if unlisted:
         notes.append(f"recordings in neither list, left out: {some(unlisted)}")
     labels = np.array([gesture.label for gesture in gestures], dtype=np.int64)
