@@ -21,7 +21,7 @@ def _no_trials() -> None:
     """Here there are trials, as a user has them."""
 
 
-RUNS, EPOCHS, KILLS = 4, 16, 2  # so many epochs that a kill never comes after the end
+RUNS, EPOCHS, KILLS = 4, 48, 2  # so many epochs that a kill never comes after the end
 WORDS = f"--data digits --limit 200 --mixers mhsa,ska --no-controls --seeds 2 --epochs {EPOCHS}"
 
 
@@ -60,7 +60,7 @@ def test_killed_twice_it_ends_with_the_same_results(tmp_path, monkeypatch):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert main(words(whole, 1)) == 0
     moments = random.Random(time.time_ns())
-    share = RUNS * EPOCHS // (KILLS + 2)  # half is left at the last: a busy machine looks late
+    share = RUNS * EPOCHS // (KILLS + 3)  # most is left at the last: a busy machine looks late
     kills = []
     for kill in range(KILLS):
         epochs = kill * share + moments.randint(1, share)
