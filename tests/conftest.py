@@ -19,7 +19,7 @@ from filelock import FileLock
 
 import run_options
 
-# SpikingJelly brings torchaudio along, whose newest wheels do not load beside newer PyTorch, and
+# SpikingJelly brings torchaudio along, whose newest wheels do not load with newer PyTorch, and
 # transformers imports it wherever it is installed: for the tests there is none.
 sys.modules.setdefault("torchaudio", None)  # type: ignore[arg-type]
 

@@ -41,7 +41,7 @@ DTYPE, ARITHMETIC = {
 }[run_options.precision]
 ACCURACY = Accuracy(dtype=DTYPE, near=TOLERANCE[ARITHMETIC], far=CHANGE, device=DEVICE)
 
-# where an effect must be told from rounding, though both are small
+# where an effect must be distinguished from rounding, though both are small
 in_64_bits = pytest.mark.skipif(
     run_options.precision != "64", reason="asks whether something acts, which 64 bits answer"
 )
@@ -62,8 +62,8 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
     "scale": (0.25,),  # of spiking_self; the others list theirs
 }
 
-# options that act only beside another
-BESIDE: dict[tuple[str, str], dict[str, Any]] = {
+# options that act only with another
+NEEDED_WITH: dict[tuple[str, str], dict[str, Any]] = {
     ("key_value", "resize"): {"pos_dim": 6},  # without a code, any number of tokens is served
 }
 

@@ -74,7 +74,7 @@ class Score:
         return value if self.better == "more" else -value
 
     def digits(self, value: float, places: int = 1) -> str:
-        """Write a value without its unit: a fraction in percent to so many places, else `places`.
+        """Write a value without its unit: a fraction in percent to `places`, else to `self.places`.
 
         Args:
             value: The value.

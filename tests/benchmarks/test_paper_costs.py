@@ -84,7 +84,7 @@ def test_a_wrong_formula_is_reported_with_its_sites(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_ratios_are_counted_and_stand_beside_the_formula(study: Complexity) -> None:
+def test_ratios_are_counted_and_listed_with_the_formula(study: Complexity) -> None:
     printed = {formula.mixer: formula for formula in TABLE_6}
     for p in (*study.by_tokens, *study.by_dim):
         if p.mixer in printed:

@@ -76,7 +76,7 @@ def test_the_benchmark_prints_ratios_to_the_same_encoder(
     assert rows["setr_qkv_cvt"][1:4] == ["1.000"] * 3
 
 
-def test_a_model_without_what_it_is_held_to_is_refused(
+def test_a_model_without_what_it_is_compared_with_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     main = runpy.run_path(str(SCRIPT))["main"]

@@ -183,7 +183,7 @@ def test_other_images_are_another_comparison(done, folder):
         few(folder, done.out, limit=8)
 
 
-def test_deaf_mixers_change_no_readout_of_every_patch(folder, tmp_path):
+def test_mixers_that_leave_out_prefix_tokens_change_no_readout_of_every_patch(folder, tmp_path):
     recipe = recipe_of(folder)
     data = load(recipe.data.spec, image_size=SIDE, val_fraction=1 / 6, test_fraction=0.4)
     specs = choose_mixers("mhsa,cska", controls=True, model="setr_micro")

@@ -136,7 +136,7 @@ def test_unknown_recipe_key_names_the_nearest():
         _recipe(overrides={"optim.lrr": 1})
 
 
-def test_a_deaf_mixer_makes_every_model_read_out_by_the_mean(digits):
+def test_a_mixer_without_prefix_tokens_makes_every_model_read_out_by_the_mean(digits):
     plan = _plan(digits, "mhsa", model="vit_micro_p4_32", controls=True)
     assert plan.unheard == ("identity",)
     assert plan.pooling == plan.recipe.model.global_pool == "avg"
@@ -144,7 +144,7 @@ def test_a_deaf_mixer_makes_every_model_read_out_by_the_mean(digits):
         assert plan.recipe_for(mixer, 1).model.global_pool == "avg"
 
 
-def test_without_a_deaf_mixer_the_class_token_stays(digits):
+def test_without_such_a_mixer_the_class_token_stays(digits):
     plan = _plan(digits, "mhsa,ska", model="vit_micro_p4_32", controls=False)
     assert plan.unheard == ()
     assert plan.pooling == "token"
@@ -223,7 +223,7 @@ def test_weights_that_do_not_fit_are_refused_before_training(digits, tmp_path: P
         _plan(digits, "mhsa,ska", recipe=recipe)
 
 
-def test_a_class_token_by_hand_with_a_deaf_mixer_is_refused(digits):
+def test_a_class_token_by_hand_with_a_mixer_without_prefix_tokens_is_refused(digits):
     recipe = _recipe(model="vit_micro_p4_32")
     recipe = replace(recipe, model=replace(recipe.model, global_pool="token"))
     with pytest.raises(UserError, match="--no-controls"):

@@ -20,8 +20,8 @@ from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import get_mixer_class, list_mixers, mixer_options
 from mixer_cases import (
     ACCURACY,
-    BESIDE,
     DIM,
+    NEEDED_WITH,
     SAME_RESULT,
     alternatives,
     close,
@@ -98,8 +98,8 @@ def test_every_option_value_does_something(name: str, option: str, value: Any) -
     site = {"grid": (3, 4), "num_prefix_tokens": 1, "site_neuron": OTHER_NEURONS}
     if (name, option) in SAME_RESULT:
         pytest.skip("chooses a way of computing; see the test of such options")
-    beside = BESIDE.get((name, option), {})
-    chosen = (beside, {**beside, option: value})
+    needed = NEEDED_WITH.get((name, option), {})
+    chosen = (needed, {**needed, option: value})
 
     def made(given: dict[str, Any], *, stirred: bool = True) -> TokenMixer:
         return make(name, given, stirred=stirred, seed=0 if stirred else 3, **site)
@@ -192,7 +192,9 @@ def test_masking_is_as_claimed(name: str, options: dict[str, Any], training: boo
         return
     x, (bias, others) = tokens(mixer), contract.example_mask(mixer, ACCURACY)
     ignored = torch.equal(mixer(x, bias=bias)[..., others, :], mixer(x)[..., others, :])
-    assert ignored or not contract.mask_holds(mixer, ACCURACY), "not maskable, but the mask held"
+    assert ignored or not contract.mask_holds(mixer, ACCURACY), (
+        "not maskable, but the mask was kept"
+    )
 
 
 @in_64_bits

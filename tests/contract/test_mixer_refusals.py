@@ -121,7 +121,7 @@ def test_another_grid_is_served_or_refused_with_a_remedy(
 
 
 @every_mixer
-def test_what_is_held_a_position_refuses_a_turned_grid_of_as_many_tokens(name: str) -> None:
+def test_what_is_kept_per_position_refuses_a_turned_grid_of_as_many_tokens(name: str) -> None:
     """Six tokens of 3x2 are not the six of 2x3, though their number fits."""
     mixer = make(name).eval()
     x = tokens(mixer)

@@ -135,7 +135,7 @@ def lose_frames(root: Path) -> None:
 @pytest.mark.parametrize(
     "damage", [flip_a_count, cut, grow, spoil_header, spoil_manifest, lose_frames]
 )
-def test_damaged_frames_are_made_anew(
+def test_damaged_frames_are_rebuilt(
     root: Path, made: list[int], damage: Callable[[Path], None]
 ) -> None:
     before = opened(root)
@@ -285,7 +285,7 @@ def test_a_folder_that_cannot_be_written_leaves_its_frames_to_the_users_cache(
     assert cache_dir.place_for(root).folder.parent == tmp_path / "user" / "keymix"
 
 
-def test_frames_beside_data_that_cannot_be_written_are_used(
+def test_frames_next_to_data_that_cannot_be_written_are_used(
     root: Path, made: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = opened(root)
@@ -343,5 +343,5 @@ def test_few_events_are_reported_by_a_warm_cache_too(root: Path, made: list[int]
     assert len(made) == 2 * 24
     assert few_events(opened(root, time_steps=2)).startswith("1 of 24 recordings has fewer events")
     assert not few_events(opened(root, time_steps=1))
-    held = load("moving_digits:100", time_steps=2000)  # kept in memory alone
-    assert re.match(r"\d+ of 100 recordings have fewer events than T = 2000", few_events(held))
+    loaded = load("moving_digits:100", time_steps=2000)  # kept in memory alone
+    assert re.match(r"\d+ of 100 recordings have fewer events than T = 2000", few_events(loaded))

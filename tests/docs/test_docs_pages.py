@@ -64,7 +64,7 @@ def test_page_reports_names_and_file_of_its_mixer(page: Path) -> None:
 
 
 @each("page", {page.stem: (page,) for page in PAGES})
-def test_measured_numbers_stand_beside_their_command(page: Path) -> None:
+def test_measured_numbers_have_their_command(page: Path) -> None:
     measured = prose(page).partition("## Measured")[2].strip()
     assert measured == "Not yet measured." or "keymix " in measured or "../results/" in measured
 

@@ -16,7 +16,7 @@ from keymix.models import list_models
 from keymix.models.match import trainable
 
 PAGE = (DOCS / "models.md").read_text(encoding="utf-8")
-TOLD = {
+FAMILIES = {
     name: row[0] for row in table(PAGE, "models-table") for name in re.findall(r"`(\w+)`", row[1])
 }
 
@@ -29,11 +29,11 @@ def base(name: str) -> str:
 
 
 def test_every_model_is_reported_and_every_name_is_a_model() -> None:
-    assert {base(name) for name in list_models()} == set(TOLD)
+    assert {base(name) for name in list_models()} == set(FAMILIES)
 
 
 def test_small_models_are_small() -> None:
-    small = [name for name, family in TOLD.items() if family == "small"]
+    small = [name for name, family in FAMILIES.items() if family == "small"]
     assert len(small) == 10
     for name in small:
         assert trainable(keymix.create_model(name)) < 700_000, name

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What docs/papers.md prints beside the papers' figures is counted again."""
+"""What docs/papers.md prints next to the papers' figures is counted again."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def hosted(mixer: str, *, shared: bool = False, **options: Any) -> Any:
 def same_region(block: Any) -> Tensor:
     """Whether two tokens of a window lie in one region of the shifted image, ``[nW, N, N]``.
 
-    Told from the shift itself, not from the mask: in the last row and column of windows a side of
+    Read off the shift itself, not from the mask: in the last row and column of windows a side of
     4 falls into 2 tokens of one edge and 2 of the other.
     """
     assert block.shift_size == (2, 2)

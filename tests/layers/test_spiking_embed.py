@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Embeddings and blocks of spiking models beside their equations, written out here."""
+"""Embeddings and blocks of spiking models against their equations, written out here."""
 
 from __future__ import annotations
 

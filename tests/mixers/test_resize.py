@@ -175,12 +175,12 @@ def test_derivatives_meet_finite_differences(name: str, resize: str, grid: Any) 
     x = torch.randn(1, 1 + grid[0] * grid[1], 4, dtype=torch.float64, requires_grad=True)
     names = [k for k in dict(mixer.named_parameters()) if k.startswith("key")]
 
-    def call(x: Tensor, *held: Tensor) -> Tensor:
-        given = dict(zip(names, held, strict=True))
+    def call(x: Tensor, *parameters: Tensor) -> Tensor:
+        given = dict(zip(names, parameters, strict=True))
         return torch.func.functional_call(mixer, given, (x,), {"grid": grid})
 
-    held = [mixer.get_parameter(k).detach().requires_grad_() for k in names]
-    assert torch.autograd.gradcheck(call, (x, *held))
+    parameters = [mixer.get_parameter(k).detach().requires_grad_() for k in names]
+    assert torch.autograd.gradcheck(call, (x, *parameters))
 
 
 @pytest.mark.parametrize("name", KEYED)

@@ -100,8 +100,8 @@ def test_derivatives_meet_finite_differences(resize: str, grid: Any) -> None:
     weight = mixer.pos_proj.weight
     x = torch.randn(2, 1 + grid[0] * grid[1], 4, dtype=torch.float64, requires_grad=True)
 
-    def call(x: Tensor, held: Tensor) -> Tensor:
-        given = {"pos_proj.weight": held}
+    def call(x: Tensor, weight: Tensor) -> Tensor:
+        given = {"pos_proj.weight": weight}
         return torch.func.functional_call(mixer, given, (x,), {"grid": grid})
 
     assert torch.autograd.gradcheck(call, (x, weight.detach().requires_grad_()))
@@ -139,7 +139,7 @@ def test_the_state_says_a_resampled_code() -> None:
     assert torch.equal(moved.pos_code, other.pos_code)
 
 
-def test_a_mixer_given_memory_anew_has_its_code_with_its_state() -> None:
+def test_a_mixer_built_on_meta_has_its_code_with_its_state() -> None:
     mixer = coded(None).eval()
     empty = coded(None).eval().to("meta").to_empty(device="cpu")
     empty.load_state_dict(mixer.state_dict())

@@ -172,9 +172,11 @@ class Halved(nn.Module):
         self.stride, self.prefix = stride, prefix
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        first, laid = x[..., : self.prefix, :], x[..., self.prefix :, :]
-        laid = laid.unflatten(-2, grid)[..., :: self.stride, :: self.stride, :].flatten(-3, -2)
-        return torch.cat((first, laid), -2)
+        first, patches = x[..., : self.prefix, :], x[..., self.prefix :, :]
+        patches = patches.unflatten(-2, grid)[..., :: self.stride, :: self.stride, :].flatten(
+            -3, -2
+        )
+        return torch.cat((first, patches), -2)
 
 
 def halved(name: str, resize: str | None, grid: tuple[int, int], keys: tuple[int, int]) -> Any:

@@ -152,10 +152,10 @@ def test_looking_at_spikes_moves_no_statistics(name: str) -> None:
     mixer = small(name).train()
     x = spikes_like(2, 2, 5, 12)
     before = {k: v.clone() for k, v in mixer.state_dict().items()}
-    held = {k: id(v) for k, v in mixer.named_buffers()}
+    buffers = {k: id(v) for k, v in mixer.named_buffers()}
     mixer.spikes(x)
     assert all(torch.equal(before[k], v) for k, v in mixer.state_dict().items())
-    assert held == {k: id(v) for k, v in mixer.named_buffers()}
+    assert buffers == {k: id(v) for k, v in mixer.named_buffers()}
     mixer(x)
     assert not torch.equal(before["q_bn.running_mean"], mixer.q_bn.running_mean)
 

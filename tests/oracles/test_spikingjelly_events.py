@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers, frames and splits beside SpikingJelly's, on files written byte by byte."""
+"""Readers, frames and splits against SpikingJelly's, on files written byte by byte."""
 
 from __future__ import annotations
 

@@ -151,6 +151,12 @@ def test_every_text_of_the_record_is_escaped():
     assert EVIL in json.loads(reader.scripts[0])["classes"]["names"]
 
 
+def test_a_class_named_like_a_mixer_is_no_mixer():
+    page = render(make_record(classes=["identity", "softmax", "cat"]))
+    for name in ("identity", "softmax", "cat"):
+        assert f'<th scope="row" data-value="{name}"><bdi>{name}</bdi></th>' in page
+
+
 def test_an_attention_image_that_is_no_png_is_refused():
     record = make_record()
     record["attention"]["images"][1]["png"] = 'data:image/png;base64,AAAA"); } body { x: url("y'

@@ -131,5 +131,5 @@ def test_a_page_marks_rows_and_leaves_on_a_phone_what_says_something() -> None:
     drawn = environment().from_string(source).render(table=table, looks={}, r=None)
     assert '<table class="numbers">' in drawn
     assert '<td data-label="b" class="soft wide">–</td></tr>' in drawn
-    assert '<tr class="met"><th scope="row" data-value="y">y</th>' in drawn
+    assert '<tr class="met"><th scope="row" data-value="y"><bdi>y</bdi></th>' in drawn
     assert '<td data-label="b" class="state">why</td>' in drawn

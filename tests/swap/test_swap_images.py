@@ -45,7 +45,7 @@ def test_a_model_of_one_size_is_shown_no_other(name: str, mixer: str) -> None:
 @together
 @pytest.mark.parametrize("name", ANY)
 @pytest.mark.parametrize("mixer", ["softmax", "pooling"])
-def test_a_model_of_any_size_is_shown_any_where_no_keys_are_laid(name: str, mixer: str) -> None:
+def test_a_model_of_any_size_is_shown_any_where_no_keys_have_a_grid(name: str, mixer: str) -> None:
     if mixer == "pooling" and name != "timm_metaformer":
         mixer = "re_attention"
     model, x = tiny(name), images(larger(name))

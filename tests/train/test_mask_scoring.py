@@ -36,7 +36,7 @@ from keymix.train.recipe import DataConfig, ModelConfig, Recipe, TaskConfig
 CPU = torch.device("cpu")
 
 
-class Told(nn.Module):
+class Answering(nn.Module):
     """A segmenter that answers every image with the same logits ``[K, H, W]``."""
 
     def __init__(self, logits: Tensor) -> None:
@@ -47,10 +47,10 @@ class Told(nn.Module):
         return self.logits.expand(len(images), -1, -1, -1)
 
 
-def sure_of(mask: np.ndarray, classes: int) -> Told:
+def sure_of(mask: np.ndarray, classes: int) -> Answering:
     """Answer with the class numbers of a mask."""
     planes = [torch.from_numpy(mask == k) for k in range(classes)]
-    return Told(torch.stack(planes).double().float() * 10)
+    return Answering(torch.stack(planes).double().float() * 10)
 
 
 def scored(model: nn.Module, data: ImageData) -> tuple[MaskAnswers, MaskDetails]:
@@ -177,12 +177,12 @@ def test_distances_are_millimetres_of_rows_and_columns_each(
 def task(data_of: Callable[[np.ndarray], ImageData], tmp_path: Path) -> SegmentationTask:
     """A task with a Dice loss of weight 1/4, and a model whose answers are drawn."""
     recipe = Recipe(
-        name="told",
-        data=DataConfig(spec="masks:told"),
+        name="scored",
+        data=DataConfig(spec="masks:scored"),
         model=ModelConfig(name="setr_micro"),
         task=TaskConfig(options={"dice": 0.25}),
     )
-    model = Told(torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(0)))
+    model = Answering(torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(0)))
     losses = Losses(model, str, tmp_path, late=False)
     data = data_of(np.zeros((4, 6)))
     return SegmentationTask(recipe, model, data=data, steps_per_epoch=1, losses=losses)

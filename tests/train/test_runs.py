@@ -188,7 +188,7 @@ def test_images_larger_than_the_runs_are_cropped_as_it_cropped_them(
 
 
 def test_another_size_shows_as_much_of_an_image_as_training_did(done: Run) -> None:
-    """Held in memory or not: what evaluation crops does not depend on the size."""
+    """In memory or not: what evaluation crops does not depend on the size."""
     from keymix.train.evaluation import data_for
 
     seen = replace(done.weights()[1].data, crop_pct=0.75)

@@ -33,7 +33,7 @@ Asking = Literal["cls", "mean"] | At
 View = Literal["image", "matrix"]
 
 MOST_LAYERS = 12
-"""Where no layers are chosen, at most so many are shown."""
+"""Layers that are shown at most where none are chosen."""
 
 
 @dataclass(frozen=True, kw_only=True)

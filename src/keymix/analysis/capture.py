@@ -225,7 +225,7 @@ def run_once(
         for seat in seats.values():
             handle = seat.module.register_forward_hook(hook(seat), with_kwargs=True)
             stack.callback(handle.remove)
-        with refusing(model, images, unless=own):
+        with refusing(model, images, ours=own):
             unwrapped(model)(images)
     idle = [path for path in seats if path not in ran]
     if idle:
@@ -233,12 +233,15 @@ def run_once(
 
 
 @contextlib.contextmanager
-def refusing(model: nn.Module, images: Tensor, *, unless: Sequence[object] = ()) -> Iterator[None]:
-    """Turn what a model raises at images into an error that names them, `unless` has an entry."""
+def refusing(model: nn.Module, images: Tensor, *, ours: Sequence[object] = ()) -> Iterator[None]:
+    """Turn what a model raises at images into an error that names them.
+
+    What fails while `ours` has an entry is no fault of the images and is raised as it is.
+    """
     try:
         yield
     except (AssertionError, ValueError, RuntimeError) as error:
-        if unless or isinstance(error, UserError | torch.OutOfMemoryError):
+        if ours or isinstance(error, UserError | torch.OutOfMemoryError):
             raise
         raise cannot_take(model, images, error) from error
 

@@ -362,7 +362,7 @@ def block_of(model: nn.Module, path: str) -> str:
 
 
 def tokens_of(output: Any, width: int, layout: Layout | None) -> Float[Tensor, "B N C"]:
-    """Return a block's output, the first of several, as tokens of so many channels.
+    """Return a block's output, the first of several, as tokens of ``width`` channels.
 
     It is tokens already, or an image with channels first or last.
     """

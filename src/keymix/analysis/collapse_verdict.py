@@ -21,7 +21,7 @@ from keymix.analysis.collapse_record import (
 from keymix.records import to_json
 
 FEW = 16
-"""Below so many images the verdict says that they are few."""
+"""Images below which the verdict says that they are few."""
 
 EVEN = 0.95
 """Entropy over ln M from which maps are called nearly even."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from keymix.analysis.complexity_record import Complexity, MixerEntry, RatioPoint, Setting, WeightRow
+from keymix.analysis.complexity_record import Complexity, MixerRow, RatioPoint, Setting, WeightRow
 from keymix.analysis.complexity_scaling import Progress, measure_at, no_progress
 from keymix.analysis.complexity_sites import (
     TIME_STEPS,
@@ -34,7 +34,7 @@ SWEEP = (16, 36, 64, 144, 256, 576, 1024, 2304, 4096)
 """Tokens of the figure of multiply-adds per parameter."""
 
 HEAD_DIMS = (4, 8, 16, 32, 64, 96, 128)
-"""Widths of the figure are so many channels per head."""
+"""Channels per head of the widths in the figure."""
 
 POS_DIM = 50
 """What the record keeps as ``pos_dim`` where none is given."""
@@ -131,7 +131,7 @@ def _counted(setting: Setting, chosen: Sequence[SizedMixer], progress: Progress)
     for mixer in chosen:
         traits = get_mixer_class(mixer.name).traits
         _, reason = ledger.look(mixer, setting.at)
-        entry = MixerEntry(
+        entry = MixerRow(
             label=mixer.label,
             name=mixer.name,
             domain=traits.domain,

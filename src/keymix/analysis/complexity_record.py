@@ -51,7 +51,7 @@ class Setting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixerEntry:
+class MixerRow:
     """A mixer of the study.
 
     Attributes:
@@ -303,7 +303,7 @@ class Complexity:
 
     format: int = FORMAT
     setting: Setting
-    mixers: tuple[MixerEntry, ...]
+    mixers: tuple[MixerRow, ...]
     formulas: tuple[FormulaRow, ...] = ()
     by_tokens: tuple[RatioPoint, ...]
     by_dim: tuple[RatioPoint, ...]

@@ -40,7 +40,7 @@ FAILURES = (
 
 
 def near_square(tokens: int) -> Grid:
-    """Return the grid nearest to a square that has just so many tokens, such as 12 on 3 x 4."""
+    """Return the grid of exactly ``tokens`` tokens nearest to a square, such as 12 on 3 x 4."""
     if not 1 <= tokens <= MOST_TOKENS:
         raise UserError(f"{tokens=} must be at least 1 and at most {MOST_TOKENS:,}")
     rows = next(r for r in range(math.isqrt(tokens), 0, -1) if tokens % r == 0)

@@ -30,7 +30,7 @@ GLOBAL, NOT_SHARED = "spatially global", "no"
 """The paper's words."""
 
 SIDES, HEAD_DIM = (6, 7), 32
-"""The facts are read on a grid of so many rows and columns, and in heads no wider than this: they
+"""The facts are read on a grid of these rows and columns, and in heads no wider than this: they
 depend on no size."""
 
 

@@ -257,7 +257,7 @@ def _prepare(
 
 @dataclass(frozen=True)
 class _Example:
-    """What a pass is run on: so many images of a size, as the passes make them."""
+    """What a pass is run on: a number of images of a size, as the passes make them."""
 
     passes: Passes
     size: tuple[int, ...]

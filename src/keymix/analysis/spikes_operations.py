@@ -58,7 +58,7 @@ class Operation:
         dense: Multiply-adds if every input counted, over all steps.
         twin: Multiply-adds of it in the ANN counterpart, which has one step (the key in records).
         macs: Multiply-adds that have to be made: all of ``dense`` where the input is real.
-        acs: Additions, a spike's value counted as so many (synaptic operations, SOPs).
+        acs: Additions, a spike of value v counted as v (synaptic operations, SOPs).
         acs_low: Additions if an input costs one whatever its value; equals ``acs`` if binary.
     """
 
@@ -102,7 +102,7 @@ class _Factor:
         self.uses = self.spikes = 0.0
 
     def read(self, x: Tensor, fan_out: int) -> None:
-        """Read values, each of which goes into so many results."""
+        """Read values, each of which goes into ``fan_out`` results."""
         nonzero, total = self.values.add(x)
         self.used(nonzero * fan_out, total * fan_out)
 

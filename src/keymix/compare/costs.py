@@ -362,7 +362,7 @@ def _effort(models: Sequence[nn.Module], data: DataRecord, threads: int) -> Effo
 
 
 def _effort_for(seconds: float, models: int) -> Effort:
-    """Return the effort for models whose slowest takes so many seconds per image."""
+    """Return the effort for models, the slowest of which takes these seconds per image."""
     batch = 2 ** int(max(0.0, min(math.log2(BATCH_SIZE), math.log2(BATCH_SECONDS / seconds))))
     rounds = int(BUDGET_SECONDS / (max(1, models) * (batch / 2 + 1) * seconds))
     return Effort(batch_size=batch, repeats=max(FEWEST, min(REPEATS, rounds)))

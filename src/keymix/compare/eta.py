@@ -38,7 +38,7 @@ EPOCH_SECONDS = 0.01
 BYTES_PER_PARAMETER, BYTES_PER_SECOND = 16, 4e8
 """Weights, averaged weights and both moments, and how fast they are written."""
 MAPS_SECONDS, MAPS_IMAGES = 2.0, 150
-"""What attention maps and the page take: a fixed part, and so many images through every model."""
+"""What attention maps and the page take: a fixed part, and these images through every model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,7 +249,7 @@ def _epochs_done(job: Job) -> int:
 def side_by_side(seconds: Sequence[float], processes: int, busy: Sequence[float] = ()) -> float:
     """Return how long jobs take that go, in order, to whichever process is free first.
 
-    Some processes may be `busy` with something else for so many seconds.
+    Some processes may be `busy` with something else for some seconds.
     """
     ends = [*busy, *[0.0] * (processes - len(busy))]
     heapq.heapify(ends)

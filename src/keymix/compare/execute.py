@@ -87,7 +87,7 @@ class Runner:
         train(recipe, folder, progress=None if after is None else lambda line: after(), data=images)
 
     def try_out(self, recipe: Recipe, runs: float) -> Trial | None:
-        """Time a few steps of a recipe, for so many runs in a row; None if they fail."""
+        """Time a few steps of a recipe, for ``runs`` runs in a row; None if they fail."""
         try:
             return eta.try_out(recipe, self._images(recipe), runs=runs)
         except FAILURES:  # as the run will

@@ -37,7 +37,7 @@ Stage = tuple[list[int], dict[str, PackedMaps], dict[str, str]]
 
 PICTURES, COLLAPSE_IMAGES = 4, 64
 MOST_LAYERS = 12
-"""Attention maps of at most so many layers are kept."""
+"""Layers of which attention maps are kept at most."""
 
 
 @dataclass(frozen=True, kw_only=True)

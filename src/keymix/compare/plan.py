@@ -170,7 +170,9 @@ class Job:
     seed: int
     recipe: Recipe
     folder: Path
-    trial: float = 0.0  # if not 0, a few steps are timed, for an estimate of so many runs in a row
+    trial: float = (
+        0.0  # if not 0, a few steps are timed, for an estimate of this number of runs in a row
+    )
 
 
 def resolve(

@@ -207,7 +207,7 @@ def method(
     device: str,
     narrow: str = "",
 ) -> tuple[Paragraph, ...]:
-    """Say how it was done, one paragraph per question; so many runs are done."""
+    """Say how it was done, one paragraph per question; ``done`` runs are done."""
     sizes = data.sizes
     left_out, inputs = data.left_out_count, data.kind.nouns
     task, unit = data.task_kind, unit_of(data)

@@ -42,7 +42,7 @@ _AHEAD = 0.55  # share of the pairs of neighbours that are more alike than all o
 _ALIKE = 0.4  # ... at this correlation, without what all images of the sequence share
 _FADES = 0.57  # or share of those more alike than with the third image, which digits reach, ...
 _SOME_ALIKE, _NEARER = 0.25, 0.7  # ... and more than with one far away
-_ERRORS = 2.5  # by so many standard errors
+_ERRORS = 2.5  # standard errors
 _HALF = 0.5  # the same shares of a single sequence, where all of them together belong so
 _SAME, _SAME_SHAPE = 0.1, 0.7  # difference over contrast, and correlation, of equal scenes
 _FLAT = 2.0  # grey levels of contrast below which a picture shows nothing
@@ -274,7 +274,7 @@ def _looks(row: _Row, every: Grey | None = None) -> _Looks:
 
 
 def _evenly(count: int) -> NDArray[np.int64]:
-    """Choose up to eight places, evenly over so many."""
+    """Choose up to eight places, evenly over all."""
     return np.linspace(0, count - 1, min(_OTHERS, count)).astype(np.int64)
 
 

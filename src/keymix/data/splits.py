@@ -308,7 +308,7 @@ def _quotas(counts: IntArray, number: int, caps: IntArray, ties: NDArray[np.uint
 
 
 def is_large(count: int) -> bool:
-    """Whether headers and contents of so many images are read of a sample only."""
+    """Whether headers and contents of this number of images are read of a sample only."""
     return count > LARGE
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,7 +50,7 @@ def patch_grid(size: Grid, patch: Grid, *, padded: bool = False) -> Grid:
     return size[0] // patch[0], size[1] // patch[1]
 
 
-class _OwnPatchEmbed(PatchEmbed):
+class _OwnPatchEmbed(PatchEmbed, ABC):
     """timm's patch embedding with layers of its own in place of the convolution.
 
     Images ``[B, in_chans, H, W]`` of the size that it was built for become tokens ``[B, N, C]``.
@@ -91,9 +92,9 @@ class _OwnPatchEmbed(PatchEmbed):
             )
         return self.tokens(x)
 
+    @abstractmethod
     def tokens(self, x: Tensor) -> Tensor:
         """Embed an image of the right size."""
-        raise NotImplementedError
 
 
 class ConvStem(_OwnPatchEmbed):

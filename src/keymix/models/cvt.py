@@ -183,7 +183,7 @@ class CvT(StageModel):
         return len(self.stages)
 
     def keep_maps(self, count: int) -> None:
-        """Drop the stages after the first so many, and the class token with the last."""
+        """Drop the stages after the first ``count``, and the class token with the last."""
         self.stages = self.stages[:count]
         self.num_prefix_tokens = 0
 

@@ -79,8 +79,8 @@ class FeatureModel(MixerModel):
     ) -> Any:
         """Return maps of features from between, and the final features, as timm's models do.
 
-        ``indices`` are the last so many of ``feature_info``, or these; all if None. They are
-        normalised as the last is if ``norm``. ``stop_early`` runs nothing behind the last of them.
+        ``indices`` are positions in ``feature_info``, or a number n for the last n; all if None.
+        They are normalised as the last is if ``norm``. ``stop_early`` runs nothing behind the last.
         """
         if output_fmt != "NCHW":
             raise UserError(f"{output_fmt=} must be 'NCHW'")
@@ -110,7 +110,7 @@ class StageModel(FeatureModel):
 
     @abstractmethod
     def keep_maps(self, count: int) -> None:
-        """Drop what comes after the first so many maps."""
+        """Drop what comes after the first ``count`` maps."""
 
     @property
     @abstractmethod

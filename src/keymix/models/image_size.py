@@ -115,7 +115,7 @@ def without_memory(model: nn.Module) -> Any:
 
 
 def take_time_steps(model: nn.Module, time_steps: int) -> None:
-    """Let a spiking model take so many steps T, 1 or more, from the next call on, or refuse.
+    """Let a spiking model take T time steps, 1 or more, from the next call on, or refuse.
 
     Paper: QKFormer, https://arxiv.org/abs/2403.16552, Table 5 varies T. No weight depends on it.
     """

@@ -17,7 +17,7 @@ from keymix.mixers.spiking import SpikingMixer
 Builder = Callable[[MixerSpec], nn.Module]
 
 MOST_TIMES = 8
-"""Search up to so many times the mixer's own heads."""
+"""Multiple of the mixer's own heads up to which is searched."""
 WITH_HEADS = (MapMixer, SpikingMixer)
 """Mixers whose inner width is heads of some width."""
 

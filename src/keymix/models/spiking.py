@@ -116,7 +116,7 @@ class SpikingTransformer(StageModel):
         put_mixers(self, mixer, mixer_options)
 
     def set_time_steps(self, time_steps: int) -> None:
-        """Take so many steps T from the next call on; no weight depends on them.
+        """Take T time steps from the next call on; no weight depends on them.
 
         Args:
             time_steps: 1 or more.
@@ -165,7 +165,7 @@ class SpikingTransformer(StageModel):
         return len(self.taps)
 
     def keep_maps(self, count: int) -> None:
-        """Drop the blocks and stages after the first so many maps."""
+        """Drop the blocks and stages after the first ``count`` maps."""
         stage, block = self.taps[count - 1]
         self.stages = self.stages[: stage + 1]
         self.stages[stage].blocks = self.stages[stage].blocks[: block + 1]

@@ -39,7 +39,7 @@ class Geometry:
     model: nn.Module | None = None
 
     def resolve(self, count: int, mine: Grid, there: Grid | None) -> Grid:
-        """Return the grid that so many positions of a checkpoint are on.
+        """Return the grid that the positions of a checkpoint are on.
 
         It is ``there``, the model's at the size of the weights, where that is known; else ``mine``,
         the model's own, or a square. Refused if the size contradicts the count, or the count alone
@@ -85,7 +85,7 @@ class Geometry:
         return None if resolution is None else window_grid(resolution, window)
 
     def window(self, path: str, rows: int, mine: Grid) -> Grid:
-        """Return the window that a table of so many rows is for; ``mine`` is the model's there."""
+        """Return the window that a table of ``rows`` rows is for; ``mine`` is the model's there."""
         there: Any = None if self.model is None else self.model.get_submodule(path)
         known = None if there is None else tuple(there.window_size)
         if rows == _rows(mine) and (mine[0] == mine[1] or known == mine):

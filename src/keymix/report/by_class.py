@@ -52,7 +52,7 @@ def by_class(
     *,
     of: Sequence[int] | None = None,
 ) -> ByClass:
-    """Compare mixers with the baseline class by class; scores count so many of each class, or 1.
+    """Compare mixers with the baseline class by class; scores are sums over ``of`` inputs of each.
 
     Controls are in no chart and decide no order, unless there is nothing else.
     """
@@ -101,7 +101,7 @@ def by_seed(
 
 
 def mean(values: Iterable[float | None], of: int = 1) -> float | None:
-    """Average the values that there are, each of so many; None without any."""
+    """Average the values that there are, each a sum over ``of`` inputs; None without any."""
     known = [value for value in values if value is not None]
     return sum(known) / (of * len(known)) if known and of else None
 

@@ -271,7 +271,7 @@ NAME = 128.0
 """Room for a name at the end of a curve, px; longer ones lose their middle."""
 
 DEPTH = 10.0
-"""A control's curve may go so many times below all others before it leaves the chart."""
+"""A control's curve may go this factor below all others before it leaves the chart."""
 
 _GAP, _REACH, _PAD = 12.5, 18.0, 1.25
 _APART = 34.0  # least distance of two numbers on the x axis, px
@@ -462,7 +462,7 @@ CLASS_NAME = 118.0
 """Room for a class's name, px."""
 
 FEW = 20
-"""Up to so many classes each has a row of its own."""
+"""Classes up to which each has a row of its own."""
 
 BIN = 4.0
 """Width of a histogram's bar, px."""

@@ -55,7 +55,7 @@ def distance(value: float | None) -> str:
 
 
 def places(value: float, most: int = 2) -> int:
-    """Return how many decimals make three digits, at most so many."""
+    """Return how many decimals make three digits, at most ``most``."""
     return min(most, 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0)
 
 

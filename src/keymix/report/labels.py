@@ -20,7 +20,7 @@ def text_width(content: str) -> float:
 
 
 def shorten(content: str, room: float) -> str:
-    """Cut a label's middle out so that it fits into so many px; its ends identify it best."""
+    """Cut a label's middle out so that it fits into ``room`` px; its ends identify it best."""
     if text_width(content) <= room:
         return content
     head, tail = content[: len(content) // 2], content[len(content) // 2 :]
@@ -42,7 +42,7 @@ ROOM = 190.0
 
 
 def short_labels(labels: Sequence[str], room: float = ROOM) -> dict[str, str]:
-    """Shorten labels, all shown together, that need more room than so many px.
+    """Shorten labels, all shown together, that need more room than ``room`` px.
 
     ``static_key(activation=relu,pos_dim=3)`` next to ``static_key(activation=relu,...)`` becomes
     ``static_key(…,pos_dim=3)``; of mixers per stage, ``a/b/c/c`` next to ``a/a/c/c``, what all

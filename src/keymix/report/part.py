@@ -132,7 +132,7 @@ class Page:
 
         Args:
             answers: Of any run, for the truth, on which alone the choice rests.
-            number: At most so many.
+            number: How many at most.
         """
         images = len(answers.index)
         return sorted({i * images // number for i in range(number)} if images else ())

@@ -42,7 +42,7 @@ def picture(pixels: npt.NDArray[np.uint8]) -> Image.Image:
 
 
 def image_uri(pixels: npt.NDArray[np.uint8], *, most: int = MAX_SIDE) -> str:
-    """Encode an image as `picture` takes it, at most so many pixels per side."""
+    """Encode an image as `picture` takes it, at most ``most`` pixels per side."""
     made = picture(pixels)
     if max(made.size) > most:
         made.thumbnail((most, most))

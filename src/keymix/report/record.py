@@ -301,7 +301,7 @@ class Attention:
 class Collapse:
     """How alike the maps of neighbouring blocks are: the mean of each pair, by mixer's label.
 
-    Of the weights of a seed, on so many test images; `missing` says why a mixer has none.
+    Of the weights of a seed, on the same test images; `missing` says why a mixer has none.
     """
 
     pairs: tuple[str, ...]

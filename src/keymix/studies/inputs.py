@@ -202,7 +202,7 @@ def load_images(
     """Find the inputs that a model is shown: files, or a data set's as a loader shows them.
 
     `words` are files, folders or one data spec, None for the run's own data; at most `limit` inputs
-    are taken, evenly. Recordings have so many `time_steps`, None for the run's own.
+    are taken, evenly. Recordings have `time_steps` frames, None for the run's own.
     """
     view = view or loaded.view
     if words is not None and not (len(words) == 1 and is_spec(words[0])):

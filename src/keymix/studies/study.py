@@ -38,7 +38,7 @@ class Session:
 
     frame: Callable[[], StudyRecord]  # says by which command, when and on what the record is made
     note: Callable[[str], None]  # writes a line for the person
-    # shows how many of so many inputs were read, by label, number and noun
+    # shows how many of all inputs were read, by label, number and noun
     reading: Callable[[str, int, str], AbstractContextManager[Callable[[int], None] | None]]
     # shows what is being done and which share of all is done
     working: Callable[[], AbstractContextManager[Callable[[str, float], None]]]

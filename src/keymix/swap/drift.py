@@ -132,7 +132,7 @@ def _keep_output(
 
 
 MOST_NUMBERS = 2**24
-"""Rows of maps are compared in parts of at most so many numbers."""
+"""Rows of maps are compared in parts of at most this size, in numbers."""
 
 
 class _Sums:

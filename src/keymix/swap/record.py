@@ -149,7 +149,7 @@ def sentence(before: Step, after: Step, layers: int) -> str:
 
     "5 of 12 layers, −0.3 points of held-out top-1 (−1.1 to +0.5), −18 % latency": the brackets
     have the 95 % interval over the held-out images; latency is of one image, with a figure where
-    `keymix.analysis.timing.compare` calls it different. The model has so many ``layers``.
+    `keymix.analysis.timing.compare` calls it different. The model has ``layers`` layers.
     """
     points = _signed(100 * (after.top1 - before.top1), 1)
     low, high = (_signed(100 * end, 1) for end in (after.change_low, after.change_high))

@@ -190,7 +190,7 @@ class HeldOut:
         """Measure a swapped model, or the original, against the original on the same images.
 
         ``layers`` are swapped, and make up ``share`` of the attention's cost. Latency is measured
-        in turns; so many ``comparisons`` with the original share the test's level.
+        in turns; all ``comparisons`` with the original share the test's level.
         """
         shown = original if model is None else model
         size = tuple(self.images.shape[1:])

@@ -70,7 +70,7 @@ class EpochRecord:
         return state
 
     def start(self, seconds: float = 0.0) -> None:
-        """Start the clock of an epoch, on which so many seconds were spent before a stop."""
+        """Start the clock of an epoch, on which `seconds` were spent before a stop."""
         self._start, self._before = time.perf_counter(), seconds
 
     def trained(self, device: torch.device) -> None:
@@ -151,7 +151,7 @@ class ProgressBar:
 
 
 class Saver:
-    """Save a run's checkpoints: at ends of epochs, every so many minutes, and before it stops."""
+    """Save a run's checkpoints: at ends of epochs, every few minutes, and before it stops."""
 
     def __init__(
         self,

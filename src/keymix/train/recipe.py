@@ -86,7 +86,7 @@ class DataConfig:
     Args:
         spec: Data spec, e.g. ``digits``, ``parquet:PATH``, ``folder:PATH``.
         image_size: Side of the images the model sees, pixels, or their height and width
-            (``32,48``); None keeps the data's own. Events are counted in so many pixels.
+            (``32,48``); None keeps the data's own. Events are counted in these pixels.
         limit: Use only this many training images, a stratified choice; None for all.
         val_fraction: Share of the training images split off for validation, in (0, 1).
         split_seed: Seed of that split, apart from the training seed.

@@ -141,7 +141,9 @@ def made_trace() -> list[Result]:
     gpu.call("cudaStreamSynchronize", 465, 20)
     gpu.ask(455)
     gpu.work("triton_poi_fused_gelu_0", 1210, 1300, 200)
-    gpu.work("void at::native::bfloat16_copy_kernel_cuda", 1220, 1400, 200, "aten::copy_")  # beside
+    gpu.work(
+        "void at::native::bfloat16_copy_kernel_cuda", 1220, 1400, 200, "aten::copy_"
+    )  # next to it
     gpu.work("void at::native::multi_tensor_apply_kernel<FusedAdam>", 1650, 1700, 100, "aten::x")
     gpu.work("something new", 1300, 1850, 50)
     gpu.call("cudaDeviceSynchronize", 2010, 30)

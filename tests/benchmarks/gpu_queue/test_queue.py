@@ -53,7 +53,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
-    """Make a queue of some jobs; another one on the same folders goes on there."""
+    """Make a queue of some jobs; another one on the same folders resumes there."""
     monkeypatch.setattr(schedule, "GRACE", 5.0)
     monkeypatch.setattr(schedule, "_WRITE", 0.0)
     monkeypatch.setattr(schedule, "_LOOK", 0.05)
@@ -167,17 +167,17 @@ def test_trainings_share_the_gpu_as_their_job_says(
     runs = [step(name, toy_jobs.meeting, resumable=True) for name in "xyz"]
     counts = toy_jobs.job(1, "counts", *runs, side_by_side=lambda results: slots)
     one = queue(counts, toy_jobs.job(2, "alone", step("a")))
-    beside: list[int] = []
+    others: list[int] = []
     following = one.following
 
     def watched(running: Sequence[Any]) -> Any:
-        beside.append(len(running))
+        others.append(len(running))
         assert len({r.job.name for r in running}) <= 1
         return following(running)
 
     monkeypatch.setattr(one, "following", watched)
     assert one.run()
-    assert max(beside) == most
+    assert max(others) == most
     assert set(standing(one).values()) == {"done"}
 
 
@@ -189,8 +189,8 @@ def test_trainings_share_the_gpu_with_nothing_else(queue: Make) -> None:
     )
     one = queue(first, second, only=["*/run"])
     assert one.following([]) == (first, run)
-    for beside in ((second, run), (first, step("a")), (second, step("a"))):
-        busy = SimpleNamespace(job=beside[0], step=beside[1])
+    for others in ((second, run), (first, step("a")), (second, step("a"))):
+        busy = SimpleNamespace(job=others[0], step=others[1])
         assert one.following([busy]) is None
 
 

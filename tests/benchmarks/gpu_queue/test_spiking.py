@@ -190,7 +190,7 @@ def test_the_answer_about_steps_follows_from_the_ratios() -> None:
     assert "0.80" not in page
 
 
-def test_orders_of_growth_are_found_and_stand_beside_the_papers(results: dict[str, Any]) -> None:
+def test_orders_of_growth_are_found_and_listed_with_the_papers(results: dict[str, Any]) -> None:
     memory = copy.deepcopy(results["memory"])
     rows = []
     for side in (8, 20, 50, 100):

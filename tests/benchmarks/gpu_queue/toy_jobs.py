@@ -55,7 +55,7 @@ def hanging(context: Context) -> Result:
 
 
 def falling(context: Context) -> Result:
-    """Come as far as 3, fail, and go on from there."""
+    """Come as far as 3, fail, and resume from there."""
     file = context.work / "count"
     if file.is_file():
         return {"from": int(file.read_text())}

@@ -453,7 +453,7 @@ def borders(parquet: Any) -> list[tuple[int, int]]:
 
 
 def batches(parquet: Any, file: Path, group: int, column: str) -> Iterator[Any]:
-    """Read a column of a row group, so many rows at a time as cannot fill the memory."""
+    """Read a column of a row group, at a time no more rows than memory can take."""
     rows = min(_rows_at_once(chunk) for chunk in _chunks(parquet, group, column))
     with readable(file):
         waiting: list[Any] = []

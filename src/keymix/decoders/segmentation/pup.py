@@ -78,7 +78,7 @@ class PUPDecoder(nn.Module):
         self.head = self.classifier(num_classes, **factory)
 
     def classifier(self, num_classes: int, **factory: Any) -> nn.Module:
-        """Make a 1x1 convolution to so many classes, or nothing for none."""
+        """Make a 1x1 convolution to the classes, or nothing for none."""
         if num_classes == 0:
             return nn.Identity()
         return nn.Conv2d(self.num_features, num_classes, 1, **factory)

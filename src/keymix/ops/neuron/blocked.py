@@ -77,7 +77,7 @@ def _empty(x: Tensor, *shape: int) -> Tensor:
 
 
 def _cut(neurons: Neurons, rows: int) -> Iterator[tuple[slice, Tensor, _Chunk]]:
-    """Yield each part of the row, memory of so many steps of it, and its chunk with one more."""
+    """Yield each part of the row, memory of ``rows`` steps of it, and its chunk with one more."""
 
     def part_of(value: Coefficient, part: slice) -> Coefficient:
         return value[part] if isinstance(value, Tensor) and value.ndim else value

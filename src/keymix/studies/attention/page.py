@@ -174,23 +174,20 @@ def caption(record: AttentionRecord, models: Sequence[AttentionModel], query: st
 
 
 def layer_table(record: AttentionRecord) -> Table:
-    """Make the table of the layers that were read."""
+    """Make the table of the layers that were read; whole maps have nothing in the last columns."""
     columns = [
         Column("model", "model", "name"),
         Column("layer", "layer", "whole"),
         Column("path", "path"),
-        Column("heads read", "heads_read", "whole"),
-        Column("keys", "keys", "whole"),
+        Column("heads read", "heads_read", "whole", where="people"),
+        Column("keys", "keys", "whole", where="people"),
+        Column("grid of keys", "key_grid", where="people", sort="none"),
+        Column("strongest, × even", "strongest, x even", "ratio", write=number),
+        Column("on prefix tokens, %", "on prefix tokens, %", "ratio", write="{:.1f}".format),
     ]
-    if record.view == "image":
-        columns += [
-            Column("grid of keys", "key_grid", sort="none"),
-            Column("strongest, × even", "peak", "ratio", write=number),
-            Column("on prefix tokens, %", "prefix_share", "percent"),
-        ]
     of_heads = " (mean)" if record.heads == "mean" else ""
     rows = [
-        [
+        (
             model.label,
             layer.number,
             layer.path,
@@ -198,12 +195,12 @@ def layer_table(record: AttentionRecord) -> Table:
             tables.Cell(layer.even[0], ", ".join(map(str, dict.fromkeys(layer.even)))),
             " × ".join(map(str, layer.key_grid or ())),
             layer.peak,
-            layer.prefix_share,
-        ][: len(columns)]
+            None if layer.prefix_share is None else 100 * layer.prefix_share,
+        )
         for model in record.models
         for layer in model.layers
     ]
-    return Table("layers", "Layers that were read", columns, rows)
+    return Table("", "Layers that were read", columns, rows)
 
 
 def render(record: AttentionRecord, drawn: Sequence[Drawn]) -> str:

@@ -17,9 +17,9 @@ from keymix.analysis.attention_record import (
 )
 from keymix.analysis.study_record import joined
 from keymix.errors import NoAttentionMap, UserError
-from keymix.report.tables import Column, Table
+from keymix.report.tables import Table
 from keymix.studies import inputs
-from keymix.studies.attention.page import figures, render
+from keymix.studies.attention.page import figures, layer_table, render
 from keymix.studies.study import Content, Session, Study, split_list
 
 if TYPE_CHECKING:
@@ -125,22 +125,7 @@ DeepViT Fig. 6, selected blocks of ViT over DeepViT:
         return found
 
     def tables(self, record: AttentionRecord) -> Sequence[Table]:
-        headings = ("model", "layer", "path", "strongest, x even", "on prefix tokens, %")
-        columns = [
-            Column(name, name, "text" if i < 3 else "ratio") for i, name in enumerate(headings)
-        ]
-        rows = [
-            (
-                model.label,
-                layer.number,
-                layer.path,
-                None if layer.peak is None else f"{layer.peak:.3g}",
-                None if layer.prefix_share is None else f"{100 * layer.prefix_share:.1f}",
-            )
-            for model in record.models
-            for layer in model.layers
-        ]
-        return [Table("", "", columns, rows)]
+        return [layer_table(record)]
 
     def files(self, record: AttentionRecord) -> Mapping[str, Content]:
         del record

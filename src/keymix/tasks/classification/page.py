@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from keymix.tasks.classification.answers import BoolArray, ClassAnswers
 
 CONFUSIONS = 10
-"""At most so many mix-ups of a mixer are kept."""
+"""Confusions of a mixer that are kept at most."""
 
 
 # ---- what the record keeps -------------------------------------------------------------------
@@ -143,7 +143,7 @@ def classes_view(record: ComparisonRecord, looks: Mapping[str, Look]) -> Classes
     }
     base = accuracy.get(record.baseline)
     columns = [
-        Column("class", "class", "name"),
+        Column("class", "class"),
         Column("test images", "images", "whole", style="soft", most_first=True),
         *([_column(looks[record.baseline], record.baseline)] if base else []),
         *(_column(looks[label], label, most_first=True) for label in by.others),

@@ -170,7 +170,7 @@ def classes_view(record: ComparisonRecord, looks: Mapping[str, Look]) -> Classes
     }
     by = by_class(overlaps, names, looks, record.baseline)
     columns = (
-        Column("class", "class", "name"),
+        Column("class", "class"),
         Column("mixer", "mixer", "name"),
         Column("test images with it", "images", "whole", style="soft"),
         Column("Jaccard, %", "jaccard", "percent", most_first=True),
