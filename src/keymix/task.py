@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -21,6 +21,8 @@ from keymix.errors import UserError, unknown
 
 DEFAULT = "classification"
 """The task of records that name none: those of the first versions, which knew no other."""
+IMBALANCE = 1.3
+"""Classes are uneven if the largest has more training inputs than this times their mean."""
 LOSS = "loss"
 """Key of the loss among the scores of an evaluation."""
 Part = Literal["training", "answers", "page"]
@@ -42,6 +44,7 @@ class Score:
             else the unit itself, or nothing.
         unit_key: Where the task's own part of a record has the unit in place of `unit`.
         places: Decimal places of a value that is no fraction; None for three digits.
+        since: Version of keymix from which on it is recorded; empty for all.
     """
 
     key: str
@@ -54,6 +57,7 @@ class Score:
     unit: str = "%"
     unit_key: str = ""
     places: int | None = None
+    since: str = ""
 
     @property
     def scale(self) -> float:
@@ -115,6 +119,8 @@ class Task:
         does: What a model of it does, such as ``classifies images``.
         holds: What its data are, such as ``images with a class each``.
         scores: The scores of an evaluation; models are compared by the first.
+        uneven: Key of the score that models are compared by where classes are uneven
+            (`IMBALANCE`); empty for the first.
         validation_loss: Whether evaluation gives a loss.
         unit: Unit of chance, of which intervals over the test split are, such as ``image``.
         options: A frozen dataclass of the task's own options, ``task.options`` in recipes.
@@ -136,6 +142,7 @@ class Task:
     does: str
     holds: str
     scores: tuple[Score, ...]
+    uneven: str = ""
     validation_loss: bool = True
     unit: str = "image"
     options: type | None = None
@@ -155,11 +162,37 @@ class Task:
         """The score that models are compared by."""
         return self.scores[0]
 
+    def compared_by(self, key: str | None) -> Task:
+        """Return the task with another of its scores as the one that models are compared by.
+
+        Args:
+            key: Of the score; None for the first.
+        """
+        if key is None or key == self.score.key:
+            return self
+        first = [each for each in self.scores if each.key == key]
+        return replace(self, scores=(*first, *(s for s in self.scores if s.key != key)))
+
+    def decided_by(self, class_inputs: Sequence[int]) -> str | None:
+        """Say which score models are compared by, if it is not the first.
+
+        Args:
+            class_inputs: Training inputs of each class; empty where there are no classes.
+        """
+        uneven = max(class_inputs, default=0) * len(class_inputs) > IMBALANCE * sum(class_inputs)
+        return self.uneven if self.uneven and uneven else None
+
     @property
     def keys(self) -> tuple[str, ...]:
         """Keys of the scores of an evaluation, the loss first where there is one."""
         own = tuple(score.key for score in self.scores)
         return (LOSS, *own) if self.validation_loss else own
+
+    @property
+    def always_recorded(self) -> frozenset[str]:
+        """Those of the keys that records of every version have."""
+        later = {each.key for each in self.scores[1:] if each.since}
+        return frozenset(self.keys) - later
 
     @property
     def takes(self) -> str:

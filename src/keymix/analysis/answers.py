@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,8 @@ class Answers(ABC):
     """
 
     index: IntArray
+    imaginary: ClassVar[float] = 0.0
+    """Added to the sum of squares of differences over units, 2 for Bonett and Price's two images"""
 
     @classmethod
     def of(cls, answers: Answers) -> Self:
@@ -57,6 +59,20 @@ class Answers(ABC):
 
         Shape: ``[R, U]`` -> ``[R]``, NaN where the score is not defined.
         """
+
+    def unit_values(self) -> FloatArray:
+        r"""Return a value for each unit, such that their mean has the standard error of the score.
+
+        The pseudo-values of the delete-one jackknife, :math:`U\,s - (U - 1)\,s_{(u)}` with the
+        score :math:`s` of all units and :math:`s_{(u)}` without one. Where the score is a mean over
+        units, they are the values it is the mean of.
+
+        Shape: ``[U]``.
+        """
+        units = self.units
+        if units < 2:
+            return np.full(units, whole(self))
+        return units * whole(self) - (units - 1) * without_each(self)
 
     @abstractmethod
     def shared(self) -> Arrays:

@@ -42,7 +42,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from keymix.analysis.answers import Answers, bounded, whole, without_each
+from keymix.analysis.answers import Answers, bounded, whole
 from keymix.analysis.overlap import mean_jaccard
 from keymix.task import Score
 
@@ -141,7 +141,7 @@ def over_seeds(mixer: Mapping[int, float], baseline: Mapping[int, float]) -> Int
     elif sd <= SAME:
         notes.append("the difference is the same at every seed, so its spread cannot be estimated")
     else:
-        low, high, p = _student(mean, sd / math.sqrt(n), n)
+        low, high, p = _student(mean, sd / math.sqrt(n), n - 1)
     return Interval(n=n, difference=mean, low=low, high=high, p=p, note="; ".join(notes))
 
 
@@ -278,7 +278,8 @@ def over_cases(
             f"{' and '.join(single)} {'is' if len(single) == 1 else 'are each'} in one test case"
         )
         reason = f"{alone} alone, so nothing can be said of other cases"
-    return _jackknife(float(pooled), without, unit="case", reason=reason, ends=(-1.0, 1.0))
+    values = number * pooled - (number - 1) * without
+    return _of_values(float(pooled), values, unit="case", reason=reason, ends=(-1.0, 1.0))
 
 
 def over_units(
@@ -311,32 +312,28 @@ def over_units(
     if number == 0:
         return None
     difference = float(np.mean([whole(a) - whole(b) for a, b in pairs]))
-    if number < 2:
-        without = np.full(number, difference)
-    else:
-        without = np.mean([without_each(a) - without_each(b) for a, b in pairs], axis=0)
-    defined = bool(np.isfinite(without).all())
-    return _jackknife(
+    values = np.mean([a.unit_values() - b.unit_values() for a, b in pairs], axis=0)
+    defined = bool(np.isfinite(values).all())
+    return _of_values(
         difference,
-        without,
+        values,
         unit=unit,
         reason="" if defined else f"without one of the {unit}s the {score.name} is not defined",
         ends=bounded(score, -math.inf, math.inf),
     )
 
 
-def _jackknife(
-    difference: float, without: FloatArray, *, unit: str, reason: str, ends: tuple[float, float]
+def _of_values(
+    difference: float, values: FloatArray, *, unit: str, reason: str, ends: tuple[float, float]
 ) -> Interval:
-    """Return the interval of the delete-one jackknife, within `ends` of what differences can be.
+    """Return the t interval of the mean of units' values, within `ends` of what it can be.
 
-    `without` are the differences without each unit, `reason` says why there is no interval.
+    `values` are those of `Answers.unit_values`; `reason` says why there is no interval.
     """
-    number, difference = len(without), tidy(difference)
+    number, difference = len(values), tidy(difference)
     error, low, high, p = 0.0, None, None, None
     if number > 1 and not reason:
-        spread = float(np.square(without - without.mean()).sum())
-        error = math.sqrt((number - 1) / number * spread)
+        error = float(values.std(ddof=1)) / math.sqrt(number)
     if number < 2:
         note = f"one {unit} has no spread, so nothing can be said about other {unit}s"
     elif reason:
@@ -347,9 +344,141 @@ def _jackknife(
         )
     else:
         note = f"only {number} test {unit}s, so the interval is rough" if number < FEW_CASES else ""
-        low, high, p = _student(difference, error, number)
+        low, high, p = _student(difference, error, number - 1)
         low, high = max(ends[0], low), min(ends[1], high)
     return Interval(n=number, difference=difference, low=low, high=high, p=p, note=note)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crossed:
+    r"""A mean over seeds and units with its standard error: training runs crossed with test units.
+
+    Each seed's model answers every unit. With the values :math:`x_{su}` of :math:`S` seeds and
+    :math:`U` units, a two-way random-effects model gives
+
+    .. math:: \mathrm{se}^2 = \mathrm{se}_S^2 + \mathrm{se}_U^2 - \mathrm{MSE} / (S U),
+
+    the variances of the means over seeds and over units, and the mean square of what is left, which
+    is in both; neither is less than the last. Obuchowski and Rockette (1995,
+    doi:10.1080/03610919508813243) with the degrees of freedom of Hillis (2007,
+    doi:10.1002/sim.2532), Satterthwaite's over both:
+    :math:`\mathrm{se}^4 / (\mathrm{se}_S^4 / (S - 1) + \mathrm{se}_U^4 / (U - 1))`. Of one seed
+    it is the interval over units.
+
+    Args:
+        mean: The mean, or the mean difference.
+        seeds: Number of seeds S.
+        units: Number of units U.
+        var_seeds: Variance of the mean over seeds, as if units were fixed.
+        var_units: Variance of the mean over units, as if seeds were fixed.
+        var_rest: The mean square of what is left, over S U.
+    """
+
+    mean: float
+    seeds: int
+    units: int
+    var_seeds: float
+    var_units: float
+    var_rest: float
+
+    @property
+    def error(self) -> float:
+        """The standard error."""
+        return math.sqrt(max(self.var_seeds + self.var_units - self.var_rest, 0.0))
+
+    @property
+    def df(self) -> float:
+        """Degrees of freedom of Student's t."""
+        spread = self.var_units**2 / (self.units - 1)
+        if self.seeds > 1:
+            spread += self.var_seeds**2 / (self.seeds - 1)
+        return self.error**4 / spread if spread > 0 else math.inf
+
+    @property
+    def p(self) -> float | None:
+        """Two-sided p-value of a mean of 0; None without spread."""
+        if self.error <= SAME:
+            return None
+        return float(2 * stats.t.sf(abs(self.mean) / self.error, self.df))
+
+    def half(self, level: float) -> float:
+        """Half the width of the interval at a level."""
+        return float(stats.t.ppf(0.5 + level / 2, self.df)) * self.error
+
+    def ends(self, level: float = LEVEL) -> tuple[float, float]:
+        """Both ends of the interval at a level."""
+        half = self.half(level)
+        return self.mean - half, self.mean + half
+
+    def error_with(self, *, seeds: int | None = None, units: int | None = None) -> float:
+        """Predict the standard error with other numbers of seeds or units."""
+        s, u = seeds or self.seeds, units or self.units
+        rest = self.var_rest * self.seeds * self.units
+        of_seeds = max(self.var_seeds - self.var_rest, 0.0) * self.seeds
+        of_units = max(self.var_units - self.var_rest, 0.0) * self.units
+        return math.sqrt(of_seeds / s + of_units / u + rest / (s * u))
+
+
+def crossed(
+    means: Sequence[float], values: Sequence[FloatArray], *, imaginary: float = 0.0
+) -> Crossed | None:
+    """Estimate a mean over seeds and units, and how certain it is.
+
+    Args:
+        means: The score, or the difference of scores, of each seed.
+        values: Of each seed, the values of all units (`Answers.unit_values`, or their difference).
+        imaginary: What joins the sum of squares over units, `Answers.imaginary`.
+
+    Returns:
+        The estimate; None with fewer than two units, without a seed, or of values not all defined.
+    """
+    x = np.array(values, dtype=np.float64)
+    if not len(x) or x.shape[1] < 2 or not np.isfinite(x).all():
+        return None
+    s, u = x.shape
+    over_units = x.mean(axis=0)
+    var_units = float(over_units.var(ddof=1)) / u + imaginary / (u + 2) ** 2
+    var_seeds = rest = 0.0
+    if s > 1:
+        left = x - x.mean(axis=1, keepdims=True) - over_units + x.mean()
+        rest = float(np.square(left).sum()) / ((s - 1) * (u - 1) * s * u)
+        var_seeds = max(float(np.var(means, ddof=1)) / s, rest)
+        var_units = max(var_units, rest)
+    mean = tidy(float(np.mean(means)))
+    return Crossed(
+        mean=mean, seeds=s, units=u, var_seeds=var_seeds, var_units=var_units, var_rest=rest
+    )
+
+
+def crossed_difference(
+    mixer: Mapping[int, Answers], other: Mapping[int, Answers]
+) -> Crossed | None:
+    """Estimate the difference of two mixers at the seeds that both finished; see `crossed`.
+
+    Args:
+        mixer: Answers of the mixer's models by seed.
+        other: Those of the other's, or under one key `EVERY_SEED` answers that no seed changes.
+    """
+    pairs = _pairs(mixer, other)
+    if not pairs:
+        return None
+    return crossed(
+        [whole(a) - whole(b) for a, b in pairs],
+        [a.unit_values() - b.unit_values() for a, b in pairs],
+        imaginary=pairs[0][0].imaginary,
+    )
+
+
+EVERY_SEED = -1
+"""The seed of answers that no training makes, such as the largest class."""
+
+
+def _pairs(
+    mixer: Mapping[int, Answers], other: Mapping[int, Answers]
+) -> list[tuple[Answers, Answers]]:
+    if EVERY_SEED in other:
+        return [(mixer[s], other[EVERY_SEED]) for s in sorted(mixer)]
+    return [(mixer[s], other[s]) for s in sorted(set(mixer) & set(other))]
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -413,10 +542,10 @@ def no_better_than_chance(top1: float, *, classes: int, images: int) -> bool:
     return top1 <= chance + 2 * math.sqrt(chance * (1 - chance) / images)
 
 
-def _student(mean: float, error: float, n: int) -> tuple[float, float, float]:
-    """Ends of Student's t interval of a mean of n values by its standard error, and the p-value."""
-    half = float(stats.t.ppf(0.5 + LEVEL / 2, n - 1)) * error
-    return mean - half, mean + half, float(2 * stats.t.sf(abs(mean) / error, n - 1))
+def _student(mean: float, error: float, df: float) -> tuple[float, float, float]:
+    """Ends of Student's t interval of a mean by its standard error, and the p-value."""
+    half = float(stats.t.ppf(0.5 + LEVEL / 2, df)) * error
+    return mean - half, mean + half, float(2 * stats.t.sf(abs(mean) / error, df))
 
 
 def _plural(n: int, word: str) -> str:

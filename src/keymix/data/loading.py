@@ -391,7 +391,9 @@ def load(
     train = made["train"].inputs
     mean, std, measured_on = train.statistics()
     fingerprint, fingerprint_of = _fingerprint(pairs, rows_left_out(left_out))
+    decided = task.decided_by(_class_inputs(made["train"].targets, len(source.classes)))
     facts = DataFacts(
+        compared_by=decided,
         split_seed=split_seed,
         val_fraction=val_fraction,
         limit=limit,
@@ -413,8 +415,15 @@ def load(
         val=made["val"],
         test=made["test"],
         facts=preparation.facts(facts),
-        task=task,
+        task=task.compared_by(decided),
     )
+
+
+def _class_inputs(targets: Targets, classes: int) -> list[int]:
+    """Count the inputs of each class; empty where targets are no classes."""
+    if targets.kind is not CLASS:
+        return []
+    return [int(n) for n in np.bincount(targets.strata, minlength=classes)]
 
 
 def _fingerprint(pairs: Pairs, left_out: Mapping[str, IntArray]) -> tuple[str, str]:

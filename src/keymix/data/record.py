@@ -75,6 +75,7 @@ class DataFacts:
         left_out: The first of the broken images that were left out.
         left_out_count: Number of images that were left out.
         event_split: Of events, name of the published split; None where there are none.
+        compared_by: Key of the score that models are compared by; None for the task's first.
     """
 
     time_steps: int | None = None
@@ -99,6 +100,7 @@ class DataFacts:
     left_out: tuple[LeftOutImage, ...] = ()
     left_out_count: int = 0
     event_split: str | None = None
+    compared_by: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +141,8 @@ class DataRecord(DataFacts, _Shape):  # fields of the last base come first
 
     @property
     def task_kind(self) -> Task:
-        """The task, with its scores."""
-        return get_task(self.task)
+        """The task, with its scores; the first is that which models are compared by."""
+        return get_task(self.task).compared_by(self.compared_by)
 
     @property
     def kind(self) -> InputKind:
@@ -164,7 +166,11 @@ class DataRecord(DataFacts, _Shape):  # fields of the last base come first
             *(_OF_MASKS if self.multilabel is None else ()),
             *(("task",) if self.task == DEFAULT else ()),
             *(_OF_EVENTS if not self.events else ()),
-            *(name for name in ("unfit", "event_split") if getattr(self, name) is None),
+            *(
+                name
+                for name in ("unfit", "event_split", "compared_by")
+                if getattr(self, name) is None
+            ),
         )
 
 

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from keymix.data.specs import task_name
 from keymix.errors import KeymixWarning, UserError
-from keymix.task import Task, get_task
+from keymix.task import Task
 from keymix.train import files
 from keymix.train.checkpoints import Checkpoint, usable
 from keymix.train.evaluation import score_split
@@ -102,7 +101,7 @@ def mend(run: Run) -> bool:
         checkpoint = usable(folder)
         kept = () if checkpoint is None else checkpoint[1].lines
         lost: list[str] = []
-        task = get_task(task_name(run.recipe.data.spec))
+        task = read_summary(folder).task_kind
         lines, _ = _lines(run, run.recipe.schedule.epochs, kept, lost, task)
         files.write_metrics(folder / files.METRICS, lines)
         if lost:
@@ -124,7 +123,7 @@ def validated(which: str, run: Run, data: ImageData, model: nn.Module) -> Valida
     facts = files.read_facts(path)
     known = {} if facts.val is None or facts.epoch is None else facts.val
     own = Validated(epoch=facts.epoch, val=known)
-    if known.keys() >= {*data.task.keys} and not own.lacks(data.task):
+    if known.keys() >= data.task.always_recorded and not own.lacks(data.task):
         return own
     model = copy.deepcopy(model)  # training continues with the other, in its own mode
     model.load_state_dict(files.read_weights(path)[0])

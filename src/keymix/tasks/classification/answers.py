@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from keymix.data.dataset import ImageData, Split
 
 BoolArray = npt.NDArray[np.bool_]
+Shares = npt.NDArray[np.float16]
 
 TOP5_FROM = 6
 """Classes; with five or fewer, top-5 is always right and recorded as null."""
@@ -41,13 +42,17 @@ FEW = 8
 """Images below which the same answer for all means little."""
 NEARLY = 0.95
 """Share of images with one answer that counts as all, unless its class dominates (`Balance`)."""
+MOST_STORED = 100
+"""Classes up to which the probabilities of all are stored, in half precision."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClassAnswers(Answers):
     """The class that a model gave each image of a split, all arrays ``[N]``.
 
-    `top5` says whether the true class is among the five most likely; None if unknown.
+    `top5` says whether the true class is among the five most likely, `confidence` is the
+    probability of the predicted class, and `probabilities` ``[N, K]`` are those of all of up to
+    `MOST_STORED` classes; None if unknown. The score is balanced accuracy if `balanced`.
     """
 
     index: IntArray
@@ -55,6 +60,10 @@ class ClassAnswers(Answers):
     predicted: IntArray
     top5: BoolArray | None
     classes: tuple[str, ...]
+    confidence: Shares | None = None
+    probabilities: Shares | None = None
+    balanced: bool = False
+    imaginary: ClassVar[float] = 2.0
 
     @property
     def units(self) -> int:
@@ -68,20 +77,51 @@ class ClassAnswers(Answers):
         return right
 
     def score(self, weights: FloatArray) -> FloatArray:
-        """Weighted share of right answers, ``[R, N]`` -> ``[R]``; NaN without any weight."""
-        total = weights.sum(axis=1)
-        share: FloatArray = np.full(len(weights), np.nan)
-        np.divide(weights @ self.correct.astype(np.float64), total, out=share, where=total > 0)
-        return share
+        """Weighted share of right answers, ``[R, N]`` -> ``[R]``; NaN without any weight.
+
+        Balanced, it is the mean of the shares of the classes that have weight.
+        """
+        right, member = self.correct.astype(np.float64), np.ones((self.units, 1))
+        if self.balanced:
+            member = (self.target[:, None] == np.unique(self.target)).astype(np.float64)
+        total = weights @ member
+        share: FloatArray = np.full(total.shape, np.nan)
+        np.divide(weights @ (right[:, None] * member), total, out=share, where=total > 0)
+        there = (total > 0).sum(axis=1)
+        mean: FloatArray = np.full(len(weights), np.nan)
+        np.divide(np.nansum(share, axis=1), there, out=mean, where=there > 0)
+        return mean
+
+    def unit_values(self) -> FloatArray:
+        r"""Whether each image was right, 1 or 0; balanced, its share in the score, ``[N]``.
+
+        With :math:`K` classes of :math:`n_k` images and recalls :math:`r_k`, image :math:`i` of
+        class :math:`k` has :math:`B + \frac{N}{K n_k} \sqrt{\frac{n_k}{n_k - 1}} (x_i - r_k)`:
+        the mean is balanced accuracy :math:`B`, and the variance of the mean that of an interval
+        stratified by class.
+        """
+        right = self.correct.astype(np.float64)
+        if not self.balanced:
+            return right
+        return balanced_values(right, self.target)
+
+    def balanced_as(self, balanced: bool) -> ClassAnswers:  # which of two scores
+        """Return the same answers scored by balanced accuracy, or by accuracy."""
+        return replace(self, balanced=balanced)
 
     def shared(self) -> Arrays:
         """Positions and true classes."""
         return {"index": self.index, "target": self.target}
 
     def arrays(self, which: str) -> Arrays:
-        """Predicted classes, and whether the true one is among five."""
-        predicted: dict[str, npt.NDArray[np.int64] | BoolArray] = {f"{which}_pred": self.predicted}
-        return predicted if self.top5 is None else predicted | {f"{which}_top5": self.top5}
+        """Predicted classes, whether the true one is among five, and probabilities."""
+        found = {
+            "pred": self.predicted,
+            "top5": self.top5,
+            "confidence": self.confidence,
+            "prob": self.probabilities,
+        }
+        return {f"{which}_{name}": made for name, made in found.items() if made is not None}
 
     def same_truth(self, other: Answers) -> bool:
         """Whether other answers are to the same images with the same classes."""
@@ -113,6 +153,21 @@ class ClassAnswers(Answers):
         return counts(self.target, len(self.classes)), counts(right, len(self.classes))
 
 
+def balanced_values(right: FloatArray, target: IntArray) -> FloatArray:
+    """Return each image's share in balanced accuracy; see `ClassAnswers.unit_values`."""
+    classes, place, images = np.unique(target, return_inverse=True, return_counts=True)
+    recall = np.bincount(place, weights=right) / images
+    spread = np.sqrt(images / np.maximum(images - 1, 1))
+    weight = (len(target) / (len(classes) * images) * spread)[place]
+    values: FloatArray = recall.mean() + weight * (right - recall[place])
+    return values
+
+
+def is_balanced(task: Task) -> bool:
+    """Whether models are compared by balanced accuracy."""
+    return task.score.key == "balanced"
+
+
 def counts(labels: IntArray, num_classes: int) -> tuple[int, ...]:
     """Count the images of each class."""
     return tuple(np.bincount(labels, minlength=num_classes).tolist())
@@ -141,8 +196,32 @@ class Hits(Metric):
         return torch.stack([self.right, self.images])
 
 
+class Recalls(Metric):
+    """Counts the images of each class and those of them that were right, as whole numbers."""
+
+    right: Tensor
+    images: Tensor
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        for name in ("right", "images"):
+            zeros = torch.zeros(num_classes, dtype=torch.int64)
+            self.add_state(name, zeros, dist_reduce_fx="sum")
+
+    def update(self, logits: Tensor, targets: Tensor) -> None:
+        """Take in a batch: logits [B, classes], targets [B]."""
+        classes = len(self.images)
+        hit = targets[logits.argmax(1) == targets]
+        self.right += torch.bincount(hit, minlength=classes)
+        self.images += torch.bincount(targets, minlength=classes)
+
+    def compute(self) -> Tensor:
+        """How many were right, of how many images [2, classes]."""
+        return torch.stack([self.right, self.images])
+
+
 class Scores(ValidationScores):
-    """Mean loss and top-1 and top-5 accuracy over an evaluation, correct under distribution.
+    """Mean loss, accuracy, balanced and top-5 accuracy of an evaluation, right if distributed.
 
     Accuracies are quotients of whole numbers: 21 of 200 is 0.105 and not its float32.
     """
@@ -151,6 +230,7 @@ class Scores(ValidationScores):
         super().__init__()
         self.loss = MeanMetric()
         self.top1 = Hits(1)
+        self.recalls = Recalls(num_classes)
         self.top5 = Hits(5) if num_classes >= TOP5_FROM else None
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
@@ -158,17 +238,19 @@ class Scores(ValidationScores):
         logits = logits.float()
         self.loss.update(F.cross_entropy(logits, targets), len(targets))
         self.top1.update(logits, targets)
+        self.recalls.update(logits, targets)
         if self.top5 is not None:
             self.top5.update(logits, targets)
 
     def metrics(self) -> Metrics:
-        """The scores since the last call: ``loss``, ``top1``, ``top5`` as fractions or None."""
+        """The scores since the last call: ``loss``, and as fractions or None the task's."""
         scores: Metrics = {
             "loss": float(self.loss.compute()),
             "top1": _share(self.top1),
+            "balanced": _mean_recall(self.recalls),
             "top5": None if self.top5 is None else _share(self.top5),
         }
-        for metric in (self.loss, self.top1, self.top5):
+        for metric in (self.loss, self.top1, self.recalls, self.top5):
             if metric is not None:
                 metric.reset()
         return scores
@@ -177,6 +259,12 @@ class Scores(ValidationScores):
 def _share(hits: Hits) -> float:
     right, images = hits.compute().tolist()
     return float(right / images)
+
+
+def _mean_recall(recalls: Recalls) -> float:
+    """The mean over the classes that there are images of."""
+    pairs = zip(*recalls.compute().tolist(), strict=True)
+    return float(np.mean([right / images for right, images in pairs if images]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,12 +307,23 @@ class ClassificationAnswers(AnswersPart):
             scores.update(logits, targets)
             best = logits.topk(min(5, classes), dim=1).indices
             hit = (best == targets[:, None]).any(1)
-            parts.append((batch.index.cpu(), targets.cpu(), best[:, 0].cpu(), hit.cpu()))
-        index, target, predicted, top5 = (
+            shares = logits.softmax(1).half()
+            sure = shares.amax(1)
+            kept = shares if classes <= MOST_STORED else shares[:, :0]
+            found = (batch.index, targets, best[:, 0], hit, sure, kept)
+            parts.append(tuple(each.cpu() for each in found))
+        index, target, predicted, top5, confidence, probabilities = (
             torch.cat(part).numpy() for part in zip(*parts, strict=True)
         )
         answers = ClassAnswers(
-            index=index, target=target, predicted=predicted, top5=top5, classes=data.classes
+            index=index,
+            target=target,
+            predicted=predicted,
+            top5=top5,
+            classes=data.classes,
+            confidence=confidence,
+            probabilities=probabilities if classes <= MOST_STORED else None,
+            balanced=is_balanced(data.task),
         )
         return Evaluated(scores=scores.metrics(), answers=answers)
 
@@ -233,13 +332,15 @@ class ClassificationAnswers(AnswersPart):
     ) -> ClassAnswers:
         """Read answers, images in the order of their index."""
         order = np.argsort(stored["index"], kind="stable")
-        top5 = stored.get(f"{which}_top5")
+        names = {"top5": "top5", "confidence": "confidence", "probabilities": "prob"}
+        more = {name: stored.get(f"{which}_{key}") for name, key in names.items()}
         return ClassAnswers(
             index=stored["index"][order],
             target=stored["target"][order],
             predicted=stored[f"{which}_pred"][order],
-            top5=None if top5 is None else top5[order],
+            **{name: None if made is None else made[order] for name, made in more.items()},
             classes=data.classes,
+            balanced=is_balanced(data.task_kind),
         )
 
     def faults(self, stored: Arrays, data: DataRecord) -> Iterator[str]:
@@ -251,7 +352,12 @@ class ClassificationAnswers(AnswersPart):
     def interval(
         self, task: Task, mixer: Mapping[int, Answers], baseline: Mapping[int, Answers]
     ) -> statistics.Interval | None:
-        """Compare two mixers over the test images (`keymix.analysis.statistics.over_images`)."""
+        """Compare two mixers over the test images (`keymix.analysis.statistics.over_images`).
+
+        Of balanced accuracy by the images' shares in it, hence stratified by class.
+        """
+        if task.score.key == "balanced":
+            return statistics.over_units(mixer, baseline, score=task.score, unit=task.unit)
         ours, theirs = (
             {seed: ClassAnswers.of(answers).correct for seed, answers in runs.items()}
             for runs in (mixer, baseline)

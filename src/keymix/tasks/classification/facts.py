@@ -11,8 +11,16 @@ TASK = Task(
     holds="images with a class each",
     scores=(
         Score(key="top1", name="accuracy", short="top-1", label="accuracy"),
+        Score(
+            key="balanced",
+            name="balanced accuracy",
+            short="balanced",
+            label="balanced accuracy",
+            since="0.2",
+        ),
         Score(key="top5", name="top-5 accuracy", short="top-5", label="top-5"),
     ),
+    uneven="balanced",
     training="keymix.tasks.classification.training:TRAINING",
     answers="keymix.tasks.classification.answers:ANSWERS",
     page="keymix.tasks.classification.page:PAGE",

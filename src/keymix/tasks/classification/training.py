@@ -136,7 +136,7 @@ class Classification(TrainingPart):
         teacher: Teacher | None,
     ) -> ClassificationTask:
         """Make what a run trains."""
-        return ClassificationTask(
+        task = ClassificationTask(
             recipe,
             model,
             num_classes=self.outputs(data.record()),
@@ -144,6 +144,8 @@ class Classification(TrainingPart):
             losses=losses,
             teacher=teacher,
         )
+        task.kind = data.task
+        return task
 
 
 TRAINING = Classification()
