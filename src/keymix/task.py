@@ -128,6 +128,7 @@ class Task:
         renamed: Recipe fields of earlier versions that are options now, by dotted key.
         details: The dataclass of what an evaluation records next to its scores; None for nothing.
         models: The task that models say they are for, where another task's models serve it.
+        plain: Model without a mixer that joins comparisons as a point of reference; empty for none.
         recipes: Default recipe of a comparison, by kind of input; under ``""`` that of any other.
         rooms: What else takes its models: ``swap``.
         whole_images: Whether images keep their own size and a batch is a list of them.
@@ -150,6 +151,7 @@ class Task:
     renamed: Mapping[str, str] = field(default_factory=dict)
     details: type[Any] | None = None
     models: str = ""
+    plain: str = ""
     recipes: Mapping[str, str] = field(default_factory=dict)
     rooms: frozenset[str] = frozenset()
     whole_images: bool = False

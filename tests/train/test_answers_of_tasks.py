@@ -133,7 +133,7 @@ def test_answers_to_other_questions_are_distinguished() -> None:
 
 def test_the_largest_class_is_a_reference() -> None:
     data = load("digits")
-    (found,) = answers_of(data.task).references(data).values()
+    found = next(iter(answers_of(data.task).references(data))).evaluated
     train, test = data.train.labels.numpy(), data.test.labels.numpy()
     largest = np.bincount(train).argmax()
     assert found.scores["top1"] == whole(found.answers) == (test == largest).mean()
@@ -143,7 +143,8 @@ def test_the_largest_class_is_a_reference() -> None:
 def test_the_commonest_class_of_each_pixel_is_a_reference(kind: str, tmp_path: Path) -> None:
     spec = f"uwgi:{write_uwgi(tmp_path)}"
     data = load(spec, image_size=24, test_fraction=0.3, val_fraction=0.3, masks=kind)
-    (found,) = answers_of(data.task).references(data).values()
+    (reference,) = answers_of(data.task).references(data)
+    found = reference.evaluated
     train = np.stack([data.train.mask(i).numpy() for i in range(len(data.train))])
     planes = [train == k for k in range(len(data.classes))]
     if kind == "multilabel":

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -14,11 +15,12 @@ from torch import Tensor, nn
 
 from keymix.analysis.capture import inference_mode_of
 from keymix.analysis.counting import default_input_size
-from keymix.analysis.memory import Build, Peak, cuda_growth, peak_memory
+from keymix.analysis.memory import Build, Peak, cuda_growth, peak_memory, run_pass
 from keymix.analysis.passes import Inputs, Passes, example_for, first_of, passes_of
 from keymix.analysis.timing import Paired, Pass, Samples, Turns, compare, quartiles
 from keymix.errors import UserError, check_positive
 
+_LEAST_ROUNDS = 3
 _NOT_HERE = "not measured: on a CPU a fresh process is needed; measure_models starts one"
 
 
@@ -195,6 +197,63 @@ def measure_interleaved(
             paired = compare(alone[baseline], alone[name], comparisons=len(models) - 1)
             costs[name] = replace(costs[name], against=paired)
     return costs
+
+
+def training_ms(
+    models: Mapping[str, nn.Module],
+    input_size: Sequence[int],
+    *,
+    batch_size: int,
+    seconds: float,
+    repeats: int = 20,
+    threads: int | None = None,
+    task: str = "",
+) -> dict[str, float]:
+    """Time forward and backward of a training batch, all models in turns; medians, milliseconds.
+
+    Args:
+        models: Name to model, each on its device; they get their mode back and keep no gradients.
+        input_size: Shape without the batch.
+        batch_size: Inputs per batch.
+        seconds: About how long it may take; three rounds at least.
+        repeats: Rounds at most.
+        threads: CPU threads within an operation; as they are if None.
+        task: Name of the task whose example batch the models take; one tensor if empty.
+    """
+    passes = passes_of(task)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_threads(threads))
+        timed_passes = {}
+        for name, model in models.items():
+            stack.enter_context(_training_mode(model))
+            x = example_for(model, passes, tuple(input_size), batch_size)
+            call = functools.partial(run_pass, model, x, "training", passes=passes)
+            timed_passes[name] = timed(call, first_of(x).device)
+        start = time.perf_counter()
+        turns, rounds = Turns(timed_passes, 1), 0
+        while rounds < _LEAST_ROUNDS or (
+            rounds < repeats and time.perf_counter() - start < seconds
+        ):
+            turns.round()
+            rounds += 1
+    return {name: 1e3 * quartiles(found.kept())[1] for name, found in turns.samples.items()}
+
+
+@contextlib.contextmanager
+def _training_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model in training mode; afterwards modes, statistics and gradients are as before."""
+    modes = {name: module.training for name, module in model.named_modules()}
+    buffers = {name: each.clone() for name, each in model.named_buffers()}
+    try:
+        model.train()
+        yield
+    finally:
+        for name, module in model.named_modules():
+            module.training = modes[name]
+        with torch.no_grad():
+            for name, each in model.named_buffers():
+                each.copy_(buffers[name])
+        model.zero_grad(set_to_none=True)
 
 
 def measure_paired(

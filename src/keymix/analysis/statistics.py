@@ -36,7 +36,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -53,13 +52,9 @@ SAME = 1e-7
 """Standard deviation of differences up to which they are the same: less than one image of ten
 million, and more than the rounding of accuracies that were stored in single precision."""
 
-VERDICT_SEEDS = 5
-"""Pairs of runs from which on a verdict is given."""
-
 FEW_CASES = 20
 """With fewer test cases, a note says that the interval is rough."""
 
-Verdict = Literal["better", "worse", "no difference shown", "no verdict"]
 FloatArray = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
@@ -94,6 +89,7 @@ class Interval:
         p: Two-sided p-value of no difference, ``None`` where there is none.
         p_holm: The same after Holm's correction over the mixers of the comparison.
         note: What is out of the ordinary, in words, else empty.
+        level: Confidence of the ends.
     """
 
     n: int
@@ -103,6 +99,7 @@ class Interval:
     p: float | None
     p_holm: float | None = None
     note: str = ""
+    level: float = LEVEL
 
 
 def summarize(values: Sequence[float]) -> Summary:
@@ -467,6 +464,18 @@ def crossed_difference(
         [a.unit_values() - b.unit_values() for a, b in pairs],
         imaginary=pairs[0][0].imaginary,
     )
+
+
+def crossed_mean(answers: Mapping[int, Answers]) -> Crossed | None:
+    """Estimate the score of one mixer over seeds and units; see `crossed`.
+
+    Args:
+        answers: By seed.
+    """
+    each = list(answers.values())
+    if not each:
+        return None
+    return crossed([whole(a) for a in each], [a.unit_values() for a in each])
 
 
 EVERY_SEED = -1

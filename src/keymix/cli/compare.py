@@ -28,10 +28,11 @@ _OPTIONS = (
     "--match",
     "--out",
     "--baseline",
+    "--margin",
     "--processes",
     "--import",
 )
-_FLAGS = ("--no-controls", "--ann", "--overwrite", "--json", "--help")
+_FLAGS = ("--no-controls", "--no-reference", "--ann", "--overwrite", "--json", "--help")
 _DEFAULT_OUT = "keymix-compare"
 
 _DESCRIPTION = """\
@@ -82,6 +83,8 @@ def main(argv: list[str]) -> int:
             baseline=named["--baseline"],
             controls="--no-controls" not in words.flags,
             ann="--ann" in words.flags,
+            reference="--no-reference" not in words.flags,
+            margin=_number("--margin", named["--margin"]),
             processes=_whole("--processes", named["--processes"]),
             imports=imports,
             overwrite="--overwrite" in words.flags,
@@ -103,6 +106,15 @@ def _whole(option: str, text: str | None) -> int | None:
         return whole_number(text)
     except ValueError:
         raise UserError(f"option {option} {text!r}: give a whole number.") from None
+
+
+def _number(option: str, text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"option {option} {text!r}: give a number.") from None
 
 
 def _seeds(text: str | None) -> int | list[int]:
@@ -164,6 +176,16 @@ def _help() -> str:
         help="what the others are compared with (default: softmax, or ssa)",
     )
     add("--no-controls", action="store_true", help="leave the identity control out")
+    add(
+        "--no-reference",
+        action="store_true",
+        help="leave out the points of reference: largest class, logistic regression, plain network",
+    )
+    add(
+        "--margin",
+        metavar="X",
+        help="differences up to this are equal, in points of a fraction (default: 2)",
+    )
     add("--ann", action="store_true", help="spiking models: the baseline's ANN counterpart joins")
     add("--processes", metavar="N", help="runs side by side (default: one per core, on a GPU one)")
     add("--import", metavar="FILE.py", help=IMPORT_HELP)

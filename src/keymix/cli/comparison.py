@@ -207,7 +207,7 @@ def print_result(result: Comparison) -> None:
     """Print the table, the verdicts and where the report is."""
     from keymix.report import formats
     from keymix.report.part import page_of
-    from keymix.report.wording import columns, dense_over, wording
+    from keymix.report.wording import columns, dense_over, recommended, wording
 
     record = result.record
     score, words = record.task_kind.score, wording(record)
@@ -216,7 +216,12 @@ def print_result(result: Comparison) -> None:
     def difference(row: OutcomeRow) -> str:
         if row.mixer == record.baseline:
             return "baseline"
+        if row.mixer in known:
+            return "reference"
         return formats.changed(row.seeds.difference if row.seeds else None, score)
+
+    rows = [*record.outcome.last]
+    known = {mixer.label for mixer in record.mixers if mixer.reference}
 
     def scored(row: OutcomeRow) -> str:
         found = row.scores[score.key]
@@ -242,22 +247,29 @@ def print_result(result: Comparison) -> None:
             if column.key in page_of(record.task_kind).terminal
         ),
         ("difference", difference),
-        ("95% seeds", lambda row: span(row.seeds)),
-        (f"95% {words.units}", lambda row: span(row.images)),
+        (f"{100 * (1 - record.alpha):.4g}% interval", lambda row: span(row.interval)),
+        ("certainty", lambda row: row.degree or ""),
         ("params", lambda row: formats.count(record.costs[row.mixer].params)),
         (f"MACs, {dense}" if dense else "MACs", macs),
         ("ms", lambda row: formats.three_digits(record.costs[row.mixer].latency_ms)),
         (f"{words.inputs}/s", lambda row: formats.rate(record.costs[row.mixer].images_per_s)),
         ("MiB", lambda row: formats.mib(record.costs[row.mixer].peak_mib)),
     ]
+    references = [
+        [row.name, formats.scored(row.scores.get(score.key), score), *[""] * (len(shown) - 2)]
+        for row in record.references
+    ]
+    _print_diagnoses(record)
     console.table(
         [head for head, _ in shown],
-        [[cell(row) for _, cell in shown] for row in record.outcome.last],
+        [*([cell(row) for _, cell in shown] for row in rows), *references],
         title=f"{record.title}: test {words.score}, last epoch",
     )
     _print_spikes(record)
     console.say()
-    console.say(record.lead)
+    shown_above = record.diagnoses[0].text if record.diagnoses else ""
+    if rest := record.lead.removeprefix(shown_above).strip():
+        console.say(rest)
     for row in record.outcome.last:
         if row.headline:
             console.say(f"- {row.headline}")
@@ -265,10 +277,20 @@ def print_result(result: Comparison) -> None:
             console.say(f"  no interval over seeds: {why}.")
     if record.caution:
         console.say(record.caution)
+    if text := recommended(record):
+        console.say(text)
     _print_data(record)
     console.say()
     console.say(f"report   {result.report}")
     console.say(f"results  {result.out / 'results.csv'}  {result.out / 'results.json'}")
+
+
+def _print_diagnoses(record: ComparisonRecord) -> None:
+    """Print what the comparison found out about itself, before any difference."""
+    for found in record.diagnoses:
+        console.say(f"{found.text} {found.remedy}".rstrip())
+    if record.diagnoses:
+        console.say()
 
 
 def _print_data(record: ComparisonRecord) -> None:
@@ -350,6 +372,7 @@ def plain(result: Comparison) -> dict[str, Any]:
         "baseline": record["baseline"],
         "seeds": record["seeds"],
         "data_check": record.get("data_check"),
+        **{key: record.get(key) for key in ("diagnoses", "references", "recommendation")},
         **{key: record[key] for key in ("task", *_units(result.record)) if key in record},
         "mixers": [
             {

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -27,14 +26,14 @@ from torch import nn
 from keymix.analysis import statistics
 from keymix.analysis.counting import count
 from keymix.analysis.energy import ENERGIES
-from keymix.analysis.measure import measure_interleaved, with_peak
+from keymix.analysis.measure import measure_interleaved, training_ms, with_peak
 from keymix.analysis.memory import Build, peak_memory
 from keymix.analysis.passes import example_for, passes_of
 from keymix.analysis.spikes import spike_study
 from keymix.compare import environments
 from keymix.compare.executor import FAILURES, reason
 from keymix.compare.pictures import evenly, normalised
-from keymix.compare.plan import Plan, PlannedMixer
+from keymix.compare.plan import Plan, PlannedMixer, input_shape
 from keymix.compare.runs import Finished, Reading
 from keymix.data.dataset import ImageData
 from keymix.data.record import DataRecord
@@ -63,6 +62,8 @@ Say = Callable[[str], None]
 """Gets what is measured, before it is."""
 
 BATCH_SIZE, REPEATS, FEWEST = 64, 20, 7
+STEP_BATCH = 32
+"""Inputs of a training step that is timed, at most."""
 BATCH_SECONDS = 4.0
 """A batch is made smaller until it takes less than about so long."""
 BUDGET_SECONDS = 30.0
@@ -206,8 +207,10 @@ def _how(kept: Store, table: Table) -> Measured:
     text = (
         f"Parameters and multiply-adds are counted. Times were measured {where} after all "
         "training had ended, all mixers in turns: the median of "
-        f"{effort.repeats} rounds and the range of their middle half. Peak memory is what one "
-        f"forward and backward pass of a batch of {effort.batch_size} adds to weights and input."
+        f"{effort.repeats} rounds and the range of their middle half. A training step is forward "
+        f"and backward of {min(STEP_BATCH, effort.batch_size)} inputs, its median. Peak memory is "
+        f"what one forward and backward pass of a batch of {effort.batch_size} adds to weights and "
+        "input."
     )
     if len(times) > 1:
         dates = "; ".join(
@@ -248,7 +251,7 @@ def measure(
 
     Latencies are taken in turns in one process, so that a machine that drifts is unfair to none.
     """
-    shape = _shape(data)
+    shape = input_shape(data)
     builds = _builds(plan, mixers, data)
     device = device_of_this_machine()
     models = {label: build.make().to(device) for label, build in builds.items()}
@@ -271,6 +274,13 @@ def measure(
             chosen, shape, batch_size=effort.batch_size, threads=threads, phases=("training",)
         )
         measured = {label: with_peak(cost, peaks[label]) for label, cost in measured.items()}
+    steps: dict[str, float] = {}
+    if sound:
+        seconds = BUDGET_SECONDS / 2
+        batch = min(STEP_BATCH, effort.batch_size)
+        steps = training_ms(
+            sound, shape, batch_size=batch, seconds=seconds, threads=threads, task=data.task
+        )
     table: dict[str, CostRow] = {}
     for mixer in mixers:
         label = mixer.label
@@ -291,6 +301,7 @@ def measure(
             latency_high_ms=cost.latency_q3_ms,
             images_per_s=cost.images_per_s,
             peak_mib=cost.peak_mib,
+            step_ms=steps[label],
             note="; ".join(notes),
         )
     return table, effort
@@ -299,7 +310,7 @@ def measure(
 def _counted(mixer: PlannedMixer, model: nn.Module, data: DataRecord) -> CostRow:
     row = CostRow.unknown(mixer.params, note="")
     try:
-        found = count(model, _shape(data), task=data.task)
+        found = count(model, input_shape(data), task=data.task)
     except FAILURES as error:  # a mixer of the user's may fail in training mode alone
         return replace(row, note=f"not counted: {reason(error)}")
     return replace(
@@ -308,12 +319,6 @@ def _counted(mixer: PlannedMixer, model: nn.Module, data: DataRecord) -> CostRow
         activation_bytes=found.activation_bytes,
         time_steps=found.time_steps,
     )
-
-
-def _shape(data: DataRecord) -> tuple[int, ...]:
-    """Return the shape of one input, by the axes of its kind."""
-    sizes = dict(zip("TCHW", (data.time_steps, data.in_chans, *data.image_size), strict=True))
-    return tuple(int(sizes[axis] or 0) for axis in re.findall("[TCHW]", data.kind.axes))
 
 
 def model_of(recipe: Mapping[str, Any], data: object) -> nn.Module:
@@ -338,7 +343,7 @@ def _breaks(model: nn.Module, data: DataRecord) -> str | None:
     model.eval()
     try:
         with torch.inference_mode():
-            model(example_for(model, passes_of(data.task), _shape(data), 1))
+            model(example_for(model, passes_of(data.task), input_shape(data), 1))
     except FAILURES as error:
         return reason(error)
     return None
@@ -350,7 +355,7 @@ def _effort(models: Sequence[nn.Module], data: DataRecord, threads: int) -> Effo
     if models:  # the fastest of a few passes: a busy machine slows any of them
         trial = measure_interleaved(
             {str(i): model for i, model in enumerate(models)},
-            _shape(data),
+            input_shape(data),
             batch_size=1,
             repeats=3,
             warmup=1,
@@ -374,8 +379,9 @@ def expected_seconds(image_seconds: Sequence[float]) -> float:
         return 0.0
     models, slowest = len(image_seconds), max(image_seconds)
     effort = _effort_for(max(slowest, 1e-5), models)
+    steps = BUDGET_SECONDS / 2 + 3 * STEP_BATCH * sum(image_seconds)
     rounds = (effort.repeats + 3) * (effort.batch_size + 1) * sum(image_seconds)
-    return rounds + PEAK_SECONDS * models
+    return rounds + steps + PEAK_SECONDS * models
 
 
 # ---- spikes ---------------------------------------------------------------------------------
@@ -427,7 +433,7 @@ def known_spikes(plan: Plan, readings: Sequence[Reading]) -> SpikeRows | None:
     if not plan.spiking:
         return None
     kept = _read_spikes(plan)
-    ann_labels = {mixer.label for mixer in plan.mixers if mixer.twin_of}
+    ann_labels = {each.label for each in plan.mixers if each.twin_of or each.reference}
     done = (reading.run for reading in readings if isinstance(reading, Finished))
     runs: dict[str, RunSpikes | str] = {}
     for name in (run.folder for run in done if run.mixer not in ann_labels):
@@ -441,7 +447,7 @@ def expected_spike_seconds(plan: Plan, image_seconds: Mapping[str, float]) -> fl
     """Return about how long `measured_spikes` takes, from each mixer's seconds of one image."""
     if not plan.spiking:
         return 0.0
-    spiking = sum(image_seconds[mixer.label] for mixer in plan.mixers if not mixer.twin_of)
+    spiking = sum(image_seconds[mixer.label] for mixer in plan.mixed if not mixer.twin_of)
     return STUDY * IMAGES * len(plan.seeds) * spiking
 
 
@@ -464,7 +470,7 @@ def spike_table(
     finished = {r.run.folder: r.run.mixer for r in readings if isinstance(r, Finished)}
     ann_rows = {e.label: _ann_row(costs[e.label].macs, cost.mac) for e in plan.mixers if e.twin_of}
     mixers = {}
-    for label in plan.labels:
+    for label in (each.label for each in plan.mixed):
         mine = [runs.get(name) for name, owner in finished.items() if owner == label]
         rows = [row for row in mine if isinstance(row, RunSpikes)]
         found = [ann_rows[label]] if label in ann_rows else rows

@@ -19,6 +19,8 @@ from typing import Any
 
 from keymix.compare.costs import COSTS, SPIKES
 from keymix.compare.plan import Plan, Planned, PlannedMixer
+from keymix.compare.references import ARRAYS, FACTS
+from keymix.compare.runs import Finished, Reading
 from keymix.data.record import DataRecord, SameImages
 from keymix.errors import KeymixWarning, UserError, one_line
 from keymix.records import differences, from_json, to_json
@@ -33,6 +35,7 @@ from keymix.train.recipe import Recipe, from_record, is_name
 
 MANIFEST = "comparison.json"
 RESULTS, TABLE, REPORT = "results.json", "results.csv", "report.html"
+DIFFERENCES = "differences.csv"
 RUNS, LOCK = "runs", ".lock"
 _RUN = re.compile(r"runs/([^/]+)/seed\d{1,20}")
 
@@ -50,6 +53,12 @@ COLUMNS = (
     "macs",
     *MEASURED_COLUMNS,
 )
+
+DIFFERENCE_COLUMNS = (
+    *("mixer", "baseline", "epoch", "seeds", "difference", "low", "high", "level"),
+    *("p", "p_holm", "degree", "direction"),
+)
+"""Of ``differences.csv``: the interval over seeds and test units, and how certain it is."""
 
 STEPS = "time_steps"
 """A further column where the model is spiking: T, all of which ``macs`` counts."""
@@ -87,6 +96,7 @@ class Manifest:
     planned: Planned | None = None
     damage: str = ""
     checked: Checked | None = None  # what the check of the data found before the first run
+    looks: tuple[int, ...] = ()  # seeds of each time that all runs were finished
 
 
 def claim(plan: Plan, data: DataRecord, *, overwrite: bool) -> None:
@@ -99,6 +109,7 @@ def claim(plan: Plan, data: DataRecord, *, overwrite: bool) -> None:
     clear_parts(out)
     made: Sequence[str] = ()
     checked = None
+    looks: tuple[int, ...] = ()
     if (out / MANIFEST).exists():
         try:
             there = read_manifest(out)
@@ -107,7 +118,7 @@ def claim(plan: Plan, data: DataRecord, *, overwrite: bool) -> None:
             warnings.warn(f"{wrong}; it is written again", KeymixWarning, stacklevel=2)
             made, differing = runs_in(out), []
         else:
-            made, checked = there.runs, there.checked
+            made, checked, looks = there.runs, there.checked, there.looks
             identity = to_json(Identity.of(plan, data))
             differing = [*differences(to_json(there.identity), identity)]
         if differing and not overwrite:
@@ -121,8 +132,8 @@ def claim(plan: Plan, data: DataRecord, *, overwrite: bool) -> None:
             )
         if overwrite:
             clear(out, made)
-            made, checked = (), None
-    write_manifest(plan, data, before=made, checked=checked)
+            made, checked, looks = (), None, ()
+    write_manifest(plan, data, before=made, checked=checked, looks=looks)
 
 
 def _short(value: Any) -> str:
@@ -156,7 +167,7 @@ def clear(out: Path, runs: Sequence[str]) -> None:
     for log in (out / RUNS).glob("worker*.log"):
         log.unlink()
     _remove_if_empty(out / RUNS)
-    for name in (RESULTS, TABLE, REPORT, COSTS, SPIKES, MANIFEST):
+    for name in (RESULTS, TABLE, DIFFERENCES, REPORT, COSTS, SPIKES, FACTS, ARRAYS, MANIFEST):
         (out / name).unlink(missing_ok=True)
 
 
@@ -169,7 +180,12 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def write_manifest(
-    plan: Plan, data: DataRecord, *, before: Iterable[str] = (), checked: Checked | None = None
+    plan: Plan,
+    data: DataRecord,
+    *,
+    before: Iterable[str] = (),
+    checked: Checked | None = None,
+    looks: Sequence[int] = (),
 ) -> None:
     """Write the manifest of a plan; `before` are run folders that it named before."""
     ours = [plan.folder(mixer, s).relative_to(plan.out).as_posix() for mixer, s in plan.pairs]
@@ -182,6 +198,7 @@ def write_manifest(
             "runs": sorted({*before, *ours}),
             "planned": planned,
             **({} if checked is None else {"checked": checked}),
+            **({"looks": looks} if looks else {}),
         },
     )
 
@@ -218,7 +235,14 @@ def read_manifest(out: Path) -> Manifest:
         planned=planned,
         damage=damage,
         checked=checked,
+        looks=_looks(values.get("looks")),
     )
+
+
+def _looks(found: object) -> tuple[int, ...]:
+    """Read the numbers of seeds; what is damaged is none."""
+    given = found if isinstance(found, list) else []
+    return tuple(seeds for seeds in given if type(seeds) is int and seeds > 0)
 
 
 def _identity(found: object, where: str) -> Identity:
@@ -253,6 +277,29 @@ def recorded_in(out: Path) -> Recipe | None:
 def keep_checked(out: Path, checked: Checked) -> None:
     """Add to the manifest what the check of the data found."""
     write_json(out / MANIFEST, {**read_json(out / MANIFEST), "checked": checked})
+
+
+def keep_look(plan: Plan, runs: Sequence[Reading]) -> tuple[int, ...]:
+    """Record that all runs of a comparison are finished and looked at; return all such looks.
+
+    Further seeds make a further look, a repetition does not.
+    """
+    looks, seeds = read_manifest(plan.out).looks, len(plan.seeds)
+    done = all(isinstance(reading, Finished) for reading in runs)
+    if done and seeds > max(looks, default=0):
+        looks = (*looks, seeds)
+        path = plan.out / MANIFEST
+        write_json(path, {**read_json(path), "looks": looks})
+    return looks
+
+
+def planned_in(out: Path) -> Planned | None:
+    """Return the last plan of a folder; None where there is none."""
+    if not (out / MANIFEST).is_file():
+        return None
+    with suppress(UserError):
+        return read_manifest(out).planned
+    return None
 
 
 def imports_note(out: Path, given: Iterable[str | Path]) -> str:
@@ -351,9 +398,10 @@ def _from_record(record: ComparisonRecord) -> Planned:
 
 
 def write_results(record: ComparisonRecord, out: Path) -> None:
-    """Write ``results.json``, ``results.csv`` and ``report.html`` from a record."""
+    """Write ``results.json``, both CSV files and ``report.html`` from a record."""
     write_record(out / RESULTS, record)
     write_csv(out / TABLE, record)
+    write_text(out / DIFFERENCES, csv_text(DIFFERENCE_COLUMNS, difference_rows(record)))
     write_text(out / REPORT, render(record))
 
 
@@ -389,6 +437,17 @@ def csv_rows(record: ComparisonRecord) -> Iterator[list[Any]]:
                     if value is not None:
                         metric = named.get(name, name)
                         yield [run.mixer, run.seed, epoch, split, metric, value, *costs, *spiking]
+
+
+def difference_rows(record: ComparisonRecord) -> Iterator[list[Any]]:
+    """Yield the rows of ``differences.csv``: each mixer's difference and how certain it is."""
+    for epoch, rows in (("last", record.outcome.last), ("best", record.outcome.best)):
+        for row in rows:
+            if (found := row.interval) is None:
+                continue
+            ends = [found.difference, found.low, found.high, found.level, found.p, found.p_holm]
+            words = [row.degree, row.direction or ""]
+            yield [row.mixer, record.baseline, epoch, found.n, *ends, *words]
 
 
 def _named_by_unit(record: ComparisonRecord) -> dict[str, str]:

@@ -1,36 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From finished runs to the rows of the result: means, paired intervals, verdicts in words."""
+"""From finished runs to the rows of the result: means, paired intervals, how certain they are."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from keymix.analysis import statistics
 from keymix.analysis.answers import Answers
-from keymix.analysis.statistics import (
-    FEW_CASES,
-    LEVEL,
-    VERDICT_SEEDS,
-    Interval,
-    Summary,
-    Verdict,
+from keymix.analysis.certainty import (
+    CLEAR_SEEDS,
+    MARGIN,
+    PROVISIONAL_SEEDS,
+    Certainty,
+    Evidence,
+    Settle,
+    judge,
 )
+from keymix.analysis.statistics import FEW_CASES, LEVEL, Interval, Summary
 from keymix.report.formats import listing
 from keymix.report.part import page_of
 from keymix.report.record import OutcomeRow
 from keymix.task import FRACTION, Score, Task
 from keymix.train.parts import answers_of
 
-_ALPHA = 1 - LEVEL
-
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
     """What one finished run scored with its weights of one epoch (the last, or the best)."""
 
-    val: float  # the score that models are compared by, on the validation split
+    val: float | None  # the score that models are compared by, on the validation split
     test: Mapping[str, float | None]  # by key, None where one is not defined
     answers: Answers  # on the test split
 
@@ -41,6 +40,25 @@ Table = Mapping[str, Runs]
 """Mixer's label to seed to scores; failed runs are absent."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What decides how certain a difference is.
+
+    Args:
+        alpha: Significance level of this look at the comparison.
+        margin: Differences up to this are equal; None where none counts as equal.
+        narrow: Whether test units belong together, so that intervals over them are too narrow.
+        controls: Labels of the mixers that are tested by themselves.
+        references: Labels of the models that are outside every test.
+    """
+
+    alpha: float = 1 - LEVEL
+    margin: float | None = MARGIN
+    narrow: bool = False
+    controls: Collection[str] = ()
+    references: Collection[str] = ()
+
+
 def outcome(
     labels: Sequence[str],
     *,
@@ -49,48 +67,27 @@ def outcome(
     scores: Table,
     task: Task,
     unit: str = "",
-    narrow: bool = False,
+    rules: Rules = Rules(),  # frozen
 ) -> tuple[OutcomeRow, ...]:
     """Compute the rows of the result, one per mixer, in the order given.
 
-    Holm's correction takes each question (seeds, units) as one family over all mixers other than
-    the baseline, controls included. The rows have the task's scores on the test split, and that on
-    validation. `unit` is what the units of the test split are called, where the task does not say;
-    they are `narrow` if they belong together, so that the interval over them is too narrow.
+    The rows have the task's scores on the test split, and that on validation. `unit` is what the
+    units of the test split are called, where the task does not say.
     """
     task = replace(task, unit=unit or task.unit)
-    score, part = task.score, answers_of(task)
-    others = [label for label in labels if label != baseline]
-    base = scores.get(baseline, {})
-    by_seed = statistics.correct_over_mixers(
-        [
-            statistics.over_seeds(
-                *(_by_seed(runs, score.key) for runs in (scores.get(m, {}), base))
-            )
-            for m in others
-        ]
+    score = task.score
+    evidence = _evidence(labels, baseline, scores, task, rules)
+    tested = {label: each for label, each in evidence.items() if label not in rules.references}
+    certain = judge(
+        tested, alpha=rules.alpha, margin=rules.margin, score=score, narrow=rules.narrow
     )
-    by_unit = statistics.correct_over_mixers(
-        [part.interval(task, _answers(scores.get(m, {})), _answers(base)) for m in others]
-    )
-    compared = dict(zip(others, zip(by_seed, by_unit, strict=True), strict=True))
     keys = [each.key for each in (*task.scores, *page_of(task).test_scores)]
     rows = []
     for label in labels:
-        runs = scores.get(label, {})
-        over_seeds, over_units = compared.get(label, (None, None))
-        judgement = None
-        if label != baseline:
-            judgement = judge(
-                label,
-                baseline,
-                over_seeds,
-                over_units,
-                planned=len(seeds),
-                score=score,
-                unit=task.unit,
-                narrow=narrow,
-            )
+        runs, found = scores.get(label, {}), evidence.get(label)
+        words = Words(mixer=label, baseline=baseline, planned=len(seeds), score=score, task=task)
+        judged = certain.get(label)
+        shown = headline(words, judged, rules) if judged is not None else ""
         rows.append(
             OutcomeRow(
                 mixer=label,
@@ -98,18 +95,65 @@ def outcome(
                     **{key: _summary([run.test.get(key) for run in runs.values()]) for key in keys},
                     f"val_{score.key}": _summary([run.val for run in runs.values()]),
                 },
-                seeds=over_seeds,
-                images=over_units,
-                verdict=judgement.verdict if judgement else None,
-                headline=judgement.headline if judgement else "",
-                detail=judgement.detail if judgement else "",
+                seeds=None if found is None else found.seeds,
+                images=None if found is None else found.units,
+                interval=None if judged is None else judged.interval,
+                degree=None if judged is None else judged.degree,
+                direction=None if judged is None else judged.direction,
+                settle=None if judged is None else judged.settle,
+                headline=shown,
+                detail="" if found is None or judged is None else detail(words, found, rules),
             )
         )
     return tuple(rows)
 
 
+def _evidence(
+    labels: Sequence[str], baseline: str, scores: Table, task: Task, rules: Rules
+) -> dict[str, Evidence]:
+    """Compare every mixer with the baseline; Holm's correction is over the named ones."""
+    others = [label for label in labels if label != baseline]
+    part, base = answers_of(task), scores.get(baseline, {})
+    seeds = {
+        label: statistics.over_seeds(
+            *(_by_seed(runs, task.score.key) for runs in (scores.get(label, {}), base))
+        )
+        for label in others
+    }
+    units = {
+        label: part.interval(task, _answers(scores.get(label, {})), _answers(base))
+        for label in others
+    }
+    named = [m for m in others if m not in rules.controls and m not in rules.references]
+    for table in (seeds, units):
+        corrected = statistics.correct_over_mixers([table[label] for label in named])
+        table.update(zip(named, corrected, strict=True))
+    return {
+        label: Evidence(
+            crossed=_crossed(scores.get(label, {}), base, units[label]),
+            by_seed=_differences(scores.get(label, {}), base, task.score.key),
+            seeds=seeds[label],
+            units=units[label],
+            control=label in rules.controls,
+        )
+        for label in others
+    }
+
+
+def _crossed(runs: Runs, base: Runs, units: Interval | None) -> statistics.Crossed | None:
+    """The crossed difference; None where an interval over units alone is not defined either."""
+    if units is None or units.low is None:
+        return None
+    return statistics.crossed_difference(_answers(runs), _answers(base))
+
+
+def _differences(runs: Runs, base: Runs, key: str) -> tuple[float, ...]:
+    ours, theirs = _by_seed(runs, key), _by_seed(base, key)
+    return tuple(ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys()))
+
+
 def lead(rows: Sequence[OutcomeRow], *, baseline: str, task: Task, inputs: str = "images") -> str:
-    """Say what the baseline reaches and which mixers are ahead or behind."""
+    """Say what the baseline reaches and which mixers are ahead, behind or equal."""
     score = task.score
     base = next(row for row in rows if row.mixer == baseline).scores[score.key]
     if base.mean is None:
@@ -118,35 +162,42 @@ def lead(rows: Sequence[OutcomeRow], *, baseline: str, task: Task, inputs: str =
     runs = "one seed" if base.n == 1 else f"{base.n} seeds"
     share = f"{score.digits(base.mean)}{spread}"
     share = f"{share}\u00a0{score.unit}" if score.unit else share
+    page = page_of(task)
     article = "an" if score.name[0] in "aeiou" else "a"
-    reaches = page_of(task).reaches or (
-        f"reaches {article} {score.name} of {{score}} on the test {{inputs}}"
-    )
+    reaches = page.reaches if page.reaches and score.key == page.reaches_key else ""
+    reaches = reaches or f"reaches {article} {score.name} of {{score}} on the test {{inputs}}"
     text = f"The baseline {baseline} {reaches.format(score=share, inputs=inputs)} ({runs})."
-    for word in ("better", "worse"):
-        names = [row.mixer for row in rows if row.verdict == word]
-        if names:
-            verb = "does" if len(names) == 1 else "do"
-            text += f" {listing(names)} {verb} {word}."
-    if any(row.verdict not in (None, "no verdict") for row in rows):
-        unclear = [row.mixer for row in rows if row.verdict == "no difference shown"]
-        if unclear:
-            text += f" No difference is shown for {listing(unclear)}."
+    for degree, tail in (("clear", ""), ("provisional", ", provisionally")):
+        for word in ("better", "worse"):
+            names = [r.mixer for r in rows if (r.degree, r.direction) == (degree, word)]
+            if names:
+                verb = "does" if len(names) == 1 else "do"
+                text += f" {listing(names)} {verb} {word}{tail}."
+    equal = [row.mixer for row in rows if row.degree == "equal"]
+    if equal:
+        verb = "is" if len(equal) == 1 else "are"
+        text += f" {listing(equal)} {verb} equal to it within the margin."
+    unclear = [row.mixer for row in rows if row.degree == "unclear"]
+    if unclear and len(unclear) < len(rows) - 1:
+        text += f" Unclear: {listing(unclear)}."
+    elif unclear:
+        text += " No mixer is distinguishable from it."
     return text
 
 
 def caution(seeds: int, *, task: Task) -> str:
     """Say what too few seeds leave open, and the remedy; empty from five seeds up."""
-    if seeds >= VERDICT_SEEDS:
+    if seeds >= CLEAR_SEEDS:
         return ""
-    count = "One seed" if seeds == 1 else f"{seeds} seeds"
-    verb = "allows" if seeds == 1 else "allow"
     score = page_of(task).phrase or f"the {task.score.name}"
-    return (
-        f"{count} {verb} no verdict: how much {score} changes from one training to the next "
-        f"is hardly known. Run the same command with --seeds {VERDICT_SEEDS} for one; "
-        "finished runs are kept."
-    )
+    remedy = f"Run the same command with --seeds {CLEAR_SEEDS}; finished runs are kept."
+    if seeds >= PROVISIONAL_SEEDS:
+        return (
+            f"With {seeds} seeds a difference is provisional at best, and none can be shown to be "
+            f"absent. {remedy}"
+        )
+    count = "One seed says" if seeds == 1 else f"{seeds} seeds say"
+    return f"{count} little of how {score} changes from one training to the next. {remedy}"
 
 
 def _by_seed(runs: Runs, key: str) -> dict[int, float]:
@@ -162,23 +213,23 @@ def _summary(values: Sequence[float | None]) -> Summary:
     return statistics.summarize([value for value in values if value is not None])
 
 
-# ---- verdicts -------------------------------------------------------------------------------
+# ---- in words -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judgement:
-    """A verdict and the sentences that go with it.
+class Words:
+    """What the sentences on a mixer need; `planned` are the seeds that were asked for."""
 
-    Attributes:
-        verdict: ``better``, ``worse`` or ``no difference shown`` from five pairs of runs up, else
-            ``no verdict``.
-        headline: One sentence that can be read alone.
-        detail: The evidence of both questions, one or two sentences.
-    """
+    mixer: str
+    baseline: str
+    planned: int
+    score: Score = FRACTION
+    task: Task
 
-    verdict: Verdict
-    headline: str
-    detail: str
+    def seeds(self, done: int) -> str:
+        """Say how many seeds there are: ``3 seeds``, or ``2 seeds of 3``."""
+        count = "1 seed" if done == 1 else f"{done} seeds"
+        return count if done >= self.planned else f"{count} of {self.planned}"
 
 
 def span(interval: Interval, score: Score) -> str:
@@ -188,154 +239,74 @@ def span(interval: Interval, score: Score) -> str:
     return f"{score.change(interval.low)} to {score.change(interval.high)}"
 
 
-def _p(value: float) -> str:
-    return (
-        "p < 0.001" if value < 0.001 else f"p = {value:.3f}" if value < 0.1 else f"p = {value:.2f}"
-    )
+def headline(words: Words, found: Certainty, rules: Rules) -> str:
+    """Say in one sentence how a mixer compares with the baseline, and how certain that is."""
+    mixer, baseline, score = words.mixer, words.baseline, words.score
+    interval = found.interval
+    if interval is None:
+        return f"{mixer}: nothing can be said, no seed finished for both it and {baseline}."
+    seeds = words.seeds(interval.n)
+    level = f"{100 * interval.level:.4g}\u00a0%: "
+    within = f"{level}{span(interval, score)}" if interval.low is not None else "no interval"
+    if found.direction is not None:
+        size = score.changed(interval.difference, sign=False)
+        text = f"{mixer} is {found.direction} than {baseline} by {size} ({within}; {seeds})"
+        return f"{text}." if found.degree == "clear" else f"{text}: provisional."
+    if found.degree == "equal":
+        assert rules.margin is not None
+        margin = score.changed(rules.margin, sign=False)
+        return f"{mixer} equals {baseline} within {margin} ({within}; {seeds})."
+    shown = f"{score.changed(interval.difference)}, {within}; {seeds}"
+    text = f"{mixer} is not distinguishable from {baseline} here ({shown})"
+    if rules.narrow:
+        return f"{text}: {words.task.unit}s that belong together make the interval too narrow."
+    settled = what_settles(found.settle, interval, words.task.unit) if found.settle else ""
+    return f"{text}. {settled}" if settled else f"{text}."
 
 
-def _clear(interval: Interval | None) -> bool:
-    return interval is not None and interval.p_holm is not None and interval.p_holm < _ALPHA
+def what_settles(settle: Settle, interval: Interval, unit: str) -> str:
+    """Say how many seeds or test units would settle an unclear difference."""
+    seeds, units = settle.seeds, settle.units
+    if interval.n < 2:
+        return f"At least {CLEAR_SEEDS} seeds would settle it."
+    ways = []
+    if seeds is not None:
+        ways.append(f"{_span(seeds)} seeds")
+    if units is not None:
+        ways.append(f"{_span(units)} test {unit}s")
+    if not ways:
+        return f"Neither more seeds nor more test {unit}s are likely to settle it."
+    return f"{' or '.join(ways).capitalize()} would settle it."
 
 
-def _direction(score: Score, difference: float) -> Literal["better", "worse"]:
-    return "better" if score.ahead(difference) else "worse"
+def _span(found: tuple[int, int | None]) -> str:
+    low, high = found
+    if high is None:
+        return f"{low:,} or more"
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def _units_sentence(units: Interval | None, score: Score, unit: str, *, narrow: bool) -> str:
-    if units is None:
-        return f"There is no pair of runs to compare {unit} by {unit}."
-    over = f"the {units.n} test {unit}s" if units.n > 1 else f"the one test {unit}"
-    text = f"Over {over} the difference is {score.changed(units.difference)}"
-    if units.low is None:
-        return f"{text}: {units.note}."
-    rough = f"; few {unit}s, so it is rough" if units.n < FEW_CASES else ""
-    too = f"; too narrow, as {unit}s belong together" if narrow else ""
-    text += f" (95\u00a0% interval {span(units, score)}{rough}{too})"
-    if narrow:
-        return f"{text}."
-    if _clear(units):
-        return f"{text}, more than the choice of {unit}s explains."
-    if units.low is not None and units.high is not None and units.low * units.high > 0:
-        return (
-            f"{text}; the interval leaves out zero by itself, but not after correction for the "
-            "number of mixers."
-        )
-    return f"{text}, which the choice of {unit}s alone could explain."
+def detail(words: Words, found: Evidence, rules: Rules) -> str:
+    """Say what each of the two questions alone gives: over seeds, over test units."""
+    score, unit = words.score, words.task.unit
+    parts = []
+    if found.seeds is not None:
+        seeds = found.seeds
+        ends = seeds.note if seeds.low is None else f"{span(seeds, score)}{_holm(seeds)}"
+        note = f"; {seeds.note}" if seeds.low is not None and seeds.note else ""
+        parts.append(f"On these test {unit}s, trained again: {ends}{note}.")
+    if found.units is not None:
+        units = found.units
+        ends = units.note if units.low is None else f"{span(units, score)}{_holm(units)}"
+        rough = f"; few {unit}s, so it is rough" if units.n < FEW_CASES else ""
+        narrow = f"; too narrow, as {unit}s belong together" if rules.narrow else ""
+        parts.append(f"These models, on other {unit}s: {ends}{rough}{narrow}.")
+    return " ".join(parts)
 
 
-def _seeds_sentence(seeds: Interval, score: Score) -> str:
-    text = f"Over {seeds.n} seeds the difference is {score.changed(seeds.difference)}"
-    if seeds.low is None or seeds.p_holm is None:
-        return f"{text}: {seeds.note}."
-    text += f" (95\u00a0% interval {span(seeds, score)}, Holm-corrected {_p(seeds.p_holm)})"
-    if seeds.note:
-        text += f"; {seeds.note}"
-    return f"{text}."
-
-
-def judge(
-    mixer: str,
-    baseline: str,
-    seeds: Interval | None,
-    images: Interval | None,
-    *,
-    planned: int,
-    score: Score = FRACTION,
-    unit: str = "image",
-    narrow: bool = False,
-) -> Judgement:
-    """Say in words how a mixer compares with the baseline.
-
-    A mixer is called better or worse when both questions agree after Holm's correction: it would
-    hold if retrained, and on more images. Below five pairs of runs no verdict is given.
-
-    Args:
-        mixer: The mixer's label.
-        baseline: The baseline's label.
-        seeds: The paired difference over seeds, ``None`` if no pair of runs finished.
-        images: The paired difference over the units of the test split.
-        planned: Seeds that the comparison asked for.
-        score: The score of which these are differences.
-        unit: What the units are, such as ``image`` or ``case``.
-        narrow: Whether these belong together, so that the interval over them is too narrow.
-    """
-    if seeds is None:
-        return Judgement(
-            verdict="no verdict",
-            headline=f"{mixer}: nothing can be said, no seed finished for both it and {baseline}.",
-            detail="",
-        )
-    about = _units_sentence(images, score, unit, narrow=narrow)
-    if seeds.n < VERDICT_SEEDS:
-        trusted = None if narrow else images
-        return _no_verdict(
-            mixer, baseline, seeds, trusted, planned=planned, score=score, about=about
-        )
-    both = f"{_seeds_sentence(seeds, score)} {about}"
-    retrained, more_units = _clear(seeds), _clear(images) and not narrow
-    agree = images is not None and seeds.difference * images.difference > 0
-    if retrained and more_units and agree:
-        word = _direction(score, seeds.difference)
-        size = score.changed(seeds.difference, sign=False)
-        return Judgement(
-            verdict=word,
-            headline=f"{mixer} is {word} than {baseline} by {size}.",
-            detail=both,
-        )
-    if retrained:
-        why = (
-            f"retrained models would again be {_direction(score, seeds.difference)} on these test "
-            f"{unit}s, but other test {unit}s might not show it"
-        )
-    elif more_units and images is not None:
-        why = (
-            f"these trained models are {_direction(score, images.difference)}, but models trained "
-            "again might not be"
-        )
-    elif seeds.low is not None and seeds.high is not None:
-        why = f"it may be anywhere from {span(seeds, score)} {score.difference_unit}".rstrip()
-    else:
-        why = "the seeds do not vary"
-    return Judgement(
-        verdict="no difference shown",
-        headline=f"No difference shown between {mixer} and {baseline}: {why}.",
-        detail=both,
-    )
-
-
-def _no_verdict(
-    mixer: str,
-    baseline: str,
-    seeds: Interval,
-    images: Interval | None,
-    *,
-    planned: int,
-    score: Score,
-    about: str,
-) -> Judgement:
-    count = "1 seed" if seeds.n == 1 else f"{seeds.n} seeds"
-    if seeds.n < planned:
-        count += f" of {planned} finished"
-    if _clear(images) and images is not None:
-        headline = (
-            f"{mixer}, as trained here, is {_direction(score, images.difference)} than {baseline} "
-            f"by {score.changed(images.difference, sign=False)}; whether it would hold if "
-            f"retrained cannot be said ({count})."
-        )
-    else:
-        headline = (
-            f"{mixer} is not distinguishable from {baseline} here "
-            f"({score.changed(seeds.difference)}, {count})."
-        )
-    seeds_text = f"{count}: whether it would hold if retrained cannot be said"
-    if seeds.low is not None:
-        seeds_text += f" (the interval over seeds, {span(seeds, score)}, of too few)"
-    seeds_text += "."
-    if seeds.note and "one seed has" not in seeds.note:
-        seeds_text += f" Note: {seeds.note}."
-    return Judgement(
-        verdict="no verdict",
-        headline=headline,
-        detail=f"{seeds_text} {about}",
-    )
+def _holm(interval: Interval) -> str:
+    p = interval.p_holm
+    if p is None:
+        return ""
+    text = "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
+    return f", Holm-corrected {text}"

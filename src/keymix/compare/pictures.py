@@ -81,10 +81,11 @@ def trained_models(plan: Plan, runs: Sequence[Reading]) -> tuple[int, dict[str, 
     Returns that seed, and the models by label; a mixer without that run is absent.
     """
     done = {(r.run.mixer, r.run.seed): r.run.folder for r in runs if isinstance(r, Finished)}
-    seed = next((s for s in plan.seeds if any((m, s) in done for m in plan.labels)), plan.seeds[0])
+    labels = [each.label for each in plan.mixed]
+    seed = next((s for s in plan.seeds if any((m, s) in done for m in labels)), plan.seeds[0])
     models = {
         label: load_run(plan.out / done[label, seed]).model("last")
-        for label in plan.labels
+        for label in labels
         if (label, seed) in done
     }
     return seed, models

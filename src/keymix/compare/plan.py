@@ -7,7 +7,9 @@ any input shows at once and not after the first hour.
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,10 +21,12 @@ import torch
 from torch import nn
 
 from keymix import recipes
+from keymix.analysis.certainty import MARGIN
 from keymix.data.bounds import MOST_OF_A_SEED
 from keymix.data.dataset import ImageData
 from keymix.data.events.inputs import sensor_of
 from keymix.data.kinds import IMAGE, RECORDING, InputKind
+from keymix.data.record import DataRecord
 from keymix.data.specs import kind_of_spec, task_name
 from keymix.errors import KeymixWarning, UserError, unknown
 from keymix.hosts import class_token_reads_image, find_mixers
@@ -32,7 +36,7 @@ from keymix.models.factory import domain_of
 from keymix.models.match import matched, trainable
 from keymix.models.memory import refuse_beyond_memory
 from keymix.report.record import ComparedMixer
-from keymix.task import DEFAULT, Task, get_task
+from keymix.task import DEFAULT, Score, Task, get_task
 from keymix.train.model import (
     device_of_this_machine,
     find_weights,
@@ -42,7 +46,7 @@ from keymix.train.model import (
     start_from,
     warn_of_data,
 )
-from keymix.train.recipe import Recipe, is_name, replace_path
+from keymix.train.recipe import ModelConfig, Recipe, is_name, replace_path
 from keymix.train.validate import check_recipe, training_batches
 
 CONTROL = "identity"
@@ -63,12 +67,13 @@ class PlannedMixer(ComparedMixer):
     """One mixer of a comparison, as it is planned.
 
     Its label reads back to the same mixer; its note says what ``--match`` chose, or what an ANN
-    counterpart is.
+    counterpart is. A reference has a model of its own, without a mixer.
     """
 
     note: str = ""
     mixes_prefix: bool  # whether prefix tokens receive anything from patch tokens
     params: int  # trainable, of the model with it
+    model: str = ""  # its model, where that is not the recipe's
     twin_of: str = ""  # label of the mixer whose ANN counterpart this is; manifests have this key
     options: dict[str, Any] = field(default_factory=dict)  # of its model, added to the recipe's
 
@@ -93,6 +98,7 @@ class Planned:
         str, ...
     ] = ()  # why mixers that were not named are not in it, one sentence per mixer
     imports: tuple[str, ...] = ()  # the user's files that register mixers, tasks or data sources
+    margin: float | None = None  # differences up to this are equal, in units of the score
     command: str = ""  # what repeats the call
     processes: int = 0  # that train side by side
     threads: int = 0  # of each
@@ -141,6 +147,11 @@ class Plan(Planned):
         return domain_of(model.name) == "spiking" and model.options.get("neuron") != "relu"
 
     @property
+    def mixed(self) -> tuple[PlannedMixer, ...]:
+        """The mixers without the trained references, which have none."""
+        return tuple(each for each in self.mixers if not each.reference)
+
+    @property
     def pairs(self) -> list[tuple[PlannedMixer, int]]:
         """Every run as mixer and seed: one seed of all mixers after the other."""
         return [(mixer, seed) for seed in self.seeds for mixer in self.mixers]
@@ -148,6 +159,9 @@ class Plan(Planned):
     def recipe_for(self, mixer: PlannedMixer, seed: int) -> Recipe:
         """Return the recipe of one run."""
         model = self.recipe.model
+        if mixer.model:
+            own = ModelConfig(name=mixer.model, options=mixer.options)
+            return replace(self.recipe, model=own, seed=seed)
         options = model.options | mixer.options
         model = replace(model, mixer=mixer.twin_of or mixer.label, options=options)
         return replace(self.recipe, model=model, seed=seed)
@@ -189,6 +203,8 @@ def resolve(
     baseline: str | None,
     controls: bool,
     ann: bool,
+    reference: bool,
+    margin: float | None,
     processes: int | None,
     imports: Sequence[str | Path],
     command: str,
@@ -223,14 +239,14 @@ def resolve(
     cannot_sit: tuple[str, ...] = ()
     if mixers is None:
         specs, cannot_sit = fitting(specs, shared, images)
-    reference = choose_baseline(specs, baseline)
+    chosen = choose_baseline(specs, baseline)
     training_batches(shared, images)  # or refuse the augmentation
 
     plan = make_plan(
         recipe=shared,
         data=images,
         specs=specs,
-        baseline=reference,
+        baseline=chosen,
         seeds=chosen_seeds,
         match=match,
         imports=imports,
@@ -240,7 +256,10 @@ def resolve(
     if ann:
         plan = replace(plan, mixers=(*plan.mixers, ann_of_baseline(plan, images)))
     cuda = device_of_this_machine().type == "cuda"
-    processes, threads = share_out(len(plan.pairs), processes, cuda=cuda)
+    plain = bool(reference and images.task.plain)  # which joins later
+    runs = len(plan.pairs) + plain * len(plan.seeds)
+    processes, threads = share_out(runs, processes, cuda=cuda)
+    plan = replace(plan, margin=equal_within(margin, images.task.score))
     notes = [default_note(shared, why)] if why else []
     notes += [f"{each.label}: {each.note}" for each in plan.mixers if each.note]
     plan = replace(plan, command=command, processes=processes, threads=threads, notes=tuple(notes))
@@ -422,6 +441,15 @@ def choose_baseline(specs: Sequence[MixerSpec], baseline: str | None) -> MixerSp
     return specs[labels.index(label)]
 
 
+def equal_within(margin: float | None, score: Score) -> float | None:
+    """Return the margin in units of a score, of one as it is shown; fractions have a default."""
+    if margin is None:
+        return MARGIN if score.unit == "%" else None
+    if not 0 < margin < math.inf:
+        raise UserError(f"margin = {margin!r}: give a positive number of {score.difference_unit}.")
+    return margin / score.scale
+
+
 def cores() -> int:
     """Return how many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -563,6 +591,12 @@ def make_plan(
         out=out,
         cannot_sit=cannot_sit,
     )
+
+
+def input_shape(data: DataRecord) -> tuple[int, ...]:
+    """Return the shape of one input, by the axes of its kind."""
+    sizes = dict(zip("TCHW", (data.time_steps, data.in_chans, *data.image_size), strict=True))
+    return tuple(int(sizes[axis] or 0) for axis in re.findall("[TCHW]", data.kind.axes))
 
 
 def _mixes_prefix(spec: MixerSpec, model: nn.Module) -> bool:

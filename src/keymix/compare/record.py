@@ -12,12 +12,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
-from keymix.analysis.statistics import VERDICT_SEEDS
+from keymix.analysis.certainty import (
+    CLEAR_SEEDS,
+    PROVISIONAL_SEEDS,
+    Recommendation,
+    alpha_of_look,
+    recommend,
+)
 from keymix.compare import environments
 from keymix.compare.costs import SpikeRows, spike_table
-from keymix.compare.outcome import Scores, caution, lead, outcome
+from keymix.compare.diagnosis import Found, diagnose
+from keymix.compare.outcome import Rules, Scores, caution, lead, outcome
 from keymix.compare.pictures import Pictures
-from keymix.compare.plan import Plan
+from keymix.compare.plan import Plan, equal_within
+from keymix.compare.references import References
 from keymix.compare.runs import Finished, Reading
 from keymix.data.check import quick_check
 from keymix.data.dataset import ImageData
@@ -32,6 +40,7 @@ from keymix.report.record import (
     ComparisonRecord,
     CostRow,
     DataCheck,
+    Diagnosis,
     Finding,
     GradedFinding,
     Level,
@@ -66,11 +75,23 @@ def make_record(
     pictures: Pictures,
     spikes: SpikeRows | None,
     checked: Checked | None,
+    references: References,
+    looks: tuple[int, ...],
 ) -> ComparisonRecord:
     """Make the content of ``results.json``: all that the report shows."""
     task = data.task_kind
     done = [reading for reading in readings if isinstance(reading, Finished)]
     narrow = narrow_note(checked, data)
+    again = bool(looks) and len(plan.seeds) <= looks[-1]
+    look = len(looks) if again else len(looks) + 1
+    margin = equal_within(None, task.score) if plan.margin is None else plan.margin
+    rules = Rules(
+        alpha=alpha_of_look(look),
+        margin=margin,
+        narrow=bool(narrow),
+        controls=[each.label for each in plan.mixers if each.control],
+        references=[each.label for each in plan.mixers if each.reference],
+    )
 
     def rows(which: Which) -> tuple[OutcomeRow, ...]:
         return outcome(
@@ -80,10 +101,15 @@ def make_record(
             scores=_scores(plan, done, which),
             task=task,
             unit=unit_of(data),
-            narrow=bool(narrow),
+            rules=rules,
         )
 
     outcomes = Outcome(last=rows("last"), best=rows("best"))
+    found = Found(
+        plan=plan, data=data, done=done, references=references, costs=costs, checked=checked
+    )
+    diagnoses = diagnose(found)
+    unlearned = any(each.kind == "nothing_learned" for each in diagnoses)
     here = environments.lines(environment())
     trained_with, places = environments.distinct([reading.environment for reading in done])
     place = dict(zip(((r.run.mixer, r.run.seed) for r in done), places, strict=True))
@@ -93,7 +119,7 @@ def make_record(
         task=None if task.name == DEFAULT else task.name,
         title=title(data),
         facts=facts(plan, data),
-        lead=lead(outcomes.last, baseline=plan.baseline, task=task, inputs=data.kind.nouns),
+        lead=_lead(diagnoses, outcomes, plan, data),
         caution=caution(len(plan.seeds), task=task),
         created=time.strftime("%Y-%m-%d %H:%M %Z"),
         command=plan.command,
@@ -112,10 +138,18 @@ def make_record(
         processes=plan.processes,
         threads=plan.threads,
         mixers=tuple(
-            ComparedMixer(label=e.label, slug=e.slug, control=e.control, note=e.note)
+            ComparedMixer(
+                label=e.label, slug=e.slug, control=e.control, reference=e.reference, note=e.note
+            )
             for e in plan.mixers
         ),
+        diagnoses=diagnoses,
         outcome=outcomes,
+        references=references.rows,
+        recommendation=_recommendation(found, margin, unlearned=unlearned),
+        margin=margin,
+        looks=looks,
+        alpha=rules.alpha,
         test_images=data.sizes["test"],
         costs=costs,
         measured=measured,
@@ -141,7 +175,39 @@ def _scores(plan: Plan, done: Sequence[Finished], which: Which) -> dict[str, dic
     return table
 
 
+def _recommendation(
+    found: Found, margin: float | None, *, unlearned: bool
+) -> Recommendation | None:
+    """Recommend a mixer; None where there is no margin to measure it by."""
+    if margin is None:
+        return None
+    if unlearned:
+        return Recommendation(margin=margin, reason="no model has learned this data")
+    means = {label: found.validation(label) for label in found.mixers}
+    costs = {
+        label: (float(cost.step_ms), float(cost.macs or 0))
+        for label, cost in found.costs.items()
+        if cost.step_ms is not None
+    }
+    return recommend(
+        {label: mean for label, mean in means.items() if mean is not None},
+        {label: found.answers(label) for label in found.mixers},
+        costs,
+        margin=margin,
+        score=found.score,
+    )
+
+
 # ---- in words -------------------------------------------------------------------------------
+
+
+def _lead(diagnoses: Sequence[Diagnosis], outcomes: Outcome, plan: Plan, data: DataRecord) -> str:
+    """Say first what is wrong, then what came out; of models that learned nothing nothing more."""
+    first = diagnoses[0] if diagnoses else None
+    if first is not None and first.kind == "nothing_learned":
+        return f"{first.text} {first.remedy}"
+    usual = lead(outcomes.last, baseline=plan.baseline, task=data.task_kind, inputs=data.kind.nouns)
+    return usual if first is None else f"{first.text} {usual}"
 
 
 def title(data: DataRecord) -> str:
@@ -238,6 +304,14 @@ def method(
             ),
         ),
         (
+            "The interval of a difference.",
+            f"It covers both other training runs and other test {unit}s: training runs crossed "
+            "with test "
+            f"{unit}s (Obuchowski and Rockette 1995, degrees of freedom after Hillis 2007). The "
+            "variance is that over seeds plus that over "
+            f"{unit}s less what is in both. Next to it stand the two questions alone.",
+        ),
+        (
             "Would it hold if trained again?",
             "The interval over seeds: the mean of the differences at shared seeds with Student's "
             f"t, 95 %. It covers new weights and new data order, on these same test {inputs}. From "
@@ -247,13 +321,7 @@ def method(
             f"Would it hold on more {unit}s?",
             " ".join(filter(None, (page.about_interval(task, unit=unit, inputs=inputs), narrow))),
         ),
-        (
-            "Verdicts.",
-            f"From {VERDICT_SEEDS} seeds up a mixer is called better or worse when both questions "
-            "agree at 5 % after Holm's correction over all mixers compared, controls included. "
-            "The intervals themselves are not widened for that. ‘No difference shown’ does not "
-            "mean equal: the interval says how large a difference could hide.",
-        ),
+        ("How certain a difference is.", _degrees(plan, data)),
     ]
     if page.about_score:
         items.insert(2, ("Score.", page.about_score))
@@ -286,6 +354,26 @@ def method(
         )
     )
     return tuple(Paragraph(title=title, text=text) for title, text in items)
+
+
+def _degrees(plan: Plan, data: DataRecord) -> str:
+    """Say what the degrees of certainty mean."""
+    score, unit = data.task_kind.score, unit_of(data)
+    margin = equal_within(None, score) if plan.margin is None else plan.margin
+    equal = ""
+    if margin is not None:
+        within = score.changed(margin, sign=False)
+        equal = (
+            f" Equal: from {CLEAR_SEEDS} seeds, the interval of two one-sided tests lies within "
+            f"± {within} (--margin)."
+        )
+    return (
+        f"Clear: {CLEAR_SEEDS} seeds or more and a crossed interval without 0 at 5 % after Holm's "
+        "correction over the mixers that were named; controls are tested by themselves, references "
+        f"not at all. Provisional: {PROVISIONAL_SEEDS} or 4 seeds, all of one sign, an interval "
+        f"over seeds without 0, and Holm-corrected p over test {unit}s below 5 %.{equal} Unclear "
+        "otherwise. Adding seeds to a finished comparison is a further look, which halves the 5 %."
+    )
 
 
 def _readout(plan: Plan, page: Page) -> str:

@@ -21,8 +21,10 @@ from keymix.compare.execute import train_runs
 from keymix.compare.executor import FAILURES, reason
 from keymix.compare.folder import MANIFEST, Manifest
 from keymix.compare.pictures import Pictures, pictures
+from keymix.compare.plain import with_plain_network
 from keymix.compare.plan import Plan, resolve
 from keymix.compare.record import make_record
+from keymix.compare.references import References, known_references, references
 from keymix.compare.runs import Finished, Reading, read_runs
 from keymix.data.dataset import ImageData
 from keymix.data.record import SameImages
@@ -92,6 +94,8 @@ def compare(
     baseline: str | None = None,
     controls: bool = True,
     ann: bool = False,
+    reference: bool = True,
+    margin: float | None = None,
     processes: int | None = None,
     imports: Sequence[str | Path] = (),
     overwrite: bool = False,
@@ -125,6 +129,11 @@ def compare(
         controls: Whether the identity control joins.
         ann: Whether the baseline's ANN counterpart joins: the same spiking model with ReLU for its
             neurons and one time step.
+        reference: Whether points of reference join, outside every test: the largest class, or the
+            most frequent class of each pixel; logistic regression on few pixels; and a plain
+            convolutional network whose training step takes the baseline's time.
+        margin: Differences up to this count as equal, in units of the score: points of a fraction,
+            of which 2 if None; no other score has a margin by default.
         processes: Training processes side by side; decided by cores and device if None.
         imports: Python files that register mixers, tasks or data sources of one's own. Those of an
             earlier call are not run again unless they are given again; a note names them.
@@ -176,6 +185,8 @@ def compare(
         baseline=baseline,
         controls=controls,
         ann=ann,
+        reference=reference,
+        margin=margin,
         processes=processes,
         imports=imports,
         command=command,
@@ -183,6 +194,9 @@ def compare(
         recorded=None if overwrite else partial(folder.recorded_in, out),
         say=say,
     )
+    if reference:
+        before = None if overwrite else folder.planned_in(out)
+        plan = with_plain_network(plan, images, before=before, say=say)
     for text in plan.notes:
         watch(Event(kind="note", text=text))
     known = images.record()
@@ -195,6 +209,7 @@ def compare(
         if not any(isinstance(reading, Finished) for reading in runs):
             why = next(reading.reason for reading in runs if isinstance(reading, OpenRun))
             raise UserError(f"no run could be finished; the first says: {why}")
+        found = references(out, images, say=say) if reference else References()
         costs, measured = measured_costs(plan, known, say=say)
         spikes = measured_spikes(plan, images, runs, say=say)
         say("reading attention maps")
@@ -212,6 +227,8 @@ def compare(
             pictures=looked,
             spikes=spikes,
             checked=checked,
+            references=found,
+            looks=folder.keep_look(plan, runs),
         )
         folder.write_results(result, out)
     return Comparison(out=out, record=result, notes=(note,) if note else ())
@@ -316,6 +333,8 @@ def rebuild(
         pictures=looked,
         spikes=known_spikes(plan, runs),
         checked=there.checked,
+        references=known_references(out, data),
+        looks=there.looks,
     )
     if note and result.attention is not None and not _shows(result):
         kept = {k: v for k, v in result.own.values.items() if k not in _drawn(result.task_kind)}

@@ -58,7 +58,7 @@ class Finished:
         """Return what it scored at one epoch."""
         mark, key = self.run.mark(which), self.data.task_kind.score.key
         return Scores(
-            val=_needed(mark.val[key]),
+            val=mark.val[key],
             test={**mark.test, key: _needed(mark.test[key])},
             answers=self.answers[which],
         )

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from markupsafe import Markup, escape
 
@@ -65,9 +66,13 @@ class Look:
 
 
 def looks(
-    labels: Sequence[str], *, baseline: str = "", controls: Sequence[str] = ()
+    labels: Sequence[str],
+    *,
+    baseline: str = "",
+    controls: Sequence[str] = (),
+    references: Sequence[str] = (),
 ) -> dict[str, Look]:
-    """Give every mixer its colour and marker: the baseline in ink, controls in grey."""
+    """Give every mixer its colour and marker: the baseline in ink, what is outside tests grey."""
     table: dict[str, Look] = {}
     short = short_labels(labels)
     hue = 0
@@ -76,6 +81,8 @@ def looks(
             table[label] = Look("ink", "circle", short[label])
         elif label in controls:
             table[label] = Look("ctl", "ring", short[label])
+        elif label in references:
+            table[label] = Look("ctl", "square", short[label])
         else:
             table[label] = Look(f"c{hue % HUES}", MARKERS[hue % len(MARKERS)], short[label])
             hue += 1
@@ -140,24 +147,41 @@ def _point(score: Score, values: Sequence[float]) -> float:
 
 
 def scatter(
-    points: Sequence[Point], *, x_label: str, y_label: str, name: str, score: Score = FRACTION
+    points: Sequence[Point],
+    *,
+    x_label: str,
+    y_label: str,
+    name: str,
+    score: Score = FRACTION,
+    levels: Mapping[str, float] = MappingProxyType({}),
 ) -> Markup:
     """Draw a score against a cost, with the Pareto front and every point named.
 
     A control far worse than the rest would squash the axis: it is drawn as an arrow at the edge of
     the chart with its value next to its name. `name` is what the chart shows, for readers who
-    cannot see it.
+    cannot see it; `levels` are lines across it by what they are, left out where they lie so far off
+    that they would squash the axis.
     """
     percent = score.unit == "%"
     outside = _stragglers([p.y for p in points], [p.look.colour == "ctl" for p in points], score)
     inside = [p for i, p in enumerate(points) if i not in outside]
     reach = [e for p in inside for e in (p.y - (p.spread or 0), p.y + (p.spread or 0))]
+    room = max(max(reach) - min(reach), _point(score, reach))
+    near = {
+        what: value
+        for what, value in levels.items()
+        if min(reach) - room <= value <= max(reach) + room
+    }
+    reach += near.values()
     y = Scale.around(reach, HEIGHT - BOTTOM, TOP, pad=0.3 if outside else 0.12)
     left = left_of(y, percent=percent)
     x = Scale.around([p.x for p in points], left, WIDTH - RIGHT, pad=0.12)
     drawing = Drawing()
     x_ticks = written(ticks(x.low, x.high, 5))
     draw_frame(drawing, x, y, (x_label, y_label), (x_ticks, y_ticks(y, percent=percent)))
+    for what, value in near.items():
+        drawing.line((left, WIDTH - 2), (y(value), y(value)), "leader ctl")
+        drawing.text(left + 4, y(value) - 4, what, "tick", "start")
     # the arrow at the edge marks a point beyond it, in the front too; it points up where less
     # is better
     edge, inward = (y.start, -1) if score.better == "more" else (y.end, 1)
@@ -355,7 +379,7 @@ class Row:
     label: str
     look: Look
     difference: float
-    seeds: tuple[float, float] | None
+    both: tuple[float, float] | None  # over seeds and test units
     images: tuple[float, float] | None
 
 
@@ -367,7 +391,7 @@ def forest(
     score: Score = FRACTION,
     units: str = "images",
 ) -> Markup:
-    """Draw every difference from the baseline with its interval over seeds and over units.
+    """Draw every difference from the baseline with its interval over seeds and units, and units.
 
     A control whose difference would squash the axis is drawn at the edge, its value in the text.
     `score` is what differs, `units` what the second interval is over.
@@ -385,7 +409,7 @@ def forest(
     differences = [r.difference for r in inside]
     limit = max([2 * _point(score, differences), *(3 * abs(d) for d in differences)])
     limit = max([limit, *(abs(e) for r in inside for e in r.images or ())])
-    ends = [0.0, *(e for r in inside for e in (r.difference, *(r.seeds or ()), *(r.images or ())))]
+    ends = [0.0, *(e for r in inside for e in (r.difference, *(r.both or ()), *(r.images or ())))]
     ends = [max(-limit, min(limit, e)) for e in ends]
     x = Scale.around(ends, 8.0, WIDTH - 8.0, pad=0.06)
     far = {i for i in far if not x.low <= rows[i].difference <= x.high}
@@ -407,14 +431,15 @@ def forest(
             text, anchor = "outside the axis", "start" if left else "end"
             drawing.text(edge + 13 * inward, y + 32, text, "tick", anchor)
             continue
-        for interval, dy, kind in ((row.seeds, 24.0, "seeds"), (row.images, 34.0, units)):
+        both = f"seeds and {units}"
+        for interval, dy, kind in ((row.both, 24.0, both), (row.images, 34.0, units)):
             if interval is not None:
                 low, high = (
                     f"{100 * end:+.2f}" if score.unit == "%" else score.change(end)
                     for end in interval
                 )
                 hint = f"{row.label}, over {kind}: {low} to {high}"
-                line = "seeds" if kind == "seeds" else "images"
+                line = "seeds" if kind == both else "images"
                 _interval(drawing, x, y + dy, interval, (line, colour), hint)
             at_x = _clipped(x, row.difference)
             drawing.add(marker("circle", at_x, y + dy, class_=f"dot {colour}", size=3.5))

@@ -31,7 +31,10 @@ SCRIPTS = ("core", "tables", "attention")
 def render(record: ComparisonRecord) -> str:
     """Render a comparison's record as an HTML document."""
     controls = [mixer.label for mixer in record.mixers if mixer.control]
-    looks = charts.looks(record.labels, baseline=record.baseline, controls=controls)
+    trained = [mixer.label for mixer in record.mixers if mixer.reference]
+    looks = charts.looks(
+        record.labels, baseline=record.baseline, controls=controls, references=trained
+    )
     page = page_of(record.task_kind)
     own: list[Script] = [(page.package, name) for name in page.scripts] or ["contrast"]
     done = [run for run in record.runs if isinstance(run, DoneRun)]
@@ -41,6 +44,7 @@ def render(record: ComparisonRecord) -> str:
         "noted": [run for run in done if run.notes],
         "absent": [label for label in record.labels if not record.finished(label)],
         "done": len(done),
+        "reference_labels": trained,
         "score": record.task_kind.score,
         "w": wording(record),
         "label_is": page.label_is,

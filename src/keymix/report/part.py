@@ -86,6 +86,7 @@ class Page:
         phrase: The score in a sentence, with its article; ``the`` and its name, if empty.
         reaches: What a model with a score does, with ``{score}`` and ``{inputs}``; that it reaches
             it, if empty.
+        reaches_key: Key of the score that `reaches` and `phrase` speak of.
         label_is: What `label` gives.
         pair_note: What is said above two runs next to each other.
         about_score: A paragraph on the scores in the report's method; empty for none.
@@ -103,6 +104,7 @@ class Page:
     heading: ClassVar[str] = ""
     phrase: ClassVar[str] = ""
     reaches: ClassVar[str] = ""
+    reaches_key: ClassVar[str] = ""
     label_is: ClassVar[str] = "name"
     pair_note: ClassVar[str] = (
         "It does not ask what two trainings would do: for that, see the interval over seeds above."

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from keymix.analysis.statistics import Interval, Summary, Verdict
+from keymix.analysis.certainty import Degree, Direction, Recommendation, Settle
+from keymix.analysis.statistics import LEVEL, Interval, Summary
 from keymix.data.record import DataRecord, LeftOutImage
 from keymix.errors import UserError
 from keymix.records import Own, from_json, spread
@@ -120,15 +121,20 @@ class OutcomeRow:
     """A mixer's scores over seeds, and how it compares with the baseline.
 
     `scores` are by name: those of the test split, and that on validation. The difference from the
-    baseline is over `seeds`, None without a pair of runs, and over `images` or cases. The baseline
-    has no verdict; `headline` is the verdict in a sentence, `detail` the evidence.
+    baseline has one `interval`, over seeds and test units, and next to it those over `seeds`, None
+    without a pair of runs, and over `images` or cases alone. The baseline and points of reference
+    have no degree of certainty; `headline` is it in a sentence, `detail` the evidence, and `settle`
+    what would settle an unclear difference.
     """
 
     mixer: str
     scores: Mapping[str, Summary] = field(metadata=spread())
     seeds: Interval | None
     images: Interval | None
-    verdict: Verdict | None
+    interval: Interval | None = None
+    degree: Degree | None = None
+    direction: Direction | None = None
+    settle: Settle | None = None
     headline: str
     detail: str
 
@@ -141,6 +147,44 @@ class Outcome:
     best: tuple[OutcomeRow, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReferenceRow:
+    """A point of reference that no network was trained for, outside every test.
+
+    `learned` says whether it learned anything from the inputs, `about` how it answers; `low` and
+    `high` are the 95 % interval of the score that decides, over test units, and `seconds` the time
+    that it took.
+    """
+
+    name: str
+    about: str
+    learned: bool
+    seconds: Number
+    low: float | None
+    high: float | None
+    scores: Mapping[str, float | None]
+
+
+DiagnosisKind = Literal[
+    "nothing_learned",
+    "data_problem",
+    "constant_predictions",
+    "still_learning",
+    "control_level",
+    "reference_ahead",
+]
+"""What a comparison may find out about itself, the gravest first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """Something that a comparison found out about itself: a sentence, and what to do about it."""
+
+    kind: DiagnosisKind
+    text: str
+    remedy: str = ""
+
+
 # ---- costs ----------------------------------------------------------------------------------
 
 
@@ -150,7 +194,8 @@ class CostRow(Sparse):
 
     Multiply-adds are per image, and of spiking models of all `time_steps`; activations are those
     kept to train, bytes per image; latency is at batch 1, its median and quartiles; `peak_mib` that
-    of a training step. `note` says what is out of the ordinary, `measured` when it was measured.
+    of a training step; `step_ms` its median time, forward and backward, for the batch of costs.
+    `note` says what is out of the ordinary, `measured` when it was measured.
     """
 
     params: int
@@ -163,6 +208,7 @@ class CostRow(Sparse):
     peak_mib: Number | None
     note: str = ""
     time_steps: int | None = None
+    step_ms: Number | None = None
     measured: str | None = None
 
     def __post_init__(self) -> None:
@@ -316,11 +362,15 @@ class Collapse:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedMixer:
-    """A mixer of the comparison: label, folder's name, whether it is a control, and a note."""
+    """A mixer of the comparison: label, folder's name, whether it is a control, and a note.
+
+    A reference is a trained model without a mixer, outside every test and the recommendation.
+    """
 
     label: str
     slug: str
     control: bool
+    reference: bool = False
     note: str
 
 
@@ -418,7 +468,13 @@ class ComparisonRecord(Sparse):
         processes: Training processes side by side.
         threads: Threads of each.
         mixers: The mixers, in the order of every table.
-        outcome: Scores, intervals and verdicts.
+        diagnoses: What the comparison found out about itself, the gravest first.
+        outcome: Scores, intervals, and how certain the differences are.
+        references: Points of reference that no network was trained for.
+        recommendation: Which mixer to take.
+        margin: Differences up to this are equal, in units of the score; None where none is.
+        looks: Seeds of each time that all runs were finished and looked at, the last of them now.
+        alpha: Significance level of this look.
         test_images: Number of test images.
         costs: By mixer's label.
         measured: How costs were measured.
@@ -454,7 +510,13 @@ class ComparisonRecord(Sparse):
     processes: int
     threads: int
     mixers: tuple[ComparedMixer, ...]
+    diagnoses: tuple[Diagnosis, ...] = ()
     outcome: Outcome
+    references: tuple[ReferenceRow, ...] = ()
+    recommendation: Recommendation | None = None
+    margin: float | None = None
+    looks: tuple[int, ...] = ()
+    alpha: float = 1 - LEVEL
     test_images: int
     costs: Mapping[str, CostRow]
     measured: Measured
@@ -517,6 +579,7 @@ def opened(values: Mapping[str, Any], *, where: str) -> ComparisonRecord:
                 "Run `keymix compare` again with the same command (finished runs are kept)."
             )
         values = convert(values)
+    values = _without_verdicts(values)
     recipe = values.get("recipe")
     if isinstance(recipe, Mapping):
         values = {**values, "recipe": from_record(recipe).to_dict()}
@@ -524,6 +587,25 @@ def opened(values: Mapping[str, Any], *, where: str) -> ComparisonRecord:
     if record.task_kind.has("page"):
         record.task_kind.load("page").check(record, where=where)
     return record
+
+
+def _without_verdicts(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Drop from rows of before degrees of certainty what stood in their place."""
+    rows = values.get("outcome")
+    if not isinstance(rows, Mapping):
+        return values
+    kept = {
+        which: [
+            {key: value for key, value in row.items() if key != "verdict"}
+            if isinstance(row, Mapping)
+            else row
+            for row in listed
+        ]
+        if isinstance(listed, list | tuple)
+        else listed
+        for which, listed in rows.items()
+    }
+    return {**values, "outcome": kept}
 
 
 def _of_format_1(values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -110,3 +110,23 @@ def dense_over(record: ComparisonRecord) -> tuple[str, dict[str, str]]:
     most = steps.get(record.baseline) or next(iter(steps.values()), None)
     others = {label: f"T={number}" for label, number in steps.items() if number != most}
     return ("dense, all T" if most is None else f"dense, T={most}"), others
+
+
+def recommended(record: ComparisonRecord) -> str:
+    """Say which mixer to take and why, or why none; empty where there is no margin."""
+    found = record.recommendation
+    if found is None or found.margin is None:
+        return ""
+    score = record.task_kind.score
+    margin = score.changed(found.margin, sign=False)
+    if found.pick is None:
+        return f"No mixer is recommended: {found.reason}." if found.reason else ""
+    if found.pick_interval is None:
+        why = "the best on validation, and no cheaper one is shown to keep up with it"
+        return f"Recommended: {found.pick}, {why} (within {margin})."
+    ends = found.pick_interval
+    span = f"{score.change(ends.low or 0.0)} to {score.change(ends.high or 0.0)}"
+    return (
+        f"Recommended: {found.pick}, the cheapest per training step that keeps up within {margin} "
+        f"with {found.best}, the best on validation ({score.changed(ends.difference)}, {span})."
+    )

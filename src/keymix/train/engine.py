@@ -273,5 +273,5 @@ def _finish(
 
 
 def _tested(epoch: Validated, test: Evaluated, task: Task) -> Tested:
-    val = {name: epoch.val[name] for name in task.keys}
+    val = {name: epoch.val[name] for name in task.keys if name in epoch.val}
     return Tested(epoch=epoch.epoch, val=val, test=record_of(test))

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from keymix.analysis import passes
-from keymix.analysis.answers import Answers, Arrays
+from keymix.analysis.answers import Answers, Arrays, FloatArray, whole
 from keymix.analysis.passes import Inputs
 from keymix.analysis.statistics import Interval, over_units
 from keymix.data.record import DataRecord
 from keymix.data.specs import task_name
 from keymix.errors import UserError, require
 from keymix.records import to_json
-from keymix.task import Task, get_task
+from keymix.task import Score, Task, get_task
 from keymix.train.scoring import ImageBatch
 
 if TYPE_CHECKING:
@@ -122,6 +122,24 @@ class Evaluated:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reference:
+    """Answers to the test split that no network was trained for, as a point of reference.
+
+    Args:
+        name: What answers, such as ``largest class``.
+        about: How, in a clause.
+        evaluated: The answers with their scores.
+        learned: Whether anything was learned from the inputs; if not, a model that is no better
+            has learned nothing.
+    """
+
+    name: str
+    about: str
+    evaluated: Evaluated
+    learned: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class DetailsTable:
     """What a task records next to its scores, as a table.
 
@@ -200,12 +218,13 @@ class AnswersPart(ABC):
     ``prediction`` is what is said of a file, and ``predict_options`` are the options that
     ``keymix predict`` takes besides those of all tasks: ``top``, ``time_steps``, ``data``,
     ``split``. Predictions are printed; a task that writes them into a folder names keymix's public
-    function that does so as ``writer``.
+    function that does so as ``writer``. ``chance`` is what `skill` compares with, in a clause.
     """
 
     prediction: type[Prediction] = Prediction
     predict_options: frozenset[str] = frozenset({"time_steps"})
     writer: str = ""
+    chance: str = ""
 
     @abstractmethod
     def evaluate(
@@ -348,13 +367,40 @@ class AnswersPart(ABC):
                 f"{', '.join(seen.classes[:10])}."
             )
 
-    def references(self, data: ImageData) -> Mapping[str, Evaluated]:
-        """Cheap answers to the test split that no model is needed for, by what they are.
+    def references(self, data: ImageData) -> Iterable[Reference]:
+        """Answer the test split without a trained network, as points of reference.
 
         Such as the class that is most frequent in training, for every image.
+
+        Args:
+            data: The data set.
         """
         del data
-        return {}
+        return ()
+
+    def skill(
+        self, answers: Answers, references: Mapping[str, Answers], score: Score
+    ) -> tuple[float, FloatArray] | None:
+        """Measure what a model has learned: above 0 if it has, with a value for each unit.
+
+        The difference from the best of the references that learned nothing.
+
+        Args:
+            answers: Of the model, on the test split.
+            references: Answers that nothing had to be learned for, by name.
+            score: The score that models are compared by.
+
+        Returns:
+            The difference, of which more is better, and its `Answers.unit_values`; None where
+            there is nothing to compare with.
+        """
+        known = list(references.values())
+        if not known:
+            return None
+        best = max(known, key=lambda each: score.rank(whole(each)))
+        difference = whole(answers) - whole(best)
+        values = answers.unit_values() - best.unit_values()
+        return (difference, values) if score.better == "more" else (-difference, -values)
 
 
 def _plain(value: object) -> str | int | float | None:

@@ -282,7 +282,7 @@ class RunRecord:
 
 
 def _check_scores(task: Task, place: str, scores: Scores) -> None:
-    for name in task.always_recorded:
+    for name in (key for key in task.keys if key in task.always_recorded):
         needed = name in (LOSS, task.score.key)
         if name not in scores or (needed and scores[name] is None):
             raise UserError(f"{place} has no {name}")

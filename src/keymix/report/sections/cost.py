@@ -21,6 +21,7 @@ COSTS = (
     ("params", "parameters"),
     ("macs", "multiply-adds {input}"),
     ("latency_ms", "latency at batch 1, ms"),
+    ("step_ms", "training step, ms"),
     ("peak_mib", "peak memory of a training step, MiB"),
     ("energy_uj", "energy {input}, µJ"),
 )
@@ -65,6 +66,7 @@ def table(record: ComparisonRecord) -> Table:
             label="images per second",
             most_first=True,
         ),
+        Column("training step, ms", "step_ms", "ms"),
         Column("peak memory, MiB", "peak_mib", "mib"),
     )
     rows: list[list[Any]] = []
@@ -88,6 +90,7 @@ def _cells(cost: CostRow, steps: str | None) -> list[Any]:
         cost.latency_ms,
         None if low is None else "–".join(map(formats.three_digits, (low, high))),
         cost.images_per_s,
+        cost.step_ms,
         cost.peak_mib,
     ]
 
@@ -106,6 +109,8 @@ def scatters(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Markup
     """Draw the score against each cost that was measured."""
     drawn = []
     score, kind = record.task_kind.score, record.data.kind
+    known = {row.name: row.scores.get(score.key) for row in record.references}
+    levels = {name: value for name, value in known.items() if value is not None}
     for key, label in COSTS:
         x_label = label.format(input=f"per {kind.noun}")
         costs = _cost(record, key)
@@ -132,6 +137,7 @@ def scatters(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Markup
                     y_label=with_unit(f"test {score.label}", score),
                     name=f"Test {score.label} against {shown}",
                     score=score,
+                    levels=levels,
                 )
             )
     return drawn

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from markupsafe import Markup
 
@@ -13,9 +14,9 @@ from keymix.report import charts
 from keymix.report.charts import Look, Row
 from keymix.report.formats import MISSING, changed, no_spread, scored, span
 from keymix.report.part import Section, Shown
-from keymix.report.record import ComparisonRecord, OutcomeRow
+from keymix.report.record import ComparisonRecord, OutcomeRow, ReferenceRow
 from keymix.report.tables import Cell, Column, Table
-from keymix.report.wording import ScoreColumn, columns, wording
+from keymix.report.wording import ScoreColumn, columns, recommended, wording
 
 PLACE = 10
 
@@ -30,9 +31,14 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdicts:
-    """The mixers but the baseline, their differences drawn, and the scores of both epochs."""
+    """The mixers but the baseline, their differences drawn, and the scores of both epochs.
+
+    `lead` is the result without what stands above it.
+    """
 
     others: list[OutcomeRow]
+    lead: str
+    recommended: str
     forest: Markup | None
     scores: Scores
     best: Scores
@@ -43,7 +49,9 @@ def sections(shown: Shown) -> Iterator[Section]:
     """Show verdicts and scores."""
     record = shown.record
     view = Verdicts(
-        others=[row for row in record.outcome.last if row.mixer != record.baseline],
+        others=[row for row in record.outcome.last if row.headline],
+        lead=record.lead.removeprefix(record.diagnoses[0].text if record.diagnoses else "").strip(),
+        recommended=recommended(record),
         forest=forest(record, shown.looks),
         scores=scores(record, record.outcome.last, "after the last epoch"),
         best=scores(record, record.outcome.best, "at the epoch that was best on validation"),
@@ -56,7 +64,7 @@ def scores(record: ComparisonRecord, rows: Sequence[OutcomeRow], when: str) -> S
     """Make the table of scores of an epoch, one row per mixer."""
     words, shown = wording(record), columns(record)
     most_first = record.task_kind.score.better == "more"
-    seeds, units = "95\u00a0% interval over seeds", f"95\u00a0% interval over test {words.units}"
+    level = f"{100 * (1 - record.alpha):.4g}\u00a0% interval"
     heads = (
         Column("mixer", "mixer", "name"),
         *(
@@ -70,11 +78,12 @@ def scores(record: ComparisonRecord, rows: Sequence[OutcomeRow], when: str) -> S
             for column in shown
         ),
         Column(words.changed, "difference", "ratio", most_first=most_first),
-        Column(seeds, "seeds", "ratio", sort="none", label="over seeds"),
-        Column(units, "images", "ratio", sort="none", label=f"over test {words.units}"),
+        Column(level, "interval", "ratio", sort="none", label="interval"),
+        Column("certainty", "certainty"),
         Column("runs", "runs", "ratio", most_first=True, style="soft"),
     )
     cells = [[row.mixer, *_cells(record, row, shown), _runs(record, row)] for row in rows]
+    cells += [_reference(each, shown) for each in record.references]
     title = f"{words.heading} {when}"
     notes = [(row.mixer, no_spread(row.seeds)) for row in rows if row.seeds]
     return Scores(
@@ -92,15 +101,24 @@ def _cells(record: ComparisonRecord, row: OutcomeRow, shown: Sequence[ScoreColum
         return [Cell(None, "no run finished", "soft"), *[NOTHING] * (len(shown) + 2)]
     made = [_spread(row.scores[column.key], column) for column in shown]
     if row.mixer == record.baseline:
-        return [*made, Cell(0, "baseline", "soft"), NOTHING, NOTHING]
+        return [*made, Cell(0, "baseline", "soft"), *[NOTHING] * 2]
     if row.seeds is None:
-        return [*made, Cell(None, "no pair of runs", "soft"), NOTHING, NOTHING]
+        return [*made, Cell(None, "no pair of runs", "soft"), *[NOTHING] * 2]
     difference = row.seeds.difference
-    intervals = [
-        Cell(None, MISSING if each is None else span(each.low, each.high, score))
-        for each in (row.seeds, row.images)
+    found = row.interval
+    both = Cell(None, MISSING if found is None else span(found.low, found.high, score))
+    degree = Cell(row.degree or "", row.degree or "outside tests")
+    return [*made, Cell(difference, changed(difference, score)), both, degree]
+
+
+def _reference(row: ReferenceRow, shown: Sequence[ScoreColumn]) -> list[Any]:
+    """Write a point of reference that no network was trained for: its scores alone."""
+    made = [
+        Cell(value, scored(value, column.score))
+        for column in shown
+        for value in [row.scores.get(column.key)]
     ]
-    return [*made, Cell(difference, changed(difference, score)), *intervals]
+    return [row.name, *made, Cell(None, "reference", "soft"), *[NOTHING] * 3]
 
 
 def _spread(summary: Summary, column: ScoreColumn) -> Cell:
@@ -127,11 +145,11 @@ def forest(record: ComparisonRecord, looks: Mapping[str, Look]) -> Markup | None
             label=row.mixer,
             look=looks[row.mixer],
             difference=row.seeds.difference,
-            seeds=_ends(row.seeds),
+            both=_ends(row.interval),
             images=_ends(row.images),
         )
         for row in record.outcome.last
-        if row.mixer != record.baseline and row.seeds is not None
+        if row.degree is not None and row.seeds is not None
     ]
     if not rows:
         return None

@@ -23,11 +23,13 @@ from keymix.analysis.answers import (
     IntArray,
     WholeNumbers,
     array_faults,
+    whole,
 )
 from keymix.data.findings import Balance
 from keymix.data.record import DataRecord
-from keymix.task import LOSS, Task
-from keymix.train.parts import AnswersPart, Evaluated, Prediction, PredictionRows
+from keymix.task import LOSS, Score, Task
+from keymix.tasks.classification.references import largest_class, logistic_regression
+from keymix.train.parts import AnswersPart, Evaluated, Prediction, PredictionRows, Reference
 from keymix.train.scoring import ImageBatch, Metrics, ValidationScores, answered
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ FEW = 8
 """Images below which the same answer for all means little."""
 NEARLY = 0.95
 """Share of images with one answer that counts as all, unless its class dominates (`Balance`)."""
+LINEAR = "logistic regression"
+"""The name of that reference."""
 MOST_STORED = 100
 """Classes up to which the probabilities of all are stored, in half precision."""
 
@@ -161,6 +165,17 @@ def balanced_values(right: FloatArray, target: IntArray) -> FloatArray:
     weight = (len(target) / (len(classes) * images) * spread)[place]
     values: FloatArray = recall.mean() + weight * (right - recall[place])
     return values
+
+
+def scores_of(answers: ClassAnswers) -> Metrics:
+    """Return the scores of answers that no loss was computed of."""
+    known = answers.top5 is not None and len(answers.classes) >= TOP5_FROM
+    return {
+        LOSS: None,
+        "top1": whole(answers.balanced_as(False)),
+        "balanced": whole(answers.balanced_as(True)),
+        "top5": float(np.mean(answers.top5)) if known else None,  # type: ignore[arg-type]
+    }
 
 
 def is_balanced(task: Task) -> bool:
@@ -285,6 +300,7 @@ class ClassificationAnswers(AnswersPart):
 
     prediction = ClassPrediction
     predict_options = frozenset({"top", "time_steps"})
+    chance = "the balanced accuracy of one answer for all images"
 
     @torch.inference_mode()
     def evaluate(
@@ -400,22 +416,50 @@ class ClassificationAnswers(AnswersPart):
         top = [{"class": name, "probability": share} for name, share in own.ranked]
         return {"image": own.path, "top": top}
 
-    def references(self, data: ImageData) -> Mapping[str, Evaluated]:
-        """The class that is most frequent in training, for every test image."""
-        classes = len(data.classes)
-        often = np.bincount(data.train.labels.numpy(), minlength=classes)
-        ranked = np.argsort(-often, kind="stable")[:5]
-        target = data.test.labels.numpy()
-        answers = ClassAnswers(
-            index=np.arange(len(target)),
-            target=target,
-            predicted=np.full_like(target, ranked[0]),
-            top5=np.isin(target, ranked),
-            classes=data.classes,
+    def references(self, data: ImageData) -> Iterator[Reference]:
+        """The largest class, and logistic regression on few pixels."""
+        yield Reference(
+            name="largest class",
+            about="the class with most training images, for every test image",
+            evaluated=_of_shares(data, largest_class(data)),
+            learned=False,
         )
-        top5 = None if classes < TOP5_FROM else float(np.isin(target, ranked).mean())
-        scores = {LOSS: None, "top1": float(answers.correct.mean()), "top5": top5}
-        return {"the most frequent class": Evaluated(scores=scores, answers=answers)}
+        if len(np.unique(data.train.labels.numpy())) > 1:
+            shares, about = logistic_regression(
+                data, lambda shares: whole(_answers(data, data.val, shares))
+            )
+            found = _of_shares(data, shares)
+            yield Reference(name=LINEAR, about=about, evaluated=found, learned=True)
+
+    def skill(
+        self, answers: Answers, references: Mapping[str, Answers], score: Score
+    ) -> tuple[float, FloatArray]:
+        """How far balanced accuracy lies above 1/K, that of one answer for all images."""
+        del references, score
+        balanced = ClassAnswers.of(answers).balanced_as(True)
+        chance = 1 / len(np.unique(balanced.target))
+        return whole(balanced) - chance, balanced.unit_values() - chance
+
+
+def _answers(data: ImageData, split: Split, shares: FloatArray) -> ClassAnswers:
+    """Answer a split by the most likely class of each image, of probabilities ``[N, K]``."""
+    target = split.labels.numpy()
+    ranked = np.argsort(-shares, axis=1, kind="stable")
+    return ClassAnswers(
+        index=np.arange(len(target)),
+        target=target,
+        predicted=ranked[:, 0],
+        top5=(ranked[:, :5] == target[:, None]).any(axis=1),
+        classes=data.classes,
+        confidence=shares.max(axis=1).astype(np.float16),
+        probabilities=shares.astype(np.float16) if len(data.classes) <= MOST_STORED else None,
+        balanced=is_balanced(data.task),
+    )
+
+
+def _of_shares(data: ImageData, shares: FloatArray) -> Evaluated:
+    answers = _answers(data, data.test, shares)
+    return Evaluated(scores=scores_of(answers), answers=answers)
 
 
 def _classified(found: Sequence[Prediction]) -> list[ClassPrediction]:

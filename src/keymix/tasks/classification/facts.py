@@ -24,6 +24,7 @@ TASK = Task(
     training="keymix.tasks.classification.training:TRAINING",
     answers="keymix.tasks.classification.answers:ANSWERS",
     page="keymix.tasks.classification.page:PAGE",
+    plain="plain_convnet",
     recipes={
         "": "small_images_vit",
         "digits": "digits_vit",

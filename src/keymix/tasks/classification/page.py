@@ -239,6 +239,7 @@ class ClassPage(Page):
     heading = "Accuracy"
     phrase = "accuracy"
     reaches = "gets {score} of the test {inputs} right"
+    reaches_key = "top1"
     label_is = "class"
     pair_note = (
         "McNemar's exact test asks whether these two models would differ on more images. It does "

@@ -38,6 +38,7 @@ from keymix.train.parts import (
     Evaluated,
     Prediction,
     PredictionRows,
+    Reference,
     Wanted,
 )
 from keymix.train.record import SplitScores
@@ -160,6 +161,7 @@ class SegmentationAnswers(AnswersPart):
     prediction = MaskPrediction
     predict_options = frozenset({"data", "split"})
     writer = "predict_masks"
+    chance = "the per-pixel mode, which is blind to the image"
 
     @torch.inference_mode()
     def evaluate(
@@ -326,7 +328,7 @@ class SegmentationAnswers(AnswersPart):
             "class; 'in one alone' counts those where only one has it.",
         )
 
-    def references(self, data: ImageData) -> Mapping[str, Evaluated]:
+    def references(self, data: ImageData) -> Iterable[Reference]:
         """Of each pixel the class that it has most often in training, for every test image."""
         scores = MaskScores(data)
         often = _often(data, scores)
@@ -349,7 +351,12 @@ class SegmentationAnswers(AnswersPart):
             scored=tuple(scores.scored),
         )
         scored = {LOSS: None, **overlap_scores(answers.counts.sum(0), answers.scored)}
-        return {"the most frequent class of each pixel": Evaluated(scores=scored, answers=answers)}
+        yield Reference(
+            name="per-pixel mode",
+            about="of each pixel the class that it has most often in training",
+            evaluated=Evaluated(scores=scored, answers=answers),
+            learned=False,
+        )
 
 
 def _predicted(found: Sequence[Prediction]) -> list[MaskPrediction]:

@@ -81,5 +81,6 @@ TASK = Task(
     training="keymix.tasks.segmentation.training:TRAINING",
     answers="keymix.tasks.segmentation.answers:ANSWERS",
     page="keymix.tasks.segmentation.page:PAGE",
+    plain="plain_unet",
     recipes={"": "small_masks_setr"},
 )

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Points of reference that no network is trained for: computed once, kept in the folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from keymix.analysis import statistics
+from keymix.analysis.answers import Answers, Arrays
+from keymix.data.dataset import ImageData
+from keymix.data.record import DataRecord
+from keymix.errors import UserError
+from keymix.records import from_json
+from keymix.report.record import ReferenceRow
+from keymix.task import Task
+from keymix.train.files import read_arrays, read_json, write_arrays, write_json
+from keymix.train.parts import Reference, answers_of
+
+FACTS, ARRAYS = "references.json", "references.npz"
+_WHICH: Literal["last"] = "last"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """The content of ``references.json``: what is recorded of each, without its answers."""
+
+    rows: tuple[ReferenceRow, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class References:
+    """What answers without a trained network: rows of the record, and answers by name."""
+
+    rows: tuple[ReferenceRow, ...] = ()
+    answers: Mapping[str, Answers] | None = None
+
+    def of(self, *, learned: bool) -> dict[str, Answers]:
+        """Return the answers of those that learned something, or of those that did not."""
+        known = self.answers or {}
+        names = (row.name for row in self.rows if row.learned == learned)
+        return {name: known[name] for name in names if name in known}
+
+
+def references(out: Path, images: ImageData, *, say: Callable[[str], None]) -> References:
+    """Return the points of reference of a comparison: as kept in its folder, or computed now.
+
+    Args:
+        out: The comparison's folder.
+        images: Its data.
+        say: Gets what is computed, before it is.
+    """
+    data = images.record()
+    kept = known_references(out, data)
+    if kept.rows:
+        return kept
+    say("computing points of reference")
+    task = data.task_kind
+    rows, answers = [], {}
+    arrays: dict[str, Any] = {}
+    start = time.perf_counter()
+    for i, each in enumerate(answers_of(task).references(images)):
+        found = each.evaluated.answers
+        rows.append(_row(each, task, time.perf_counter() - start))
+        answers[each.name] = found
+        stored = {**found.shared(), **found.arrays(_WHICH)}
+        arrays |= {f"{i}/{name}": values for name, values in stored.items()}
+        start = time.perf_counter()
+    if rows:
+        write_arrays(out / ARRAYS, arrays)
+        write_json(out / FACTS, Kept(rows=tuple(rows)))
+    return References(rows=tuple(rows), answers=answers)
+
+
+def known_references(out: Path, data: DataRecord) -> References:
+    """Return what the folder keeps; nothing where files are missing or damaged."""
+    try:
+        kept = from_json(Kept, read_json(out / FACTS), where=repr(str(out / FACTS)))
+        stored = read_arrays(out / ARRAYS)
+        answers = {row.name: _answers(stored, i, data) for i, row in enumerate(kept.rows)}
+    except (UserError, KeyError):
+        return References()
+    return References(rows=kept.rows, answers=answers)
+
+
+def _answers(stored: Arrays, i: int, data: DataRecord) -> Answers:
+    """Read the answers of one reference."""
+    mine = {
+        name.partition("/")[2]: values
+        for name, values in stored.items()
+        if name.startswith(f"{i}/")
+    }
+    return answers_of(data.task_kind).read(mine, _WHICH, data)
+
+
+def _row(found: Reference, task: Task, seconds: float) -> ReferenceRow:
+    """Make the row of a reference: its scores, and the interval of the one that decides."""
+    answers = found.evaluated.answers
+    estimate = statistics.crossed_mean({0: answers})
+    low, high = (None, None) if estimate is None else estimate.ends()
+    known = {each.key for each in task.scores}
+    return ReferenceRow(
+        name=found.name,
+        about=found.about,
+        learned=found.learned,
+        seconds=round(seconds, 2),
+        low=low,
+        high=high,
+        scores={key: value for key, value in found.evaluated.scores.items() if key in known},
+    )
