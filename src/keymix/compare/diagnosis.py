@@ -23,6 +23,7 @@ from keymix.analysis.statistics import (
     crossed_difference,
     summarize,
 )
+from keymix.compare.defaults import AIM, FLOOR, updates
 from keymix.compare.plan import Plan
 from keymix.compare.references import References
 from keymix.compare.runs import Finished
@@ -36,8 +37,6 @@ END = 0.2
 """Share of the epochs, three at least, whose slope says whether training was still learning."""
 RISING = 0.005
 """Gain of a fraction, in a further tenth of the training, from which on it was."""
-UPDATES = 1_000
-"""Updates that a small model needs at least to learn, about."""
 
 Slope = tuple[float, float]
 """Change of the validation score per epoch at the end of training, and its standard error."""
@@ -139,13 +138,13 @@ def nothing_learned(found: Found) -> Diagnosis | None:
         skills[label] = estimate
     best = max(skills, key=lambda label: skills[label].mean)
     low, high = skills[best].ends()
-    updates = _updates(found)
+    done = updates(found.plan.recipe, found.data.sizes["train"])
     gain = f"{score.changed(skills[best].mean)} ({score.change(low)} to {score.change(high)})"
     chance = part.chance or "the best answer that needs no learning"
-    if updates < UPDATES:
-        epochs = -(-UPDATES * found.plan.recipe.schedule.epochs // max(1, updates))
+    if done < FLOOR:
+        epochs = -(-AIM * found.plan.recipe.schedule.epochs // max(1, done))
         remedy = (
-            f"Train longer: {updates:,} updates are few, and {UPDATES:,} are recommended "
+            f"Train longer: {done:,} updates are few, and {AIM:,} are recommended "
             f"(--epochs {epochs:,})."
         )
     else:
@@ -159,13 +158,6 @@ def nothing_learned(found: Found) -> Diagnosis | None:
         name = max(learned, key=lambda each: score.rank(learned[each]))
         text += f"; {name} reaches {score.text(learned[name])}"
     return Diagnosis(kind="nothing_learned", text=f"{text}.", remedy=remedy)
-
-
-def _updates(found: Found) -> int:
-    """Return the updates of a run."""
-    recipe = found.plan.recipe
-    steps = -(-found.data.sizes["train"] // recipe.data.batch_size)
-    return recipe.schedule.epochs * -(-steps // recipe.optim.accumulate)
 
 
 def data_problems(found: Found) -> Diagnosis | None:

@@ -22,6 +22,7 @@ from torch import nn
 
 from keymix import recipes
 from keymix.analysis.certainty import MARGIN
+from keymix.compare.defaults import fit_to_count, fit_to_images, kept_choices, updates
 from keymix.data.bounds import MOST_OF_A_SEED
 from keymix.data.dataset import ImageData
 from keymix.data.events.inputs import sensor_of
@@ -139,6 +140,7 @@ class Plan(Planned):
     recipe: Recipe  # what all runs share; each run replaces the mixer and the seed
     out: Path
     notes: tuple[str, ...] = ()  # what was chosen without being asked for, a line each
+    used: str = ""  # what is used of the data
 
     @property
     def spiking(self) -> bool:
@@ -226,6 +228,16 @@ def resolve(
         limit=limit,
         overrides=overrides,
     )
+    short = {"model.name": model, "schedule.epochs": epochs, "data.limit": limit}
+    given = {key for key, value in short.items() if value is not None} | {*(overrides or {})}
+    cuda = device_of_this_machine().type == "cuda"
+    before = None if recorded is None or recipe is not None else recorded()
+    used = ""
+    if recipe is None and (kept := kept_choices(shared, before, given)) is not None:
+        shared = kept
+    elif recipe is None:
+        fitted = fit_to_images(shared, given, cuda=cuda)
+        shared, used = fitted.recipe, fitted.used
     specs = choose_mixers(mixers, controls=controls, model=shared.model.name)
     chosen_seeds = choose_seeds(seeds, len(specs))
     choose_baseline(specs, baseline)  # or refuse, before the data is read
@@ -236,6 +248,8 @@ def resolve(
 
     say("loading the data")
     images = warn_of_data(load_data(shared.data))
+    if recipe is None:
+        shared = fit_to_count(shared, given, train=len(images.train), cuda=cuda, before=before)
     cannot_sit: tuple[str, ...] = ()
     if mixers is None:
         specs, cannot_sit = fitting(specs, shared, images)
@@ -255,15 +269,54 @@ def resolve(
     )
     if ann:
         plan = replace(plan, mixers=(*plan.mixers, ann_of_baseline(plan, images)))
-    cuda = device_of_this_machine().type == "cuda"
     plain = bool(reference and images.task.plain)  # which joins later
     runs = len(plan.pairs) + plain * len(plan.seeds)
     processes, threads = share_out(runs, processes, cuda=cuda)
     plan = replace(plan, margin=equal_within(margin, images.task.score))
     notes = [default_note(shared, why)] if why else []
     notes += [f"{each.label}: {each.note}" for each in plan.mixers if each.note]
-    plan = replace(plan, command=command, processes=processes, threads=threads, notes=tuple(notes))
+    plan = replace(
+        plan,
+        command=command,
+        processes=processes,
+        threads=threads,
+        notes=tuple(notes),
+        used=used or _loaded(images),
+    )
     return plan, images
+
+
+def _loaded(images: ImageData) -> str:
+    """Say what was loaded."""
+    count, (height, width) = sum(map(len, images.splits)), images.image_size
+    return f"{count:,} {images.kind.nouns} of {width}x{height}"
+
+
+def summary(plan: Plan, data: ImageData) -> str:
+    """Say in a line what a comparison uses and does.
+
+    Such as ``13,165 grey images of 64x64, as they are · vit_micro_p4_32, p8, conv stem · 1,000
+    updates of 32 · 6 mixers + plain network × 3 seeds``.
+    """
+    model, train = plan.recipe.model, len(data.train)
+    host = [model.name]
+    if "patch_size" in model.options:
+        host.append(f"p{model.options['patch_size']}")
+    if "stem" in model.options:
+        host.append(f"{model.options['stem']} stem")
+    mixers = f"{len(plan.mixed)} mixers"
+    extra = [each.label for each in plan.mixers if each.reference]
+    runs = " + ".join([mixers, *extra])
+    seeds = "1 seed" if len(plan.seeds) == 1 else f"{len(plan.seeds)} seeds"
+    trained = f"{train:,} to train on" if train else ""
+    parts = [
+        plan.used,
+        trained,
+        ", ".join(host),
+        f"{updates(plan.recipe, train):,} updates of {min(plan.recipe.data.batch_size, train)}",
+        f"{runs} × {seeds}",
+    ]
+    return " · ".join(part for part in parts if part)
 
 
 # ---- the recipe -----------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from keymix.compare.executor import FAILURES, reason
 from keymix.compare.folder import MANIFEST, Manifest
 from keymix.compare.pictures import Pictures, pictures
 from keymix.compare.plain import with_plain_network
-from keymix.compare.plan import Plan, resolve
+from keymix.compare.plan import Plan, resolve, summary
 from keymix.compare.record import make_record
 from keymix.compare.references import References, known_references, references
 from keymix.compare.runs import Finished, Reading, read_runs
@@ -197,6 +197,7 @@ def compare(
     if reference:
         before = None if overwrite else folder.planned_in(out)
         plan = with_plain_network(plan, images, before=before, say=say)
+    watch(Event(kind="note", text=summary(plan, images)))
     for text in plan.notes:
         watch(Event(kind="note", text=text))
     known = images.record()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ from keymix.data.drop_corrupt import (
 )
 from keymix.data.files import in_chunks
 from keymix.data.inputs import HASHED, ImagesInMemory, ImagesOneByOne, Inputs, WholeImages
-from keymix.data.kinds import CLASS
+from keymix.data.kinds import CLASS, IMAGE
 from keymix.data.record import DataFacts
 from keymix.data.sources.base import Faults, Source, Table
 from keymix.data.specs import Options, look_up, parse
@@ -141,7 +142,7 @@ def broken(table: Table, in_chans: int) -> dict[int, str]:
     return {i: why for part in in_chunks(len(table), find) for i, why in part.items()}
 
 
-CACHE_SIDE = 96  # pixels: images up to this side are kept decoded in memory …
+CACHE_SIDE = 128  # pixels: images up to this side are kept decoded in memory …
 CACHE_BYTES = 2 << 30  # … if all splits together stay below this
 LAZY_CROP_PCT = 0.875  # timm's evaluation crop for images read one by one
 DEFAULT_SIZE: Size = (224, 224)
@@ -285,6 +286,7 @@ def load(
     *,
     image_size: int | Size | None = None,
     crop_pct: float | None = None,
+    channels: int | None = None,
     limit: int | None = None,
     val_fraction: float = 0.1,
     split_seed: int = 0,
@@ -310,6 +312,7 @@ def load(
             same, else 224; the sensor's, where the data are events.
         crop_pct: Share of the resized image's side that the evaluation crop keeps. None: all of it
             in a set that is in memory, else 0.875.
+        channels: 1 to read images as grey, 3 as colour; None for the source's own: 3 of files.
         limit: Most images of train and validation together, a stratified choice; test is cut to the
             same number.
         val_fraction: Share of train that becomes validation, in (0, 1).
@@ -335,6 +338,7 @@ def load(
     options = Options(
         image_size=None if image_size is None else checked_size(image_size),
         crop_pct=crop_pct,
+        channels=channels,
         limit=limit,
         val_fraction=val_fraction,
         split_seed=split_seed,
@@ -355,6 +359,8 @@ def load(
     source = entry.open(argument, Faults(), **options.of_opening)
     if source.train.targets.kind is CLASS and not source.classes:
         raise UserError(f"data {spec} have class numbers, but no classes. Name them in the source.")
+    if channels is not None:
+        source = _in_channels(source, spec, channels)
     task = get_task(entry.task)
     prepare: type[Preparation] = look_up(source.preparation)
     preparation = prepare(source, spec, options, task)
@@ -417,6 +423,17 @@ def load(
         facts=preparation.facts(facts),
         task=task.compared_by(decided),
     )
+
+
+def _in_channels(source: Source, spec: str, channels: int) -> Source:
+    """Return a source of images that are read as grey or colour."""
+    fixed = any(table.in_memory is not None for table in source.tables.values())
+    if channels not in (1, 3) or source.kind is not IMAGE or (fixed and channels < source.in_chans):
+        raise UserError(
+            f"data {spec}: channels={channels!r} does not fit its {source.items} of "
+            f"{source.in_chans} channels; leave it out."
+        )
+    return replace(source, in_chans=channels)
 
 
 def _class_inputs(targets: Targets, classes: int) -> list[int]:

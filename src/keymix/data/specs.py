@@ -64,6 +64,7 @@ class Options:
 
     image_size: tuple[int, int] | None = None
     crop_pct: float | None = None
+    channels: int | None = None
     limit: int | None = None
     val_fraction: float = 0.1
     split_seed: int = 0

@@ -68,6 +68,7 @@ def load_data(
             config.spec,
             image_size=size,
             crop_pct=crop_pct,
+            channels=config.channels,
             limit=config.limit,
             val_fraction=config.val_fraction,
             split_seed=config.split_seed,

@@ -87,6 +87,7 @@ class DataConfig:
         spec: Data spec, e.g. ``digits``, ``parquet:PATH``, ``folder:PATH``.
         image_size: Side of the images the model sees, pixels, or their height and width
             (``32,48``); None keeps the data's own. Events are counted in these pixels.
+        channels: 1 to read images as grey, 3 as colour; None for the data's own: 3 of files.
         limit: Use only this many training images, a stratified choice; None for all.
         val_fraction: Share of the training images split off for validation, in (0, 1).
         split_seed: Seed of that split, apart from the training seed.
@@ -114,6 +115,7 @@ class DataConfig:
 
     spec: str
     image_size: int | tuple[int, int] | None = None
+    channels: int | None = None
     limit: int | None = None
     val_fraction: float = 0.1
     split_seed: int = 0
@@ -137,6 +139,8 @@ class DataConfig:
         check_numbers(self, "data.")
         if self.frames_by is not None and self.frames_by not in FRAMES_BY:
             raise unknown("data.frames_by", self.frames_by, FRAMES_BY)
+        colour = self.channels in (None, 1, 3)
+        require(colour, "data.channels", self.channels, "give 1 for grey or 3 for colour")
         if self.stack is not None:
             odd = self.stack % 2 == 1
             require(odd, "data.stack", self.stack, "must be an odd number of slices, such as 3")

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A first look at a data set, before it is loaded: how many images, how large, grey or colour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from keymix.data.decode import DAMAGE, Size
+from keymix.data.sources.base import Faults
+from keymix.data.specs import Options, parse
+
+SAMPLE = 200
+"""Images whose headers are read, evenly spread over the training images."""
+_GREY = ("1", "L", "I", "I;16", "I;16B", "I;16L")
+"""Pillow's modes of images without colour."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headers:
+    """What the headers of a sample of images say.
+
+    Args:
+        count: Images of all splits.
+        size: Median height and width, pixels.
+        same: Whether all have this size.
+        grey: Whether none has colour.
+        classes: Names of the classes; none where targets are others.
+    """
+
+    count: int
+    size: Size
+    same: bool
+    grey: bool
+    classes: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """Say it in a few words, such as ``13,165 grey images of 64x64``."""
+        colour = "grey " if self.grey else ""
+        about = "" if self.same else "about "
+        return f"{self.count:,} {colour}images of {about}{self.size[1]}x{self.size[0]}"
+
+
+def read_headers(spec: str, *, cell_mib: int | None = None) -> Headers:
+    """Read sizes and colour of a sample of images; broken ones are passed over.
+
+    Args:
+        spec: The data spec, of images.
+        cell_mib: As `keymix.data.loading.load` takes it.
+
+    Raises:
+        UserError: If the spec or the data is bad.
+    """
+    entry, argument = parse(spec)
+    options = Options(cell_mib=cell_mib)
+    source = entry.open(argument, Faults(), **options.of_opening)
+    table, tables = source.train, source.tables.values()
+    sizes, modes = [], set()
+    for i in np.unique(np.linspace(0, len(table) - 1, SAMPLE).astype(np.int64)).tolist():
+        if table.in_memory is not None:
+            sizes.append(table.in_memory.shape[2:])
+            modes.add("L" if table.in_memory.shape[1] == 1 else "RGB")
+            break
+        try:
+            with table.open(i) as image:
+                sizes.append((image.height, image.width))
+                modes.add(image.mode)
+        except DAMAGE:
+            continue
+    found = np.array(sizes or [source.image_size or (0, 0)])
+    height, width = (int(side) for side in np.median(found, axis=0))
+    return Headers(
+        count=sum(map(len, tables)),
+        size=(height, width),
+        same=len(np.unique(found, axis=0)) == 1,
+        grey=bool(modes) and all(mode in _GREY for mode in modes),
+        classes=source.classes,
+    )
