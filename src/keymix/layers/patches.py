@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From images to tokens: sizes in pixels, patch embeddings of three kinds, and patch merging."""
+"""From images to tokens: sizes in pixels, patch embeddings of four kinds, and patch merging."""
 
 from __future__ import annotations
 
@@ -142,6 +142,66 @@ class ConvStem(_OwnPatchEmbed):
     def tokens(self, x: Tensor) -> Tensor:
         """Embed an image of the right size."""
         out: Tensor = self.proj(self.conv(x))
+        return out.flatten(2).transpose(1, 2)
+
+
+class EarlyConvs(_OwnPatchEmbed):
+    """A stack of 3x3 convolutions of stride 2, then a 1x1 convolution to the tokens' width.
+
+    For patches of p = 2^k pixels there are k strided convolutions, each without bias and followed
+    by BatchNorm and ReLU, under ``convs``; ``proj`` is the 1x1 convolution, with bias. Channels
+    double: C / 2^(k-1), ..., C / 2, C, but never fewer than 16. With patches of 16 and C of 192
+    or 384 these are the paper's 24, 48, 96, 192 and 48, 96, 192, 384. Where patches are not
+    square, the last convolutions have stride 1 along the shorter side. A token sees 2p - 1 pixels
+    a side.
+    Paper: Early Convolutions Help Transformers See Better, https://arxiv.org/abs/2106.14881,
+    Sec. 3, "convolutional stem design". Differs: the paper drops one Transformer block in exchange;
+    the depth here is the model's.
+    Cost: sum over i = 1..k of 9 c_(i-1) c_i / 4^i, plus C^2 / 4^k, multiply-adds per pixel, where
+    c_0 is the number of image channels and c_k = C if C is at least 16.
+    """
+
+    called = "a stem of strided convolutions"
+    least = 16  # channels
+
+    def __init__(
+        self,
+        img_size: int | Grid = 224,
+        patch_size: int | Grid = 16,
+        in_chans: int = 3,
+        embed_dim: int = 384,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        **timm: Any,
+    ) -> None:
+        super().__init__(img_size, patch_size, in_chans, embed_dim, timm)
+        if any(side < 2 or side.bit_count() != 1 for side in self.patch_size):
+            raise UserError(
+                f"{patch_size=}: each convolution of the stem halves the image, so patches have "
+                "2, 4, 8, 16 or 32 pixels a side; take one of these, or leave stem='conv' out"
+            )
+        patch_grid(self.img_size, self.patch_size)
+        factory = {"device": device, "dtype": dtype}
+        self.in_chans = in_chans
+        halvings = [side.bit_length() - 1 for side in self.patch_size]
+        count, before = max(halvings), in_chans
+        layers: list[nn.Module] = []
+        for i in range(count):
+            width = max(self.least, embed_dim >> (count - 1 - i))
+            stride = (1 + (i < halvings[0]), 1 + (i < halvings[1]))
+            layers += [
+                nn.Conv2d(before, width, 3, stride=stride, padding=1, bias=False, **factory),
+                nn.BatchNorm2d(width, **factory),
+                nn.ReLU(inplace=True),
+            ]
+            before = width
+        self.convs = nn.Sequential(*layers)
+        self.proj = nn.Conv2d(before, embed_dim, 1, bias=bias, **factory)
+
+    def tokens(self, x: Tensor) -> Tensor:
+        """Embed an image of the right size."""
+        out: Tensor = self.proj(self.convs(x))
         return out.flatten(2).transpose(1, 2)
 
 

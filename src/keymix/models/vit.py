@@ -15,9 +15,9 @@ from typing import Any
 
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 
-from keymix.errors import UserError
+from keymix.errors import UserError, unknown
 from keymix.hosts.base import MixerNames, MixerOptions, find_host, put_mixers
-from keymix.layers.patches import ShiftedPatchEmbed
+from keymix.layers.patches import EarlyConvs, ShiftedPatchEmbed
 from keymix.models.family import (
     MixerModel,
     asked_grid,
@@ -25,6 +25,9 @@ from keymix.models.family import (
     register_variants,
     with_norm_eps,
 )
+
+STEMS = {"conv": EarlyConvs}
+"""Embeddings of patches by name, in place of timm's linear map."""
 
 
 class MixerVisionTransformer(MixerModel, VisionTransformer):
@@ -41,13 +44,17 @@ class MixerVisionTransformer(MixerModel, VisionTransformer):
         shifts: How these are moved, ``"axes"``, ``"half_patch"`` or ``"diagonal"``, as
             :class:`keymix.layers.patches.ShiftedPatchEmbed` takes it; None is ``"axes"``
             until weights are loaded whose record says another.
+        stem: ``"conv"`` embeds patches by strided 3x3 convolutions, whose patches have a power
+            of two of pixels a side (:class:`keymix.layers.patches.EarlyConvs`); timm's linear map
+            if None.
         norm_eps: What LayerNorms of the blocks and the last one add to the variance; timm's, 1e-6,
             if None. The code behind SKA's baseline has PyTorch's 1e-5.
         timm: Arguments of timm's VisionTransformer.
 
     Raises:
-        UserError: If shifts are unknown, or given without shifted patches; or a mixer cannot sit in
-            a block.
+        UserError: If shifts are unknown, or given without shifted patches; if the stem is unknown,
+            given with shifted patches, or cannot have the patch size; or a mixer cannot sit in a
+            block.
     """
 
     patch_embed: Any  # timm's
@@ -60,9 +67,18 @@ class MixerVisionTransformer(MixerModel, VisionTransformer):
         mixer_defaults: MixerOptions = None,
         shifted_patches: bool = False,
         shifts: str | None = None,
+        stem: str | None = None,
         norm_eps: float | None = None,
         **timm: Any,
     ) -> None:
+        if stem is not None and stem not in STEMS:
+            raise unknown("stem", stem, STEMS)
+        if stem is not None and shifted_patches:
+            raise UserError(
+                f"{stem=} and {shifted_patches=} both embed the patches; leave one of them out"
+            )
+        if stem is not None:
+            timm["embed_layer"] = STEMS[stem]
         if shifted_patches:
             timm["embed_layer"] = partial(ShiftedPatchEmbed, shifts=shifts)
         elif shifts is not None:
