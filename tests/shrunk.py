@@ -124,6 +124,23 @@ FAMILIES: dict[str, Family] = {
         path=r"stages\.0\.blocks\.\d+\.attn\.mixer",
         spiking=True,
     ),
+    "plain_convnet": Family(
+        options={"width": 8, "depth": 1},
+        wide={},
+        blocks=0,
+        image=(32, 48),
+        path="no attention",
+        head="fc",
+    ),
+    "plain_unet": Family(
+        options={"width": 8, "depth": 1},
+        wide={},
+        blocks=0,
+        image=(32, 48),
+        path="no attention",
+        head="decoder.head",
+        dense=True,
+    ),
     "setr behind a ResNet": Family(
         options={**_SETR, "stem_depths": (1, 1, 1)},
         wide={},

@@ -224,3 +224,13 @@ def test_a_mistake_is_reported_in_one_line(
     assert error.startswith("keymix: error: ")
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_the_note_on_time_steps_speaks_of_spikes_where_there_are_some(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, spikes in (("plain_convnet", False), ("qkformer_micro_32", True)):
+        assert main(["count", name, "--time-steps", "3"]) == 0
+        note = capsys.readouterr().err
+        assert "over all T=3 time steps" in note
+        assert ("spike" in note) is spikes

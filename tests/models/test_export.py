@@ -35,6 +35,8 @@ CASES = [
     ("setr_qkv_cvt", "softmax/identity/softmax"),
     ("qkformer_micro_32", "qk_token/qk_channel/spike_driven"),
     ("spikformer_2_256", "spiking_self"),
+    ("plain_convnet", ""),
+    ("plain_unet", ""),
 ]
 FEWER = {  # blocks: one of each kind
     "swin": {"depths": (1, 2, 2)},
@@ -52,13 +54,13 @@ def _without_hook(shapes_checked: bool) -> None:
 
 
 def small(name: str, mixer: str, **options: Any) -> nn.Module:
-    """A small model for inference, with this mixer or, where there are slashes, one per stage."""
+    """A small model for inference, with this mixer, one per stage by slashes, or none."""
     fewer = FEWER.get(name.partition("_")[0], {})
     if "depth" in family_of(name).options:
         fewer = {"depth": 1}
     elif name == "setr_qkv_cvt":
         fewer = FEWER["cvt"]
-    mixers = mixer.split("/") if "/" in mixer else mixer
+    mixers = mixer.split("/") if "/" in mixer else mixer or None
     model = shrunk(name, mixer=mixers, **{**fewer, **options}).eval()
     stir(model)
     return model

@@ -22,6 +22,8 @@ NAMES = (
     "setr_micro",
     "setr_kv_cvt",
     "setr",
+    "plain_convnet",
+    "plain_unet",
 )
 
 

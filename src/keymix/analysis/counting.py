@@ -68,7 +68,7 @@ class Count:
         params: Trainable parameters.
         macs: Multiply-adds of matmul, convolution, linear and attention, at inference.
         activation_bytes: Bytes that autograd keeps for the backward pass, parameters excluded.
-        time_steps: T of a spiking model, else None. Its costs are those of all T steps, its
+        time_steps: T of a model with time steps, else None. Its costs are those of all T steps, its
             multiply-adds dense: as if no input were a spike.
         layers: The same by module, in the model's order, modules without any cost left out.
         macs_by_operation: The multiply-adds by operation.

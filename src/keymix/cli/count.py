@@ -129,7 +129,7 @@ def main(argv: list[str]) -> int:
                 "model": args.model,
                 "mixer": label or None,
                 **({"inner_width": widths[label]} if widths else {}),
-                **({} if c.time_steps is None else {"note": _dense(c.time_steps)}),
+                **({} if c.time_steps is None else {"note": _over(args.model, c.time_steps)}),
                 **c.to_dict(),
             }
             for label, c in counts.items()
@@ -142,12 +142,16 @@ def main(argv: list[str]) -> int:
         inner = f"{label}, {widths[label]} inside" if widths else label
         _print_layers(args.model, inner, counted, args.depth)
     if steps is not None and not args.json:
-        note(_dense(steps))
+        note(_over(args.model, steps))
     return 0
 
 
-def _dense(steps: int) -> str:
-    """Say what the multiply-adds of a spiking model are."""
+def _over(model: str, steps: int) -> str:
+    """Say what the multiply-adds of a model with time steps are."""
+    from keymix.models.factory import domain_of
+
+    if domain_of(model) != "spiking":
+        return f"multiply-adds are over all T={steps} time steps"
     return (
         f"multiply-adds are dense, as if no input were a spike, and over all T={steps} time steps, "
         "of which the first layer sees a still image once; `keymix analyze spikes` counts spikes"

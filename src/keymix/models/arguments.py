@@ -24,7 +24,7 @@ _RANGES: tuple[tuple[frozenset[str], str, Callable[[float], bool]], ...] = (
                 *("img_size", "in_chans", "patch_size", "window_size", "merging", "kv_stride"),
                 *("depth", "depths", "depth_token_only", "dims", "embed_dim", "embed_dims"),
                 *("num_heads", "head_dim", "class_heads", "class_head_dim", "time_steps"),
-                *("decoder_widths", "stem_depths"),
+                *("decoder_widths", "stem_depths", "width", "stem_stride"),
             }
         ),
         " of 1 or more",
@@ -55,7 +55,7 @@ _MOST: tuple[tuple[frozenset[str], int, int], ...] = (
             {
                 *("in_chans", "patch_size", "window_size", "merging", "kv_stride", "reg_tokens"),
                 *("dims", "embed_dim", "embed_dims", "decoder_widths", "mlp_ratio", "head_dim"),
-                *("num_heads", "class_heads", "class_head_dim", "mlp_ratio_token_only"),
+                *("num_heads", "class_heads", "class_head_dim", "mlp_ratio_token_only", "width"),
             }
         ),
         4_096,
@@ -115,9 +115,16 @@ def check_arguments(model: str, build: type, row: Values, given: Values) -> None
     """Refuse arguments that a family cannot take, by kind, range and number of stages.
 
     ``model`` is the name for the message, ``row`` the variant's own arguments. What the family's
-    class does not take is left to its constructor.
+    class does not take is left to its constructor, but for mixers, which every family may be asked
+    to take.
     """
     known = arguments_of(build)
+    for name in ("mixer", "mixer_options"):
+        if name not in known and given.get(name) is not None:
+            raise UserError(
+                f"model {model!r} has no attention to replace: leave {name}={given[name]!r} out, "
+                "or take a model with attention (`keymix list models` shows the mixer of each)"
+            )
     merged = {name: default for name, (default, _) in known.items()} | dict(row) | dict(given)
     several = "depths" in known
     try:

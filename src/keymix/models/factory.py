@@ -155,23 +155,29 @@ def own_mixers(name: str, model: nn.Module) -> MixerSpec | None:
     """
     if name not in list_models():
         return None
-    build, row = family_of(name)
-    given = row.get("mixer", arguments_of(build)["mixer"][0])
-    if given is None:  # a backbone of timm's is in it
+    given = _own_names(name)
+    if given is None:  # a backbone of timm's is in it, or no attention
         return None
-    own = spec_of(given, row.get("mixer_options"))
+    own = spec_of(given, family_of(name)[1].get("mixer_options"))
     blocks = tuple(mixer.mixer_name for mixer in find_mixers(model).values())
     if len(own.names) == 1 and len(set(blocks)) > 1:  # a variant's last blocks have another
         return MixerSpec(blocks, own.options * len(blocks))
     return own
 
 
+def _own_names(name: str) -> MixerNames | None:
+    """Name the mixers that a model of ours is built with; None if it has no attention of ours."""
+    build, row = family_of(name)
+    default, _ = arguments_of(build).get("mixer", (None, None))
+    names: MixerNames | None = row.get("mixer", default)
+    return names
+
+
 def domain_of(name: str) -> Literal["dense", "spiking"]:
     """Say what a model's tokens are, by the mixers that it has of its own; timm's are dense."""
     if name not in list_models():
         return "dense"
-    build, row = family_of(name)
-    given = row.get("mixer", arguments_of(build)["mixer"][0])
+    given = _own_names(name)
     names = () if given is None else spec_of(given).names
     domains = {get_mixer_class(each).traits.domain for each in names}
     return "spiking" if "spiking" in domains else "dense"

@@ -25,7 +25,7 @@ POOLS = ("avg", "")
 Images = Float[Tensor, "B c H W"] | Float[Tensor, "B T c H W"]
 
 
-def with_steps(x: Tensor, steps: int, in_chans: int) -> Float[Tensor, "S B c H W"]:
+def with_steps(x: Tensor, steps: int | None, in_chans: int) -> Float[Tensor, "S B c H W"]:
     """Turn what a model is handed so that time comes first, and channels lie last in memory.
 
     An image ``[B, c, H, W]`` is one step that stands for all; frames ``[B, T, c, H, W]`` have the
