@@ -31,7 +31,15 @@ from keymix.data.specs import DataSpec
 from keymix.data.targets import ArrayTargets, Targets
 from keymix.task import Score, Task
 from keymix.train.model import load_data
-from keymix.train.parts import AnswersPart, Evaluated, Inputs, Prediction, TrainingPart, answers_of
+from keymix.train.parts import (
+    AnswersPart,
+    Evaluated,
+    Inputs,
+    Prediction,
+    Reference,
+    TrainingPart,
+    answers_of,
+)
 from keymix.train.recipe import (
     DataConfig,
     ModelConfig,

@@ -10,8 +10,8 @@ The rule, applied to what is not given:
 - *Stem.* Patches are embedded by strided 3x3 convolutions.
 - *Colour.* Grey images stay grey.
 - *Flips.* Left and right are swapped, but not of digits, letters and signs.
-- *Updates.* Batches of 32 on a CPU, and as many epochs as make 1,000 updates, five at least; a
-  recipe that makes 800 keeps its epochs. Warm-up is a tenth of them.
+- *Updates.* Batches of 32, and as many epochs as make 1,000 updates, five at least; another
+  default recipe keeps its epochs if they make 800. Warm-up is a tenth of them.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from typing import Any
 
 from keymix.data.headers import Headers, read_headers
 from keymix.data.kinds import IMAGE
+from keymix.data.loading import CACHE_BYTES, CACHE_SIDE
 from keymix.data.specs import kind_of_spec
 from keymix.train.recipe import Recipe, replace_path
 
 FITTED = "small_images_vit"
 """The recipe whose size, patches and flips are fitted to the images."""
+HOST, _PATCH = "vit_micro_conv_p4_32", 4
+"""Its model, and the side of its patches, pixels."""
 LARGE_HOST, LARGE = "deit_tiny_patch16_224", 224
 AIM, FLOOR = 1_000, 800
 """Updates that a default training makes, and with which a recipe's own epochs are enough."""
 LEAST_EPOCHS = 5
-BATCH = 32
-"""Training images per step on a CPU."""
 WARMUP = 0.1
 """Share of the updates."""
 _AS_THEY_ARE, _MIDDLE, _FROM_LARGE = 40, 80, 200  # pixels of the shorter side
@@ -77,15 +78,14 @@ def fit_to_images(recipe: Recipe, given: Collection[str], *, cuda: bool) -> Fitt
     changes: dict[str, Any] = {"data.image_size": _plain(size)}
     if found.grey:
         changes["data.channels"] = 1
-    own_model = "model.name" in given
-    if large and not own_model:
+    if recipe.model.name == HOST and large:
         changes["model.name"] = LARGE_HOST
-    elif not own_model:
-        changes |= {"model.options.patch_size": patch, "model.options.stem": "conv"}
+    elif recipe.model.name == HOST and patch != _PATCH:
+        changes["model.options.patch_size"] = patch
     side = min(size)
-    changes |= (
-        {"augment.crop_padding": max(1, side // 8)} if side <= 128 else {"augment.crop_padding": 0}
-    )
+    images = min(found.count, data.limit or found.count)
+    in_memory = side <= CACHE_SIDE and images * 3 * side**2 < CACHE_BYTES
+    changes["augment.crop_padding"] = max(1, side // 8) if in_memory else 0
     if is_symbols(data.spec, found.classes):
         changes["augment.flip"] = False
     kept = {key: value for key, value in changes.items() if key not in given}
@@ -140,29 +140,24 @@ def _used(found: Headers, size: tuple[int, int]) -> str:
 
 
 def fit_to_count(
-    recipe: Recipe, given: Collection[str], *, train: int, cuda: bool, before: Recipe | None
+    recipe: Recipe, given: Collection[str], *, train: int, before: Recipe | None
 ) -> Recipe:
-    """Choose batch size and epochs for a number of training inputs.
+    """Choose the epochs for a number of training inputs.
 
     Args:
         recipe: The recipe, of which only those fields change that nobody asked for.
         given: Dotted keys of what was asked for, which stay.
         train: Training inputs.
-        cuda: Whether there is a GPU.
         before: The recipe of the comparison that the folder holds, whose choices stay.
     """
     if before is not None and before.data.spec == recipe.data.spec and before.name == recipe.name:
         kept = {
-            "data.batch_size": before.data.batch_size,
             "schedule.epochs": before.schedule.epochs,
             "schedule.warmup_epochs": before.schedule.warmup_epochs,
         }
         return _without(recipe, kept, given)
     changes: dict[str, Any] = {}
-    if recipe.name == FITTED and not cuda and "data.batch_size" not in given:
-        changes["data.batch_size"] = BATCH
-    batch = changes.get("data.batch_size", recipe.data.batch_size)
-    steps = math.ceil(train / batch / recipe.optim.accumulate)
+    steps = math.ceil(train / recipe.data.batch_size / recipe.optim.accumulate)
     epochs = recipe.schedule.epochs
     if recipe.name == FITTED or epochs * steps < FLOOR:
         changes["schedule.epochs"] = max(LEAST_EPOCHS, math.ceil(AIM / steps))

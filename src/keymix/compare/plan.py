@@ -249,7 +249,7 @@ def resolve(
     say("loading the data")
     images = warn_of_data(load_data(shared.data))
     if recipe is None:
-        shared = fit_to_count(shared, given, train=len(images.train), cuda=cuda, before=before)
+        shared = fit_to_count(shared, given, train=len(images.train), before=before)
     cannot_sit: tuple[str, ...] = ()
     if mixers is None:
         specs, cannot_sit = fitting(specs, shared, images)
@@ -301,9 +301,7 @@ def summary(plan: Plan, data: ImageData) -> str:
     model, train = plan.recipe.model, len(data.train)
     host = [model.name]
     if "patch_size" in model.options:
-        host.append(f"p{model.options['patch_size']}")
-    if "stem" in model.options:
-        host.append(f"{model.options['stem']} stem")
+        host.append(f"patches of {model.options['patch_size']}")
     mixers = f"{len(plan.mixed)} mixers"
     extra = [each.label for each in plan.mixers if each.reference]
     runs = " + ".join([mixers, *extra])

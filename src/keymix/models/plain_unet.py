@@ -46,9 +46,9 @@ class PlainUNet(EncoderDecoder):
         dtype: As PyTorch's modules take it.
 
     Shape: images ``[B, in_chans, H, W]`` -> logits ``[B, num_classes, H, W]``.
-    Cost: at ``width=16`` and 96x96 pixels 0.1 G multiply-adds, 0.55 M parameters. A training step
-    with batches of 4 takes as long as that of ``setr_micro``: 32.2 and 31.3 ms, medians of 35 in
-    turns on one CPU thread.
+    Cost: at ``width=12`` and 96x96 pixels 66 M multiply-adds, 0.28 M parameters. A training step
+    with batches of 4 takes as long as that of ``setr_micro``: 32.6 and 31.5 ms, medians of 40 in
+    turns on one CPU thread (`keymix.analysis.measure.training_ms`).
 
     Raises:
         UserError: If a value is out of its range.
@@ -60,7 +60,7 @@ class PlainUNet(EncoderDecoder):
         img_size: int | Grid = 224,
         in_chans: int = 3,
         num_classes: int = CLASSES,
-        width: int = 16,
+        width: int = 12,
         depth: int = 1,
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,

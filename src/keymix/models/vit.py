@@ -121,6 +121,15 @@ _LSA = {"temperature": True, "mask_diagonal": True}
 _SPT = {**_SMALL, "shifted_patches": True, "mixer_defaults": _LSA}
 _WIDE = {"num_heads": 10, "head_dim": 64}  # SKA's parameter-matched row: 10 heads x 64
 
+_MICRO = {
+    "img_size": 32,
+    "patch_size": 4,
+    "embed_dim": 128,
+    "depth": 4,
+    "num_heads": 4,
+    "mlp_ratio": 2.0,
+}
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "vit_small_p4_32": _SMALL,
     "ska_vit_small_p4_32": {**_SMALL, "mixer": "static_key"},
@@ -131,14 +140,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "cska_vit_small_spt_p4_32": {**_SPT, "mixer": "conv_static_key"},
     "ska_vit_small_spt_p4_32_wide": {**_SPT, "mixer": "static_key", "mixer_options": _WIDE},
     # not a paper's: small enough to compare on two cores
-    "vit_micro_p4_32": {
-        "img_size": 32,
-        "patch_size": 4,
-        "embed_dim": 128,
-        "depth": 4,
-        "num_heads": 4,
-        "mlp_ratio": 2.0,
-    },
+    "vit_micro_p4_32": _MICRO,
+    "vit_micro_conv_p4_32": {**_MICRO, "stem": "conv"},
     "vit_nano_p4_12": {
         "img_size": 12,
         "patch_size": 4,
