@@ -58,7 +58,9 @@ def read_headers(spec: str, *, cell_mib: int | None = None) -> Headers:
     source = entry.open(argument, Faults(), **options.of_opening)
     table, tables = source.train, source.tables.values()
     sizes, modes = [], set()
-    for i in np.unique(np.linspace(0, len(table) - 1, SAMPLE).astype(np.int64)).tolist():
+    rows = np.unique(np.linspace(0, len(table) - 1, SAMPLE).astype(np.int64))
+    table = table.select(rows)
+    for i in range(len(rows)):
         if table.in_memory is not None:
             sizes.append(table.in_memory.shape[2:])
             modes.add("L" if table.in_memory.shape[1] == 1 else "RGB")
