@@ -15,7 +15,32 @@ from keymix.train.model import device_of_this_machine, model_for
 
 PLAIN = "plain network"
 """Label of the trained reference."""
-WIDTHS = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+WIDTHS = (
+    4,
+    6,
+    8,
+    10,
+    12,
+    14,
+    16,
+    20,
+    24,
+    28,
+    32,
+    36,
+    40,
+    48,
+    56,
+    64,
+    80,
+    96,
+    112,
+    128,
+    160,
+    192,
+    224,
+    256,
+)
 """Widths that a plain network may have."""
 ALIKE = 0.2
 """Share by which the time of its training step may differ from the baseline's."""
