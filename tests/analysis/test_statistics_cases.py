@@ -124,7 +124,7 @@ def test_a_class_of_one_case_leaves_no_interval(stray: int):
     assert both.note.startswith("a and c are each in one test case alone")
 
 
-def test_a_verdict_names_the_class_of_one_case():
+def test_a_row_names_the_class_of_one_case():
     ours, theirs = alone(0)
     scores = {
         label: {
@@ -148,11 +148,11 @@ def test_a_verdict_names_the_class_of_one_case():
     row = outcome(["softmax", "kv"], baseline="softmax", seeds=range(5), scores=scores, task=task)[
         1
     ]
-    assert row.verdict == "no difference shown"
-    assert row.headline.endswith("but other test cases might not show it.")
-    assert row.detail.endswith(
-        "points: large_bowel is in one test case alone, so nothing can be said of other cases."
-    )
+    assert row.degree == "unclear"
+    assert row.interval is not None
+    assert row.interval.low is None
+    assert "large_bowel is in one test case alone" in row.interval.note
+    assert "large_bowel is in one test case alone" in row.detail
 
 
 def test_a_class_of_no_case_is_no_matter():

@@ -27,7 +27,12 @@ def test_cells_stand_under_their_heads() -> None:
     under = dict(
         zip(scores.heads(CLASSIFICATION), scores.cells(entries, CLASSIFICATION), strict=True)
     )
-    assert under == {"loss": "1.5000", "top-1 %": "40.00", "top-5 %": "–"}
+    assert under == {
+        "loss": "1.5000",
+        "top-1 %": "40.00",
+        "balanced %": "–",
+        "top-5 %": "–",
+    }
 
 
 def test_each_class_has_its_own_scores(capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,6 +72,7 @@ def small(out: Path, **more: Any) -> Comparison:
         "limit": 100,
         "epochs": 1,
         "processes": 1,
+        "reference": False,
         "out": out,
     }
     return compare(**(settings | more))

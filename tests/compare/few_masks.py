@@ -70,6 +70,7 @@ def few(folder: Path, out: Path, **more: Any) -> Comparison:
         "mixers": "mhsa,kv(pos_dim=5)",
         "seeds": 2,
         "processes": 1,
+        "reference": False,
         "out": out,
     }
     return compare(**(settings | more))

@@ -161,7 +161,8 @@ def test_differences_are_paired_by_seed(done):
     by_hand = np.mean([top1["static_key", s] - top1["softmax", s] for s in (0, 1)])
     assert row["seeds"]["difference"] == pytest.approx(by_hand)
     assert row["images"]["difference"] == pytest.approx(by_hand)
-    assert row["verdict"] == "no verdict"
+    assert row["degree"] == "unclear"
+    assert row["interval"]["difference"] == pytest.approx(by_hand)
 
 
 @pytest.mark.slow

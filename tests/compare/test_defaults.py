@@ -33,8 +33,8 @@ EVENTS, SPIKING = "moving_digits_qkformer", "qkformer_micro_32"
         (None, None, ["qkta/qkta/ssa", "identity"], EVENTS, SPIKING),
         ("digits", None, "qkta,ssa", "digits_vit", SPIKING),
         ("cifar10", None, "qkta,ssa", "small_images_vit", SPIKING),
-        ("cifar10", None, "mhsa,qkta", "small_images_vit", "vit_micro_p4_32"),
-        ("cifar10", None, "identity,pooling", "small_images_vit", "vit_micro_p4_32"),
+        ("cifar10", None, "mhsa,qkta", "small_images_vit", "vit_micro_conv_p4_32"),
+        ("cifar10", None, "identity,pooling", "small_images_vit", "vit_micro_conv_p4_32"),
         ("cifar10", "qkformer_hst_4_384", "qkta,ssa", "small_images_vit", "qkformer_hst_4_384"),
         (None, None, None, "digits_vit", "vit_nano_p4_12"),
         ("masks:mine", None, None, "small_masks_setr", "setr_micro"),
@@ -101,7 +101,7 @@ def begun(monkeypatch: pytest.MonkeyPatch, **call: object) -> tuple[Plan, list[s
 
     monkeypatch.setattr(run.folder, "claim", claim)
     with pytest.raises(Stop):
-        run.compare(**call, progress=watch)  # type: ignore[arg-type]
+        run.compare(reference=False, **call, progress=watch)  # type: ignore[arg-type]
     return plans[0], said
 
 
@@ -112,7 +112,7 @@ def test_recordings_are_compared_without_more_words(
     plan, said = begun(monkeypatch, data="moving_digits:100", out=tmp_path / "out")
     assert plan.labels == ("spiking_self", "qk_channel", "qk_token", "spike_driven", "identity")
     assert plan.recipe.data.spec == "moving_digits:100"
-    assert said[0] == (
+    assert said[1] == (
         "moving_digits:100 holds recordings of events: recipe moving_digits_qkformer with model "
         "qkformer_micro_32 is taken; --recipe and --model name others"
     )

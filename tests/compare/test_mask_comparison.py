@@ -82,7 +82,7 @@ def test_differences_are_paired_by_seed_and_over_cases(done):
     for question, n in (("seeds", 2), ("images", 4)):
         assert row[question]["n"] == n
         assert row[question]["difference"] == pytest.approx(expected, abs=1e-9)
-    assert "Over the 4 test cases" in row["detail"]
+    assert row["interval"]["n"] == 2
     assert "few cases, so it is rough" in row["detail"]
 
 
@@ -138,7 +138,7 @@ def test_attention_is_read_on_slices_of_different_cases(done):
 def test_terminal_and_page_speak_of_overlap(done, capsys):
     print_result(done)
     printed = capsys.readouterr().out
-    for word in ("Jaccard %", "weighted Jaccard %", "Dice %", "Hausdorff px", "95% cases"):
+    for word in ("Jaccard %", "weighted Jaccard %", "Dice %", "Hausdorff px", "95% interval"):
         assert word in printed
     assert "mean Jaccard index" in printed
     assert "ccuracy" not in printed

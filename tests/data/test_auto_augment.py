@@ -23,7 +23,7 @@ NOISY = Augment(auto_augment=CONFIG, flip=True, erasing=0.5, erasing_fill="noise
 
 @pytest.fixture
 def photos(make_folder) -> ImageData:
-    data = load(f"folder:{make_folder({'a': 12, 'b': 13}, (60, 50))}", image_size=100)
+    data = load(f"folder:{make_folder({'a': 12, 'b': 13}, (60, 50))}", image_size=132)
     assert data.train.images is None
     return data
 

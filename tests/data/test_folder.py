@@ -125,7 +125,7 @@ def test_a_broken_file_is_named_at_load(make_folder, image_size: int | None) -> 
 def test_a_truncated_file_is_named_when_read_lazily(make_folder, monkeypatch) -> None:
     # The parent waits so long for a worker to end; a worker that is not asked to looks after 5 s.
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 4.0)
-    data = load(f"folder:{make_folder({'a': 6, 'b': 6}, (100, 100))}")
+    data = load(f"folder:{make_folder({'a': 6, 'b': 6}, (132, 132))}")
     assert data.train.images is None
     victim = Path(data.train.ids(2))
     victim.write_bytes(victim.read_bytes()[:-300])  # its header is whole
@@ -154,7 +154,7 @@ def test_moving_the_folder_changes_neither_split_nor_fingerprint(
     make_folder, tmp_path: Path
 ) -> None:
     root = make_folder({"a": 8, "b": 8})
-    for image_size in (None, 100):
+    for image_size in (None, 132):
         before = load(f"folder:{root}", image_size=image_size).record()
         copy = tmp_path / f"copy{image_size}"
         shutil.copytree(root, copy)

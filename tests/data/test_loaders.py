@@ -26,7 +26,7 @@ def digits() -> ImageData:
 
 @pytest.fixture
 def photos(make_folder) -> ImageData:
-    data = load(f"folder:{make_folder({'a': 12, 'b': 13}, (60, 50))}", image_size=100)
+    data = load(f"folder:{make_folder({'a': 12, 'b': 13}, (60, 50))}", image_size=132)
     assert data.train.images is None
     return data
 
@@ -225,25 +225,25 @@ def test_rand_augment_of_lazy_sets_comes_after_crop_and_flip(photos: ImageData) 
 
 
 def test_very_long_images_are_cropped_at_the_centre(make_folder) -> None:
-    data = load(f"folder:{make_folder({'a': 4, 'b': 4}, (400, 4))}", image_size=100)
+    data = load(f"folder:{make_folder({'a': 4, 'b': 4}, (400, 4))}", image_size=132)
     images = torch.stack(list(served(train_loader(data, WHOLE)).values()))
-    assert images.shape[1:] == (3, 100, 100)
+    assert images.shape[1:] == (3, 132, 132)
     assert images.std() > 0
 
 
 def test_random_resized_crops_differ_and_cover_the_image(make_folder) -> None:
-    data = load(f"folder:{make_folder({'a': 4, 'b': 4}, (120, 100))}", image_size=(98, 97))
+    data = load(f"folder:{make_folder({'a': 4, 'b': 4}, (150, 140))}", image_size=(130, 129))
     maker = WorkerBatches(
         data.train.inputs, data.train.targets, Augment(), 0, 0, torch.device("cpu")
     )
     index = np.zeros(1, dtype=np.int64)
     crops = [next(maker.batches(index, 1, epoch=epoch)).pixels for epoch in range(5)]
-    assert crops[0].shape == (1, 3, 98, 97)
+    assert crops[0].shape == (1, 3, 130, 129)
     assert not any(torch.equal(crops[0], other) for other in crops[1:])
     (whole,) = WorkerBatches(
         data.train.inputs, data.train.targets, WHOLE, 0, 0, torch.device("cpu")
     ).batches(index, 1, epoch=0)
-    plain = data.train.decoded(0).resize((97, 98))
+    plain = data.train.decoded(0).resize((129, 130))
     difference = np.abs(whole.pixels[0].permute(1, 2, 0).numpy().astype(int) - np.asarray(plain))
     assert np.median(difference) < 40  # nearly the whole image, squeezed
 

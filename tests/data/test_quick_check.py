@@ -37,10 +37,10 @@ def copied(make_folder: Callable[..., Path]) -> Path:
     return root
 
 
-@pytest.mark.parametrize("size", [None, pytest.param(128, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [None, pytest.param(132, marks=pytest.mark.slow)])
 def test_copies_are_found_in_memory_and_one_by_one(copied: Path, size: int | None) -> None:
     data = load(f"folder:{copied}", image_size=size)
-    assert (data.train.images is None) == (size == 128)
+    assert (data.train.images is None) == (size == 132)
     found = findings_of(quick_check(data))
     assert found == findings_of(check(str(copied)))
     assert found["images in more than one split"][0] == "falsifies"
@@ -66,14 +66,14 @@ def test_photos_that_differ_in_detail_alone_are_no_copies(make_folder: Callable[
     Image.fromarray(flat).save(root / "test" / "a" / "flat.jpg", quality=95)
     flat[:8, :8] += 40 * (np.indices((8, 8)).sum(0) % 2 * 2 - 1).astype(np.uint8)  # of mean 0
     Image.fromarray(flat).save(root / "train" / "b" / "dots.jpg", quality=95)
-    report = quick_check(load(f"folder:{root}", image_size=128))
+    report = quick_check(load(f"folder:{root}", image_size=132))
     assert findings_of(report) == {}
     assert report.facts["not_looked_at"] == []
 
 
 @pytest.mark.slow
 def test_what_there_was_no_time_for_is_reported(make_folder: Callable[..., Path]) -> None:
-    root = make_folder({"a": 200, "b": 200}, size=(100, 100))
+    root = make_folder({"a": 200, "b": 200}, size=(132, 132))
     spec = f"folder:{root}"
     none = quick_check(load(spec), seconds=-1)
     assert none.facts["looked_at"] == {"images": 0, "of": 400}

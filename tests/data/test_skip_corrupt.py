@@ -23,11 +23,11 @@ def ids(data: ImageData) -> dict[str, list[str]]:
     return {split.name: [split.ids(i) for i in range(len(split))] for split in data.splits}
 
 
-@pytest.mark.parametrize("side", [16, 120])
+@pytest.mark.parametrize("side", [16, 136])
 def test_broken_images_leave_their_split_and_move_nothing_else(make_folder, side: int) -> None:
     root = make_folder({"a": 20, "b": 20}, (side, side))
     whole = load(f"folder:{root}")
-    assert (whole.train.images is None) == (side > 96)
+    assert (whole.train.images is None) == (side > 128)
     before = ids(whole)
     victims = {name: before[name][1] for name in before}
     for victim in victims.values():
@@ -105,7 +105,7 @@ def test_jpeg_decoded_small_is_found_truncated_like_one_decoded_whole(
     from keymix.data.loading import broken
 
     photo = min((real_data / "imagenet-samples").rglob("*.JPEG"), key=lambda p: p.stat().st_size)
-    root = make_folder({"a": 5, "b": 5}, (100, 100))
+    root = make_folder({"a": 5, "b": 5}, (132, 132))
     for i in range(3):
         (root / "a" / f"photo{i}.jpg").write_bytes(photo.read_bytes())
     whole = load(f"folder:{root}", val_fraction=0.2)
@@ -131,7 +131,7 @@ def test_an_empty_split_is_an_error(make_folder) -> None:
         load(f"folder:{root}", skip_corrupt=True)
 
 
-@pytest.mark.parametrize("side", [16, 120])
+@pytest.mark.parametrize("side", [16, 136])
 def test_without_it_the_error_reports_the_way_out(make_folder, side: int) -> None:
     root = make_folder({"a": 9, "b": 9}, (side, side))
     (root / "a" / "002.png").write_bytes(b"broken")

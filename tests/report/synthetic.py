@@ -88,7 +88,7 @@ def lose(record: dict[str, Any], mixer: str, seed: int, status: str, reason: str
         if not left:
             nothing = {"n": 0, "mean": None, "sd": None}
             row |= {"seeds": None, "images": None, "top1": nothing}
-            row |= {"top5": nothing, "val_top1": nothing, "verdict": "no verdict"}
+            row |= {"top5": nothing, "val_top1": nothing, "degree": "unclear"}
     if not left:
         record["costs"].pop(mixer, None)
         record["confusions"].pop(mixer, None)

@@ -17,7 +17,8 @@ from synthetic import ACCURACY, LONG, lose, made_up_maps, make_record, packed_ma
 from keymix.mixers.registry import aliases_of, short_name
 from keymix.records import from_json
 from keymix.report import charts, comparison, page, sections
-from keymix.report.charts import Spread, dots, histograms, looks
+from keymix.report.by_class import Spread, dots, histograms
+from keymix.report.charts import looks
 from keymix.report.formats import percent, points
 from keymix.report.labels import short_labels
 from keymix.report.page import as_element_text

@@ -292,8 +292,8 @@ def test_compare_and_report(tmp_path: Path) -> None:
 
 def test_a_larger_error_is_worse() -> None:
     judgement = judged_difference("radius", 0.5)
-    assert judgement.verdict == "worse"
-    assert "0.5 px" in judgement.headline
+    assert (judgement.degree, judgement.direction) == ("clear", "worse")
+    assert judged_difference("radius", -0.5).direction == "better"
 
 
 def test_one_number_for_all_images_is_seen() -> None:

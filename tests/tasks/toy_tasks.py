@@ -12,9 +12,9 @@ import pytest
 
 import keymix
 from commands import one_thread
+from keymix.analysis.certainty import Certainty, Evidence, judge
 from keymix.analysis.memory import Peak
-from keymix.analysis.statistics import Interval
-from keymix.compare.outcome import Judgement, judge
+from keymix.analysis.statistics import Crossed, Interval
 from keymix.compare.run import Comparison
 from keymix.task import get_task
 from keymix.train.recipe import Recipe
@@ -90,19 +90,26 @@ def compared(recipe: Recipe, out: Path, file: str, *, processes: int = 1) -> Com
         out=out,
         imports=[file],
         processes=processes,
+        reference=False,
     )
     assert not found.failed
     return found
 
 
-def judged_difference(task: str, difference: float) -> Judgement:
+def judged_difference(task: str, difference: float) -> Certainty:
     """Judge a mixer whose score differs so much from the baseline's, beyond chance."""
-    sure = Interval(
-        n=30,
-        difference=difference,
-        low=0.9 * difference,
-        high=1.1 * difference,
-        p=1e-6,
-        p_holm=1e-6,
+    sure = Crossed(
+        mean=difference,
+        seeds=30,
+        units=30,
+        var_seeds=1e-4 * difference**2,
+        var_units=1e-4 * difference**2,
+        var_rest=0.0,
     )
-    return judge("one", "other", sure, sure, planned=30, score=get_task(task).score)
+    found = Evidence(
+        crossed=sure,
+        by_seed=[difference] * 30,
+        seeds=Interval(n=30, difference=difference, low=None, high=None, p=None),
+        units=None,
+    )
+    return judge({"one": found}, score=get_task(task).score)["one"]

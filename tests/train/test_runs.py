@@ -176,10 +176,10 @@ def test_images_larger_than_the_runs_are_cropped_as_it_cropped_them(
             pixels = noise.integers(0, 255, (140, 140, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "images" / split / name / f"{i}.png")
     spec = f"folder:{tmp_path / 'images'}"
-    changes = {"data.spec": spec, "data.image_size": 100, "data.limit": None}
+    changes = {"data.spec": spec, "data.image_size": 150, "data.limit": None}
     changes |= {"model.options.patch_size": 25, "schedule.epochs": 1}
     run = train(vary(changes), tmp_path / "run")
-    model, data = run.model(), load(spec, image_size=100)
+    model, data = run.model(), load(spec, image_size=150)
     config = resolve_model_data_config(model)
     assert config["crop_pct"] == run.summary.data.crop_pct == 0.875
     transform = create_transform(**config, is_training=False)
@@ -192,7 +192,7 @@ def test_another_size_shows_as_much_of_an_image_as_training_did(done: Run) -> No
     from keymix.train.evaluation import data_for
 
     seen = replace(done.weights()[1].data, crop_pct=0.75)
-    for side in (14, 16, 100):
+    for side in (14, 16, 150):
         loaded, _ = data_for(done.recipe.data, seen, None, (side, side))
         assert loaded.crop_pct == 0.75
         image = fit(loaded.test.table.open(0).convert("L"), (side, side), 0.75)

@@ -40,8 +40,8 @@ RECORD: dict[str, Any] = json.loads(
     """
     {
     "name": "tiny",
-    "data": {"spec": "digits", "image_size": null, "limit": 80, "val_fraction": 0.1,
-        "split_seed": 0, "batch_size": 16, "eval_batch_size": 64, "workers": 0,
+    "data": {"spec": "digits", "image_size": null, "channels": null, "limit": 80,
+        "val_fraction": 0.1, "split_seed": 0, "batch_size": 16, "eval_batch_size": 64, "workers": 0,
         "skip_corrupt": false, "time_steps": null, "frames_by": null, "event_split": null,
         "masks": null, "stack": null, "split_by": null, "test_fraction": null},
     "augment": {"crop_padding": 1, "random_resized_crop": [0.08, 1.0], "flip": false,

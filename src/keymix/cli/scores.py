@@ -21,7 +21,7 @@ def heads(task: Task) -> list[str]:
 
 def cells(scores: Mapping[str, float | None], task: Task) -> list[str]:
     """Write a task's scores: the loss, fractions in percent, others without their unit."""
-    own = [cell(scores[score.key], score) for score in task.scores]
+    own = [cell(scores.get(score.key), score) for score in task.scores]
     return [f"{scores[LOSS]:.4f}", *own] if task.validation_loss else own
 
 

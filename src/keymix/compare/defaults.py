@@ -46,12 +46,7 @@ _NAMED_SYMBOLS = ("digit", "mnist", "svhn", "sign", "letter", "character", "text
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """A recipe fitted to data, and in words what was chosen.
-
-    Args:
-        recipe: The recipe.
-        used: What is used of the data, such as ``13,165 grey images of 64x64, as they are``.
-    """
+    """A recipe fitted to data, and in words what is used of the data."""
 
     recipe: Recipe
     used: str = ""
@@ -60,10 +55,7 @@ class Fitted:
 def fit_to_images(recipe: Recipe, given: Collection[str], *, cuda: bool) -> Fitted:
     """Fit size, patches, colour and flips of the default recipe to the images.
 
-    Args:
-        recipe: The recipe with what was asked for.
-        given: Dotted keys of what was asked for, which stay.
-        cuda: Whether there is a GPU.
+    What was asked for, `given` by dotted keys, stays. `cuda` says whether there is a GPU.
     """
     data = recipe.data
     if recipe.name != FITTED or kind_of_spec(data.spec) is not IMAGE:
@@ -142,13 +134,9 @@ def _used(found: Headers, size: tuple[int, int]) -> str:
 def fit_to_count(
     recipe: Recipe, given: Collection[str], *, train: int, before: Recipe | None
 ) -> Recipe:
-    """Choose the epochs for a number of training inputs.
+    """Choose the epochs for a number of training inputs, unless they are `given`.
 
-    Args:
-        recipe: The recipe, of which only those fields change that nobody asked for.
-        given: Dotted keys of what was asked for, which stay.
-        train: Training inputs.
-        before: The recipe of the comparison that the folder holds, whose choices stay.
+    The choices of `before`, the recipe of the comparison that the folder holds, stay.
     """
     if before is not None and before.data.spec == recipe.data.spec and before.name == recipe.name:
         kept = {

@@ -44,16 +44,7 @@ Slope = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What the diagnoses are made from.
-
-    Args:
-        plan: The plan.
-        data: The record of the data.
-        done: The finished runs.
-        references: Points of reference without a trained network.
-        costs: Costs by mixer's label.
-        checked: What the check of the data found.
-    """
+    """What the diagnoses are made from; `checked` is what the check of the data found."""
 
     plan: Plan
     data: DataRecord
@@ -205,14 +196,9 @@ def constant_predictions(found: Found) -> Diagnosis | None:
 
 
 def slope_at_end(histories: Sequence[Sequence[HistoryLine]], key: str) -> Slope | None:
-    """Fit the mean change per epoch of a score over the last epochs of several runs.
+    """Fit the mean change per epoch of a score, by its key, over the last epochs of several runs.
 
-    Args:
-        histories: The epochs of each run.
-        key: Of the score in a line.
-
-    Returns:
-        The mean over runs, and its standard error; None with fewer than three epochs.
+    Returns the mean over runs and its standard error; None with fewer than three epochs.
     """
     slopes = []
     for history in histories:

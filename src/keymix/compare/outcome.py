@@ -42,21 +42,13 @@ Table = Mapping[str, Runs]
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What decides how certain a difference is.
+    """What decides how certain a difference is."""
 
-    Args:
-        alpha: Significance level of this look at the comparison.
-        margin: Differences up to this are equal; None where none counts as equal.
-        narrow: Whether test units belong together, so that intervals over them are too narrow.
-        controls: Labels of the mixers that are tested by themselves.
-        references: Labels of the models that are outside every test.
-    """
-
-    alpha: float = 1 - LEVEL
-    margin: float | None = MARGIN
-    narrow: bool = False
-    controls: Collection[str] = ()
-    references: Collection[str] = ()
+    alpha: float = 1 - LEVEL  # significance level of this look at the comparison
+    margin: float | None = MARGIN  # differences up to this are equal; None where none is
+    narrow: bool = False  # whether test units belong together, so that intervals are too narrow
+    controls: Collection[str] = ()  # labels of the mixers that are tested by themselves
+    references: Collection[str] = ()  # ... of the models that are outside every test
 
 
 def outcome(

@@ -54,12 +54,7 @@ def with_plain_network(
 
     Its width is that of the folder's last plan, so that runs resume; else the one of `WIDTHS` whose
     training step, forward and backward, takes nearest to the baseline's time, measured in turns.
-
-    Args:
-        plan: The plan.
-        data: Its data.
-        before: The folder's last plan; None where there is none.
-        say: Gets a line before anything is measured.
+    `before` is the folder's last plan.
     """
     name = data.task.plain
     if not name:

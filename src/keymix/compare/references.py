@@ -46,13 +46,7 @@ class References:
 
 
 def references(out: Path, images: ImageData, *, say: Callable[[str], None]) -> References:
-    """Return the points of reference of a comparison: as kept in its folder, or computed now.
-
-    Args:
-        out: The comparison's folder.
-        images: Its data.
-        say: Gets what is computed, before it is.
-    """
+    """Return the points of reference of a comparison: as kept, or computed now."""
     data = images.record()
     kept = known_references(out, data)
     if kept.rows:

@@ -78,6 +78,7 @@ _RATE = 1_000.0
 
 BOUNDS: Mapping[str, Bound | tuple[Bound, ...]] = {
     "data.image_size": Bound(least=1, most=_SIDE, whole=True, pair=True),
+    "data.channels": _whole(1, 3),
     "data.limit": _whole(1, 10**12),
     "data.val_fraction": _PART,
     "data.split_seed": _SEED,

@@ -19,21 +19,13 @@ _GREY = ("1", "L", "I", "I;16", "I;16B", "I;16L")
 
 @dataclass(frozen=True, kw_only=True)
 class Headers:
-    """What the headers of a sample of images say.
+    """What the headers of a sample of images say."""
 
-    Args:
-        count: Images of all splits.
-        size: Median height and width, pixels.
-        same: Whether all have this size.
-        grey: Whether none has colour.
-        classes: Names of the classes; none where targets are others.
-    """
-
-    count: int
-    size: Size
-    same: bool
-    grey: bool
-    classes: tuple[str, ...]
+    count: int  # images of all splits
+    size: Size  # median height and width, pixels
+    same: bool  # whether all have this size
+    grey: bool  # whether none has colour
+    classes: tuple[str, ...]  # names; none where targets are others
 
     @property
     def text(self) -> str:
@@ -44,15 +36,7 @@ class Headers:
 
 
 def read_headers(spec: str, *, cell_mib: int | None = None) -> Headers:
-    """Read sizes and colour of a sample of images; broken ones are passed over.
-
-    Args:
-        spec: The data spec, of images.
-        cell_mib: As `keymix.data.loading.load` takes it.
-
-    Raises:
-        UserError: If the spec or the data is bad.
-    """
+    """Read sizes and colour of a sample of images; broken ones are passed over."""
     entry, argument = parse(spec)
     options = Options(cell_mib=cell_mib)
     source = entry.open(argument, Faults(), **options.of_opening)

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from markupsafe import Markup, escape
 
-from keymix.report import formats
 from keymix.report.labels import (
     Box,
     place_labels,
@@ -66,13 +63,9 @@ class Look:
 
 
 def looks(
-    labels: Sequence[str],
-    *,
-    baseline: str = "",
-    controls: Sequence[str] = (),
-    references: Sequence[str] = (),
+    labels: Sequence[str], *, baseline: str = "", controls: Sequence[str] = ()
 ) -> dict[str, Look]:
-    """Give every mixer its colour and marker: the baseline in ink, what is outside tests grey."""
+    """Give every mixer its colour and marker: the baseline in ink, controls in grey."""
     table: dict[str, Look] = {}
     short = short_labels(labels)
     hue = 0
@@ -81,8 +74,6 @@ def looks(
             table[label] = Look("ink", "circle", short[label])
         elif label in controls:
             table[label] = Look("ctl", "ring", short[label])
-        elif label in references:
-            table[label] = Look("ctl", "square", short[label])
         else:
             table[label] = Look(f"c{hue % HUES}", MARKERS[hue % len(MARKERS)], short[label])
             hue += 1
@@ -123,12 +114,12 @@ def pareto(points: Sequence[Point], *, score: Score = FRACTION) -> list[Point]:
 
 def _along(steps: Sequence[tuple[float, float]]) -> list[Box]:
     """Return small boxes along a polyline, for labels to keep clear of."""
-    boxes: list[Box] = []
-    for (xa, ya), (xb, yb) in itertools.pairwise(steps):
-        for i in range(1, 12):
-            px, py = xa + (xb - xa) * i / 12, ya + (yb - ya) * i / 12
-            boxes.append((px - 3, py - 2, px + 3, py + 2))
-    return boxes
+    between = [
+        (xa + (xb - xa) * i / 12, ya + (yb - ya) * i / 12)
+        for (xa, ya), (xb, yb) in itertools.pairwise(steps)
+        for i in range(1, 12)
+    ]
+    return [(px - 3, py - 2, px + 3, py + 2) for px, py in between]
 
 
 def _stragglers(values: Sequence[float], removable: Sequence[bool], score: Score) -> set[int]:
@@ -153,25 +144,21 @@ def scatter(
     y_label: str,
     name: str,
     score: Score = FRACTION,
-    levels: Mapping[str, float] = MappingProxyType({}),
+    levels: Mapping[str, float] | None = None,
 ) -> Markup:
     """Draw a score against a cost, with the Pareto front and every point named.
 
     A control far worse than the rest would squash the axis: it is drawn as an arrow at the edge of
-    the chart with its value next to its name. `name` is what the chart shows, for readers who
-    cannot see it; `levels` are lines across it by what they are, left out where they lie so far off
-    that they would squash the axis.
+    the chart with its value next to its name, and of the `levels`, lines across the chart by what
+    they are, those far off are left out. `name` is for readers who cannot see it.
     """
     percent = score.unit == "%"
     outside = _stragglers([p.y for p in points], [p.look.colour == "ctl" for p in points], score)
     inside = [p for i, p in enumerate(points) if i not in outside]
     reach = [e for p in inside for e in (p.y - (p.spread or 0), p.y + (p.spread or 0))]
     room = max(max(reach) - min(reach), _point(score, reach))
-    near = {
-        what: value
-        for what, value in levels.items()
-        if min(reach) - room <= value <= max(reach) + room
-    }
+    ends = min(reach) - room, max(reach) + room
+    near = {what: v for what, v in (levels or {}).items() if ends[0] <= v <= ends[1]}
     reach += near.values()
     y = Scale.around(reach, HEIGHT - BOTTOM, TOP, pad=0.3 if outside else 0.12)
     left = left_of(y, percent=percent)
@@ -182,8 +169,7 @@ def scatter(
     for what, value in near.items():
         drawing.line((left, WIDTH - 2), (y(value), y(value)), "leader ctl")
         drawing.text(left + 4, y(value) - 4, what, "tick", "start")
-    # the arrow at the edge marks a point beyond it, in the front too; it points up where less
-    # is better
+    # an arrow at the edge marks a point beyond it; it points up where less is better
     edge, inward = (y.start, -1) if score.better == "more" else (y.end, 1)
     marks = [(x(p.x), edge + 9 * inward if i in outside else y(p.y)) for i, p in enumerate(points)]
     steps = [marks[points.index(p)] for p in pareto(points, score=score)]
@@ -407,8 +393,8 @@ def forest(
     # Intervals over two or three seeds are so wide that they would hide the rest: they
     # continue beyond the axis, with an arrow.
     differences = [r.difference for r in inside]
-    limit = max([2 * _point(score, differences), *(3 * abs(d) for d in differences)])
-    limit = max([limit, *(abs(e) for r in inside for e in r.images or ())])
+    limits = [2 * _point(score, differences), *(3 * abs(d) for d in differences)]
+    limit = max([*limits, *(abs(e) for r in inside for e in r.images or ())])
     ends = [0.0, *(e for r in inside for e in (r.difference, *(r.both or ()), *(r.images or ())))]
     ends = [max(-limit, min(limit, e)) for e in ends]
     x = Scale.around(ends, 8.0, WIDTH - 8.0, pad=0.06)
@@ -421,7 +407,7 @@ def forest(
     lower_axis(drawing, x, top, foot, at, (WIDTH / 2, ", ".join(filter(None, title))))
     for i, row in enumerate(rows):
         y, colour = top + i * row_height, row.look.colour
-        _row_label(drawing, y, row.look, row.label)
+        row_label(drawing, y, row.look, row.label)
         drawing.box(WIDTH - 46, y + 2, 40, 14, "ground")
         drawing.text(WIDTH - 8, y + 13, score.change(row.difference), "label num", "end")
         if i in far:
@@ -431,15 +417,15 @@ def forest(
             text, anchor = "outside the axis", "start" if left else "end"
             drawing.text(edge + 13 * inward, y + 32, text, "tick", anchor)
             continue
-        both = f"seeds and {units}"
-        for interval, dy, kind in ((row.both, 24.0, both), (row.images, 34.0, units)):
+        for interval, dy, kind in ((row.both, 24.0, "seeds"), (row.images, 34.0, units)):
             if interval is not None:
                 low, high = (
                     f"{100 * end:+.2f}" if score.unit == "%" else score.change(end)
                     for end in interval
                 )
-                hint = f"{row.label}, over {kind}: {low} to {high}"
-                line = "seeds" if kind == both else "images"
+                over = f"seeds and {units}" if kind == "seeds" else kind
+                hint = f"{row.label}, over {over}: {low} to {high}"
+                line = "seeds" if kind == "seeds" else "images"
                 _interval(drawing, x, y + dy, interval, (line, colour), hint)
             at_x = _clipped(x, row.difference)
             drawing.add(marker("circle", at_x, y + dy, class_=f"dot {colour}", size=3.5))
@@ -475,101 +461,10 @@ def _arrow(
     drawing.add(el("path", d=path(points), class_=f"bar {colour}"))
 
 
-def _row_label(drawing: Drawing, top: float, look: Look, label: str) -> None:
+def row_label(drawing: Drawing, top: float, look: Look, label: str) -> None:
     """Name a mixer at the left of its row, over the grid."""
     drawing.box(8, top + 2, text_width(look.short) + 4, 14, "ground")
     drawing.text(8, top + 13, look.short, f"label t-{look.colour}", hint=label)
-
-
-# ---- differences by class -------------------------------------------------------------------
-
-CLASS_NAME = 118.0
-"""Room for a class's name, px."""
-
-FEW = 20
-"""Classes up to which each has a row of its own."""
-
-BIN = 4.0
-"""Width of a histogram's bar, px."""
-
-_ROW, _HISTOGRAM = 22.0, 46.0
-
-
-@dataclass(frozen=True)
-class Spread:
-    """One mixer's difference from the baseline on each class, in the order of the chart.
-
-    Every spread of a chart names the same classes; ``None`` is a class without images.
-    """
-
-    label: str
-    look: Look
-    values: Sequence[tuple[str, float | None]]
-
-    def known(self) -> list[tuple[str, float]]:
-        """Return the classes that have a difference."""
-        return [(name, value) for name, value in self.values if value is not None]
-
-
-def by_class(spreads: Sequence[Spread], *, baseline: str) -> Markup:
-    """Draw differences from the baseline: `dots` of few classes, `histograms` of many."""
-    few = len(spreads[0].values) <= FEW
-    return (dots if few else histograms)(spreads, baseline=baseline)
-
-
-def dots(spreads: Sequence[Spread], *, baseline: str) -> Markup:
-    """Draw one row per class with one dot per mixer."""
-    names = [name for name, _ in spreads[0].values]
-    left = 14 + min(CLASS_NAME, max(text_width(name) for name in names))
-    foot = 8 + _ROW * len(names)
-    drawing = Drawing()
-    x = _differences(drawing, spreads, left, foot, baseline)
-    for i, name in enumerate(names):
-        y = 8 + _ROW * (i + 0.5)
-        drawing.line((x.start, x.end), (y, y), "grid")
-        drawing.text(2, y + 4, shorten(name, CLASS_NAME), "row", hint=name)
-        for each in spreads:
-            if (value := each.values[i][1]) is not None:
-                hint = f"{each.label} on {name}: {formats.points(value)}"
-                dot = marker(each.look.marker, x(value), y, class_=f"dot {each.look.colour}")
-                drawing.add(dot, hint)
-    title = f"Difference from {baseline} on each of {len(names)} classes"
-    return drawing.svg(WIDTH, foot + 40, title)
-
-
-def histograms(spreads: Sequence[Spread], *, baseline: str) -> Markup:
-    """Draw one row per mixer: how many classes differ by how much, on one scale for all."""
-    foot = 8 + _HISTOGRAM * len(spreads)
-    drawing = Drawing()
-    x = _differences(drawing, spreads, 8.0, foot, baseline)
-    counted = [Counter(round(x(v) / BIN) for _, v in each.known()) for each in spreads]
-    most = max(max(bins.values()) for bins in counted)
-    for i, (each, bins) in enumerate(zip(spreads, counted, strict=True)):
-        top, colour = 8 + _HISTOGRAM * i, each.look.colour
-        _row_label(drawing, top, each.look, each.label)
-        base = number(top + _HISTOGRAM - 3)
-        bars = "".join(
-            f"M{number(BIN * place)} {base}v{number(-2 - 24 * n / most)}"
-            for place, n in sorted(bins.items())
-        )
-        low, high = (f(each.known(), key=lambda pair: pair[1]) for f in (min, max))
-        ends = [f"{formats.points(value)} on {name}" for name, value in (low, high)]
-        hint = f"{each.label}: {' to '.join(ends)}"
-        drawing.add(el("path", d=bars, class_=f"count {colour}"), hint)
-    count = len(spreads[0].values)
-    return drawing.svg(WIDTH, foot + 40, f"Differences from {baseline} on {count} classes")
-
-
-def _differences(
-    drawing: Drawing, spreads: Sequence[Spread], left: float, foot: float, baseline: str
-) -> Scale:
-    """Draw the axis of differences by class and return it."""
-    values = [0.0, *(v for each in spreads for _, v in each.known())]
-    x = Scale.around(values, left, WIDTH - 10, pad=0.06)
-    at = [(value, f"{value * 100:g}") for value in ticks(x.low, x.high, 7)]
-    title = f"difference from {shorten(baseline, 130)}, points"
-    lower_axis(drawing, x, 4, foot, at, (x.middle, title))
-    return x
 
 
 # ---- squares --------------------------------------------------------------------------------

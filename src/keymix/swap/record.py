@@ -214,6 +214,7 @@ class TestScores:
 
     loss: float  # mean cross entropy
     top1: float  # accuracy, a fraction
+    balanced: float | None = None  # balanced accuracy; earlier versions did not record it
     top5: float | None  # top-5 accuracy; None with few classes
     images: int  # how many were scored
 

@@ -38,12 +38,8 @@ def logistic_regression(
 ) -> tuple[FloatArray, str]:
     """Fit multinomial logistic regression on pixels; the penalty is chosen on validation.
 
-    Args:
-        data: The data set, with two classes or more in training.
-        score: Scores the probabilities of the validation split, of which more is better.
-
-    Returns:
-        Probabilities of the classes for every test image, ``[N, K]``, and what was fitted.
+    `score` scores the probabilities of the validation split, more is better. Returned are those of
+    every test image, ``[N, K]``, and what was fitted.
     """
     from sklearn.linear_model import LogisticRegression  # late: it takes a second to import
 
