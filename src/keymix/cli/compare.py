@@ -32,7 +32,7 @@ _OPTIONS = (
     "--processes",
     "--import",
 )
-_FLAGS = ("--no-controls", "--no-reference", "--ann", "--overwrite", "--json", "--help")
+_FLAGS = ("--plan", "--no-controls", "--no-reference", "--ann", "--overwrite", "--json", "--help")
 _DEFAULT_OUT = "keymix-compare"
 
 _DESCRIPTION = """\
@@ -66,31 +66,35 @@ def main(argv: list[str]) -> int:
     short |= typed({path: text for path, text in short.items() if text is not None})
     overrides = typed(fields)
 
-    from keymix.compare.run import compare
+    from keymix.compare.run import compare, plan_comparison
 
     with watching() as watch:
-        result = compare(
-            data=short["data.spec"],
-            model=short["model.name"],
-            epochs=short["schedule.epochs"],
-            limit=short["data.limit"],
-            mixers=named["--mixers"],
-            seeds=_seeds(named["--seeds"]),
-            recipe=named["--recipe"],
-            overrides=overrides,
-            out=named["--out"] or _DEFAULT_OUT,
-            match=named["--match"],  # type: ignore[arg-type]  # compare refuses other words
-            baseline=named["--baseline"],
-            controls="--no-controls" not in words.flags,
-            ann="--ann" in words.flags,
-            reference="--no-reference" not in words.flags,
-            margin=_number("--margin", named["--margin"]),
-            processes=_whole("--processes", named["--processes"]),
-            imports=imports,
-            overwrite="--overwrite" in words.flags,
-            command=shlex.join(["keymix", "compare", *argv]),
-            progress=watch,
-        )
+        given: dict[str, Any] = {
+            "data": short["data.spec"],
+            "model": short["model.name"],
+            "epochs": short["schedule.epochs"],
+            "limit": short["data.limit"],
+            "mixers": named["--mixers"],
+            "seeds": _seeds(named["--seeds"]),
+            "recipe": named["--recipe"],
+            "overrides": overrides,
+            "out": named["--out"] or _DEFAULT_OUT,
+            "match": named["--match"],
+            "baseline": named["--baseline"],
+            "controls": "--no-controls" not in words.flags,
+            "ann": "--ann" in words.flags,
+            "reference": "--no-reference" not in words.flags,
+            "margin": _number("--margin", named["--margin"]),
+            "processes": _whole("--processes", named["--processes"]),
+            "imports": imports,
+            "overwrite": "--overwrite" in words.flags,
+            "command": shlex.join(["keymix", "compare", *argv]),
+            "progress": watch,
+        }
+        if "--plan" in words.flags:
+            console.say(plan_comparison(**given))
+            return 0
+        result = compare(**given)
     if "--json" in words.flags:
         console.say(json.dumps(plain(result), ensure_ascii=False))
     else:
@@ -174,6 +178,11 @@ def _help() -> str:
         "--baseline",
         metavar="M",
         help="what the others are compared with (default: softmax, or ssa)",
+    )
+    add(
+        "--plan",
+        action="store_true",
+        help="print what would be done and how long it would take, and train nothing",
     )
     add("--no-controls", action="store_true", help="leave the identity control out")
     add(

@@ -168,6 +168,23 @@ def train_runs(plan: Plan, data: ImageData, *, watch: Watcher) -> Failures:
     )
 
 
+def expected(plan: Plan, data: ImageData) -> str:
+    """Say how long the runs that are left would take, by a trial of each mixer in this process."""
+    jobs = [plan.job(m, seed) for m, seed in plan.pairs if not is_done(plan.folder(m, seed))]
+    runner = Runner((plan.recipe.data, data))
+    before = torch.get_num_threads()
+    torch.set_num_threads(plan.threads)
+    try:
+        trials = {
+            job.mixer: runner.try_out(job.recipe, job.trial) for job in eta.trial_jobs(plan, jobs)
+        }
+    finally:
+        torch.set_num_threads(before)
+    sizes = data.record().sizes
+    found = eta.estimated(plan, jobs, trials, sizes=sizes, unmeasured=unmeasured(plan))
+    return "all runs are finished" if found is None else found.text()
+
+
 def run_here(
     jobs: Sequence[Job],
     *,

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from keymix.compare import folder, record
 from keymix.compare.costs import known_costs, known_spikes, measured_costs, measured_spikes
 from keymix.compare.events import Event, Watcher
-from keymix.compare.execute import train_runs
+from keymix.compare.execute import expected, train_runs
 from keymix.compare.executor import FAILURES, reason
 from keymix.compare.folder import MANIFEST, Manifest
 from keymix.compare.pictures import Pictures, pictures
@@ -161,18 +161,13 @@ def compare(
     if command is None:
         command = _call(locals())
 
-    def say(text: str) -> None:
-        watch(Event(kind="stage", text=text))
-
-    if processes is not None:
-        check_processes("processes", processes, least=1)
-    folder.check_folder(out)
-    unread = "" if overwrite else folder.imports_note(out, imports)
-    if unread:
-        watch(Event(kind="note", text=unread))
-    for path in imports:
-        import_file(path)
-    plan, images = resolve(
+    plan, images = _prepared(
+        watch,
+        reference=reference,
+        processes=processes,
+        imports=imports,
+        overwrite=overwrite,
+        out=out,
         data=data,
         model=model,
         mixers=mixers,
@@ -185,21 +180,13 @@ def compare(
         baseline=baseline,
         controls=controls,
         ann=ann,
-        reference=reference,
         margin=margin,
-        processes=processes,
-        imports=imports,
         command=command,
-        out=out,
-        recorded=None if overwrite else partial(folder.recorded_in, out),
-        say=say,
     )
-    if reference:
-        before = None if overwrite else folder.planned_in(out)
-        plan = with_plain_network(plan, images, before=before, say=say)
-    watch(Event(kind="note", text=summary(plan, images)))
-    for text in plan.notes:
-        watch(Event(kind="note", text=text))
+
+    def say(text: str) -> None:
+        watch(Event(kind="stage", text=text))
+
     known = images.record()
     with locked(out, "comparison"):
         folder.claim(plan, known, overwrite=overwrite)
@@ -233,6 +220,70 @@ def compare(
         )
         folder.write_results(result, out)
     return Comparison(out=out, record=result, notes=(note,) if note else ())
+
+
+def _prepared(
+    watch: Watcher,
+    *,
+    reference: bool,
+    processes: int | None,
+    imports: Sequence[str | Path],
+    overwrite: bool,
+    out: Path,
+    **asked: Any,
+) -> tuple[Plan, ImageData]:
+    """Resolve and check everything, and say what was chosen; `asked` are arguments of `resolve`."""
+
+    def say(text: str) -> None:
+        watch(Event(kind="stage", text=text))
+
+    if processes is not None:
+        check_processes("processes", processes, least=1)
+    folder.check_folder(out)
+    unread = "" if overwrite else folder.imports_note(out, imports)
+    if unread:
+        watch(Event(kind="note", text=unread))
+    for path in imports:
+        import_file(path)
+    plan, images = resolve(
+        reference=reference,
+        processes=processes,
+        imports=imports,
+        out=out,
+        recorded=None if overwrite else partial(folder.recorded_in, out),
+        say=say,
+        **asked,
+    )
+    if reference:
+        before = None if overwrite else folder.planned_in(out)
+        plan = with_plain_network(plan, images, before=before, say=say)
+    watch(Event(kind="note", text=summary(plan, images)))
+    for text in plan.notes:
+        watch(Event(kind="note", text=text))
+    return plan, images
+
+
+def plan_comparison(*, progress: Watcher | None = None, **arguments: Any) -> str:
+    """Say what `compare` would do and how long it would take; nothing is written.
+
+    Args:
+        progress: Called with every :class:`keymix.compare.events.Event`; notes say what is used.
+        arguments: Those of `compare`.
+
+    Returns:
+        The time that it would take, in words.
+
+    Raises:
+        UserError: As `compare`, before training.
+        TypeError: If `compare` has no such argument.
+    """
+    watch: Watcher = progress or ignore
+    bound = inspect.signature(compare).bind(**arguments)
+    bound.apply_defaults()
+    given = {key: each for key, each in bound.arguments.items() if key not in ("progress", "twin")}
+    given |= {"out": Path(given["out"]), "command": given["command"] or ""}
+    plan, images = _prepared(watch, **given)
+    return expected(plan, images)
 
 
 def _checked(out: Path, data: ImageData, watch: Watcher) -> Checked:

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a comparison finds out about itself, on answers whose truth is planted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from few_digits import small
+from PIL import Image
+
+from keymix.compare.defaults import updates
+from keymix.compare.diagnosis import Found, diagnose, slope_at_end
+from keymix.compare.references import References
+from keymix.data.kinds import IMAGE
+from keymix.recipes import resolve
+from keymix.report.record import Checked, Finding, HistoryLine, ReferenceRow
+from keymix.task import get_task
+from keymix.tasks.classification.answers import ClassAnswers
+from keymix.train.recipe import replace_path
+
+TASK = get_task("classification")
+N = 2_000
+KINDS = {"softmax": "mixer", "static_key": "mixer", "identity": "control", "plain": "reference"}
+
+
+def target(share: float = 0.5) -> np.ndarray:
+    return (np.arange(N) < share * N).astype(np.int64)
+
+
+def answered(accuracy: float, seed: int, *, true: np.ndarray) -> ClassAnswers:
+    right = np.random.default_rng(seed).random(N) < accuracy
+    return of(np.where(right, true, 1 - true), true)
+
+
+def of(predicted: np.ndarray, true: np.ndarray) -> ClassAnswers:
+    return ClassAnswers(
+        index=np.arange(N), target=true, predicted=predicted, top5=None, classes=("a", "b")
+    )
+
+
+def history(rise: float, *, epochs: int = 20) -> tuple[HistoryLine, ...]:
+    flat = [min(0.5 + rise * i, 0.5 + rise * epochs) for i in range(epochs)]
+    return tuple(HistoryLine(epoch=i + 1, values={"val_top1": v}) for i, v in enumerate(flat))
+
+
+def found(
+    accuracy: dict[str, float],
+    *,
+    seeds: int = 3,
+    share: float = 0.5,
+    rise: float = 0.0,
+    epochs: int = 1_000,
+    answers: dict[str, np.ndarray] | None = None,
+    linear: float | None = None,
+    checked: Checked | None = None,
+) -> Found:
+    """Make what a comparison found, of models of some accuracy on two classes."""
+    true = target(share)
+    done = []
+    for k, (label, p) in enumerate(accuracy.items()):
+        for seed in range(seeds):
+            given = (answers or {}).get(label)
+            last = answered(p, 100 * k + seed, true=true) if given is None else of(given, true)
+            done.append(
+                SimpleNamespace(
+                    run=SimpleNamespace(
+                        mixer=label, seed=seed, history=history(rise + seed * 1e-5)
+                    ),
+                    answers={"last": last},
+                    scores=lambda which, p=p: SimpleNamespace(val=p),
+                )
+            )
+    rows, references = [], {}
+    for name, learned, given in (
+        ("largest class", False, np.full(N, int(share > 0.5))),
+        ("logistic regression", True, None),
+    ):
+        if learned and linear is None:
+            continue
+        references[name] = (
+            of(given, true) if given is not None else answered(linear or 0.0, 7, true=true)
+        )
+        rows.append(
+            ReferenceRow(
+                name=name, about="", learned=learned, seconds=1.5, low=None, high=None, scores={}
+            )
+        )
+    recipe = replace_path(
+        resolve("digits_vit"), {"schedule.epochs": epochs, "schedule.warmup_epochs": 0}
+    )
+    mixers = [
+        SimpleNamespace(
+            label=label,
+            control=KINDS[label] == "control",
+            reference=KINDS[label] == "reference",
+        )
+        for label in accuracy
+    ]
+    made: Any = {
+        "plan": SimpleNamespace(recipe=recipe, mixers=mixers),
+        "data": SimpleNamespace(task_kind=TASK, kind=IMAGE, sizes={"train": 200}),
+        "done": done,
+        "references": References(rows=tuple(rows), answers=references),
+        "costs": {},
+        "checked": checked,
+    }
+    return Found(**made)
+
+
+def kinds(given: Found) -> list[str]:
+    return [each.kind for each in diagnose(given)]
+
+
+GOOD = {"softmax": 0.8, "static_key": 0.8, "identity": 0.7}
+
+
+def test_models_that_learned_and_differ_from_the_control_raise_nothing() -> None:
+    assert kinds(found(GOOD, linear=0.6)) == []
+
+
+@pytest.mark.parametrize("share", [0.5, 0.7, 0.9])
+def test_guesses_learned_nothing_whatever_the_classes_shares_are(share: float) -> None:
+    made = diagnose(found(dict.fromkeys(GOOD, 0.5), share=share, linear=0.5))
+    assert made[0].kind == "nothing_learned"
+    assert not {"control_level", "reference_ahead"} & {each.kind for each in made}
+
+
+def test_one_answer_for_all_learned_nothing_though_its_accuracy_is_high() -> None:
+    larger = dict.fromkeys(GOOD, np.ones(N, dtype=np.int64))
+    made = diagnose(found(GOOD, share=0.72, answers=larger))
+    assert [each.kind for each in made[:2]] == ["nothing_learned", "constant_predictions"]
+    assert "softmax (3 of 3 runs)" in made[1].text
+
+
+def test_few_updates_are_named_with_the_epochs_that_make_enough() -> None:
+    few = found(dict.fromkeys(GOOD, 0.5), epochs=4)
+    (made, *_) = diagnose(few)
+    done = updates(few.plan.recipe, 200)
+    assert f"{done} updates" in made.remedy
+    assert "--epochs 250" in made.remedy  # of four steps each
+
+
+def test_one_model_that_learned_is_enough_for_the_others_to_be_compared() -> None:
+    assert "nothing_learned" not in kinds(found({**dict.fromkeys(GOOD, 0.5), "softmax": 0.6}))
+
+
+def test_some_constant_runs_are_named_with_their_number() -> None:
+    made = diagnose(found(GOOD, answers={"static_key": np.zeros(N, dtype=np.int64)}))
+    assert [each.kind for each in made] == ["constant_predictions"]
+    assert "static_key (3 of 3 runs)" in made[0].text
+
+
+def test_leaks_come_before_what_the_models_did() -> None:
+    leak = Finding(
+        level="falsifies", what="images in more than one split", count=7, where=(), remedy="split"
+    )
+    checked = Checked(findings=(leak,), too_narrow=False, looked_at={}, not_looked_at=())
+    made = diagnose(found(GOOD, rise=0.01, checked=checked))
+    assert [each.kind for each in made] == ["data_problem", "still_learning"]
+    assert "images in more than one split (7)" in made[0].text
+
+
+def test_frames_of_one_video_are_a_problem_of_the_data() -> None:
+    checked = Checked(findings=(), too_narrow=True, looked_at={}, not_looked_at=())
+    assert kinds(found(GOOD, checked=checked)) == ["data_problem"]
+
+
+@pytest.mark.parametrize(("rise", "says"), [(0.01, True), (0.0, False), (0.001, False)])
+def test_a_training_that_was_too_short_is_called_so(rise: float, says: bool) -> None:
+    given = found(GOOD, rise=rise, epochs=20)
+    assert (kinds(given) == ["still_learning"]) is says
+
+
+def test_the_slope_is_that_of_the_last_fifth_and_needs_three_epochs() -> None:
+    bent = [*history(0.02, epochs=8), *history(0.0, epochs=2)]
+    lines = [HistoryLine(epoch=i, values={"val_top1": 0.5 + 0.1 * i}) for i in range(2)]
+    assert slope_at_end([lines], "val_top1") is None
+    slope = slope_at_end([bent[:8]], "val_top1")
+    assert slope is not None
+    assert slope[0] == pytest.approx(0.02)
+
+
+def test_a_control_that_is_level_with_every_mixer_is_named() -> None:
+    made = diagnose(found({"softmax": 0.8, "static_key": 0.8, "identity": 0.8}))
+    assert [each.kind for each in made] == ["control_level"]
+    assert "identity" in made[0].text
+
+
+@pytest.mark.parametrize("which", ["logistic regression", "plain"])
+def test_a_reference_that_beats_the_best_mixer_is_named(which: str) -> None:
+    if which == "plain":
+        made = diagnose(found({**GOOD, "plain": 0.9}))
+    else:
+        made = diagnose(found(GOOD, linear=0.9))
+    assert [each.kind for each in made] == ["reference_ahead"]
+    assert which in made[0].text
+
+
+def test_a_reference_that_is_equal_is_no_news() -> None:
+    assert kinds(found({**GOOD, "plain": 0.8}, linear=0.8)) == []
+
+
+# ---- with trained models --------------------------------------------------------------------
+
+
+def noise(folder: Path, counts: dict[str, int], *, pattern: bool = False) -> Path:
+    """Write images of noise, or with a bright half that says the class."""
+    rng = np.random.default_rng(0)
+    for k, (name, count) in enumerate(counts.items()):
+        for i in range(count):
+            pixels = rng.integers(0, 256, (12, 12), dtype=np.uint8)
+            if pattern:
+                pixels[:, 6 * k : 6 * k + 6] //= 4
+            path = folder / "train" / name / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(path)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("counts", "pattern"), [((140, 60), False), ((100, 100), True)])
+def test_noise_is_said_to_be_unlearnable_and_a_pattern_is_learned(
+    tmp_path: Path, counts: tuple[int, int], pattern: bool
+) -> None:
+    data = noise(tmp_path / "data", dict(zip("ab", counts, strict=True)), pattern=pattern)
+    done = small(
+        tmp_path / "out",
+        data=f"folder:{data}",
+        recipe="digits_vit",
+        limit=None,
+        epochs=12,
+        seeds=2,
+        reference=True,
+        overrides={"data.batch_size": 16, "data.channels": 1},
+    )
+    record = done.record
+    assert record.data.task_kind.score.key == ("top1" if pattern else "balanced")
+    if pattern:
+        assert "nothing_learned" not in [each.kind for each in record.diagnoses]
+        return
+    assert record.diagnoses[0].kind == "nothing_learned"
+    assert record.lead.startswith(record.diagnoses[0].text)
+    assert record.recommendation is not None
+    assert record.recommendation.pick is None
+    page = done.report.read_text(encoding="utf-8")
+    assert 'id="nothing_learned"' in page
