@@ -215,7 +215,7 @@ class ImagesOneByOne(Inputs):
         """Refuse RandAugment before the crop, and timm's for images that it does not fit."""
         if augment.rand_augment[0] and augment.rand_augment_first:
             raise UserError(
-                "augment.rand_augment_first=True needs images that are in memory (96 pixels "
+                "augment.rand_augment_first=True needs images that are in memory (128 pixels "
                 "a side or less); this set is read one by one and cropped first. Leave it out."
             )
         if augment.auto_augment:
