@@ -252,20 +252,24 @@ def headline(words: Words, found: Certainty, rules: Rules) -> str:
     text = f"{mixer} is not distinguishable from {baseline} here ({shown})"
     if rules.narrow:
         return f"{text}: {words.task.unit}s that belong together make the interval too narrow."
+    if interval.low is not None and interval.high is not None and interval.low * interval.high > 0:
+        word = "better" if score.ahead(interval.difference) else "worse"
+        size = score.changed(interval.difference, sign=False)
+        shown = f"{within}; {seeds}"
+        text = f"{mixer} is {word} than {baseline} by {size} here, which is unclear ({shown})"
     settled = what_settles(found.settle, interval, words.task.unit) if found.settle else ""
     return f"{text}. {settled}" if settled else f"{text}."
 
 
 def what_settles(settle: Settle, interval: Interval, unit: str) -> str:
-    """Say how many seeds or test units would settle an unclear difference."""
+    """Say how many seeds, or test units at enough seeds, would settle an unclear difference."""
     seeds, units = settle.seeds, settle.units
     if interval.n < 2:
         return f"At least {CLEAR_SEEDS} seeds would settle it."
-    ways = []
-    if seeds is not None:
-        ways.append(f"{_span(seeds)} seeds")
-    if units is not None:
-        ways.append(f"{_span(units)} test {unit}s")
+    ways = [] if seeds is None else [f"{_span(seeds)} seeds"]
+    if units is not None and (seeds is None or interval.n >= CLEAR_SEEDS):
+        more = f" and {CLEAR_SEEDS} seeds" if interval.n < CLEAR_SEEDS else ""
+        ways.append(f"{_span(units)} test {unit}s{more}")
     if not ways:
         return f"Neither more seeds nor more test {unit}s are likely to settle it."
     return f"{' or '.join(ways).capitalize()} would settle it."
