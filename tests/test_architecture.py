@@ -253,6 +253,7 @@ SHORT = {
     "ops/attention/reference.py": "an equation, and nothing else",
     "recipes/imagenet.py": "shared by three papers",
     "tasks/classification/facts.py": "a part of a task",
+    "report/sections/tuning.py": "a section of the report",
 }
 """Files under 60 lines, each with its reason."""
 

@@ -26,6 +26,7 @@ NEEDED = (
     "timm",
     "lightning_fabric",
     "torchmetrics",
+    "segmentation_models_pytorch",
     "safetensors",
     "rich",
     "jinja2",

@@ -29,10 +29,14 @@ _OPTIONS = (
     "--out",
     "--baseline",
     "--margin",
+    "--tune",
     "--processes",
     "--import",
 )
-_FLAGS = ("--plan", "--no-controls", "--no-reference", "--ann", "--overwrite", "--json", "--help")
+_FLAGS = (
+    *("--plan", "--no-flip", "--no-controls", "--no-reference"),
+    *("--ann", "--overwrite", "--json", "--help"),
+)
 _DEFAULT_OUT = "keymix-compare"
 
 _DESCRIPTION = """\
@@ -65,6 +69,8 @@ def main(argv: list[str]) -> int:
     short: dict[str, Any] = {path: fields.pop(path, None) for path in _SHORT.values()}
     short |= typed({path: text for path, text in short.items() if text is not None})
     overrides = typed(fields)
+    if "--no-flip" in words.flags:
+        overrides["augment.flip"] = False
 
     from keymix.compare.run import compare, plan_comparison
 
@@ -85,6 +91,7 @@ def main(argv: list[str]) -> int:
             "ann": "--ann" in words.flags,
             "reference": "--no-reference" not in words.flags,
             "margin": _number("--margin", named["--margin"]),
+            "tune": named["--tune"],
             "processes": _whole("--processes", named["--processes"]),
             "imports": imports,
             "overwrite": "--overwrite" in words.flags,
@@ -173,6 +180,7 @@ def _help() -> str:
     add("--epochs", metavar="N", help="passes over the training images, each run")
     add("--limit", metavar="N", help="use only N training images, stratified")
     add("--skip-corrupt", action="store_true", help="leave broken images out and report them")
+    add("--no-flip", action="store_true", help="mirror no training images")
     add("--match", metavar="params", help="widen each mixer to the baseline's parameters")
     add(
         "--baseline",
@@ -194,6 +202,11 @@ def _help() -> str:
         "--margin",
         metavar="X",
         help="differences up to this are equal, in points of a fraction (default: 2)",
+    )
+    add(
+        "--tune",
+        metavar="lr",
+        help="choose the learning rate among three on validation, at a seed of its own",
     )
     add("--ann", action="store_true", help="spiking models: the baseline's ANN counterpart joins")
     add("--processes", metavar="N", help="runs side by side (default: one per core, on a GPU one)")

@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path, PurePath
 from typing import Any
 
+from keymix.compare import tune
 from keymix.compare.costs import COSTS, SPIKES
 from keymix.compare.plan import Plan, Planned, PlannedMixer
 from keymix.compare.references import ARRAYS, FACTS
@@ -146,7 +147,8 @@ def check_folder(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {str(out)!r} is a file. Name a folder.")
     foreign = out.exists() and not (out / MANIFEST).exists()
-    before_the_first = (LOCK, f".{MANIFEST}.part")  # what a killed one leaves
+    # what one leaves that was killed, or that tunes
+    before_the_first = (LOCK, f".{MANIFEST}.part", tune.FOLDER, tune.FACTS)
     if foreign and any(path.name not in before_the_first for path in out.iterdir()):
         raise UserError(
             f"the folder {str(out)!r} is not empty and holds no comparison. Name another with "
@@ -167,8 +169,25 @@ def clear(out: Path, runs: Sequence[str]) -> None:
     for log in (out / RUNS).glob("worker*.log"):
         log.unlink()
     _remove_if_empty(out / RUNS)
-    for name in (RESULTS, TABLE, DIFFERENCES, REPORT, COSTS, SPIKES, FACTS, ARRAYS, MANIFEST):
+    _clear_tuning(out / tune.FOLDER)
+    results = (RESULTS, TABLE, DIFFERENCES, REPORT, MANIFEST)
+    for name in (*results, tune.FACTS, COSTS, SPIKES, FACTS, ARRAYS):
         (out / name).unlink(missing_ok=True)
+
+
+def _clear_tuning(place: Path) -> None:
+    """Delete the runs at which the learning rate was chosen."""
+    for run in place.glob(f"lr*/{RUNS}/*/seed*"):
+        run_folder.clear(run)
+        (run / LOCK).unlink(missing_ok=True)
+        for empty in (run, run.parent):
+            _remove_if_empty(empty)
+    for runs in place.glob(f"lr*/{RUNS}"):
+        for log in runs.glob("worker*.log"):
+            log.unlink()
+        for empty in (runs, runs.parent):
+            _remove_if_empty(empty)
+    _remove_if_empty(place)
 
 
 def _remove_if_empty(folder: Path) -> None:

@@ -49,6 +49,7 @@ from keymix.report.record import (
     OutcomeRow,
     Paragraph,
     Readout,
+    Tuning,
     Which,
 )
 from keymix.report.wording import unit_of
@@ -77,6 +78,7 @@ def make_record(
     checked: Checked | None,
     references: References,
     looks: tuple[int, ...],
+    tuning: Tuning | None,
 ) -> ComparisonRecord:
     """Make the content of ``results.json``: all that the report shows."""
     task = data.task_kind
@@ -147,6 +149,7 @@ def make_record(
         outcome=outcomes,
         references=references.rows,
         recommendation=_recommendation(found, margin, unlearned=unlearned),
+        tuning=tuning,
         margin=margin,
         looks=looks,
         alpha=rules.alpha,

@@ -26,9 +26,10 @@ from keymix.compare.plan import Plan, resolve, summary
 from keymix.compare.record import make_record
 from keymix.compare.references import References, known_references, references
 from keymix.compare.runs import Finished, Reading, read_runs
+from keymix.compare.tune import known_tuning, tuned
 from keymix.data.dataset import ImageData
 from keymix.data.record import SameImages
-from keymix.errors import KeymixWarning, UserError
+from keymix.errors import KeymixWarning, UserError, unknown
 from keymix.mixers.registry import import_file
 from keymix.records import Own, to_json
 from keymix.report.comparison import render
@@ -96,6 +97,7 @@ def compare(
     ann: bool = False,
     reference: bool = True,
     margin: float | None = None,
+    tune: Literal["lr"] | None = None,
     processes: int | None = None,
     imports: Sequence[str | Path] = (),
     overwrite: bool = False,
@@ -134,6 +136,8 @@ def compare(
             convolutional network whose training step takes the baseline's time.
         margin: Differences up to this count as equal, in units of the score: points of a fraction,
             of which 2 if None; no other score has a margin by default.
+        tune: ``"lr"`` tries half and twice the recipe's learning rate with every mixer, at a seed
+            of its own, and takes one better on validation by more than one standard error.
         processes: Training processes side by side; decided by cores and device if None.
         imports: Python files that register mixers, tasks or data sources of one's own. Those of an
             earlier call are not run again unless they are given again; a note names them.
@@ -188,7 +192,12 @@ def compare(
         watch(Event(kind="stage", text=text))
 
     known = images.record()
+    if tune not in (None, "lr"):
+        raise unknown("tune", str(tune), ["lr"])
     with locked(out, "comparison"):
+        tuning = None
+        if tune is not None:
+            plan, tuning = tuned(plan, images, watch=watch)
         folder.claim(plan, known, overwrite=overwrite)
         checked = _checked(out, images, watch)
         failures = train_runs(plan, images, watch=watch)
@@ -217,6 +226,7 @@ def compare(
             checked=checked,
             references=found,
             looks=folder.keep_look(plan, runs),
+            tuning=tuning,
         )
         folder.write_results(result, out)
     return Comparison(out=out, record=result, notes=(note,) if note else ())
@@ -280,7 +290,8 @@ def plan_comparison(*, progress: Watcher | None = None, **arguments: Any) -> str
     watch: Watcher = progress or ignore
     bound = inspect.signature(compare).bind(**arguments)
     bound.apply_defaults()
-    given = {key: each for key, each in bound.arguments.items() if key not in ("progress", "twin")}
+    unread = ("progress", "twin", "tune")
+    given = {key: each for key, each in bound.arguments.items() if key not in unread}
     given |= {"out": Path(given["out"]), "command": given["command"] or ""}
     plan, images = _prepared(watch, **given)
     return expected(plan, images)
@@ -387,6 +398,7 @@ def rebuild(
         checked=there.checked,
         references=known_references(out, data),
         looks=there.looks,
+        tuning=known_tuning(out),
     )
     if note and result.attention is not None and not _shows(result):
         kept = {k: v for k, v in result.own.values.items() if k not in _drawn(result.task_kind)}

@@ -165,6 +165,25 @@ class ReferenceRow:
     scores: Mapping[str, float | None]
 
 
+@dataclass(frozen=True, kw_only=True)
+class TuningRow:
+    """The validation scores of the mixers at a learning rate, and their mean."""
+
+    rate: float
+    mean: float
+    scores: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """How the learning rate was chosen: what was tried, the recipe's, the chosen, in a sentence."""
+
+    rows: tuple[TuningRow, ...]
+    default: float
+    chosen: float
+    text: str
+
+
 DiagnosisKind = Literal[
     "nothing_learned",
     "data_problem",
@@ -472,6 +491,7 @@ class ComparisonRecord(Sparse):
         outcome: Scores, intervals, and how certain the differences are.
         references: Points of reference that no network was trained for.
         recommendation: Which mixer to take.
+        tuning: How the learning rate was chosen; None where it is the recipe's.
         margin: Differences up to this are equal, in units of the score; None where none is.
         looks: Seeds of each time that all runs were finished and looked at, the last of them now.
         alpha: Significance level of this look.
@@ -514,6 +534,7 @@ class ComparisonRecord(Sparse):
     outcome: Outcome
     references: tuple[ReferenceRow, ...] = ()
     recommendation: Recommendation | None = None
+    tuning: Tuning | None = None
     margin: float | None = None
     looks: tuple[int, ...] = ()
     alpha: float = 1 - LEVEL

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Choose the learning rate of a comparison on validation, at a seed of its own (``--tune lr``).
+
+Every mixer is trained at three rates. The recipe's stays unless another is better by more than one
+standard error of the mean difference over mixers: one rate for all, so that none is favoured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from keymix.compare.events import Event, Watcher
+from keymix.compare.execute import train_runs
+from keymix.compare.plan import Plan
+from keymix.compare.runs import Finished, read_runs
+from keymix.data.dataset import ImageData
+from keymix.data.record import SameImages
+from keymix.errors import UserError
+from keymix.records import from_json
+from keymix.report.record import Tuning, TuningRow
+from keymix.task import Score
+from keymix.train.files import read_json, write_json
+from keymix.train.recipe import replace_path
+
+FOLDER, FACTS = "tune", "tune.json"
+FACTORS = (0.5, 1.0, 2.0)
+"""Of the recipe's learning rate."""
+SEED = 1_000
+"""The seed of the tuning, which no comparison has unless it is asked for."""
+
+
+def tuned(plan: Plan, images: ImageData, *, watch: Watcher) -> tuple[Plan, Tuning]:
+    """Return the plan with the learning rate that is chosen, and how it was chosen.
+
+    What the folder keeps of an earlier choice from the same rates is taken.
+    """
+    rates = [plan.recipe.optim.lr * factor for factor in FACTORS]
+    known = known_tuning(plan.out)
+    if known is None or [row.rate for row in known.rows] != rates:
+        found = {rate: _validated(plan, images, rate, watch) for rate in rates}
+        known = choose(found, default=plan.recipe.optim.lr, score=images.task.score)
+        write_json(plan.out / FACTS, known)
+    watch(Event(kind="note", text=known.text))
+    recipe = replace_path(plan.recipe, {"optim.lr": known.chosen})
+    return replace(plan, recipe=recipe), known
+
+
+def known_tuning(out: Path) -> Tuning | None:
+    """Return what a folder keeps of a choice; None where there is none, or it is damaged."""
+    try:
+        return from_json(Tuning, read_json(out / FACTS), where=repr(str(out / FACTS)))
+    except UserError:
+        return None
+
+
+def _validated(plan: Plan, images: ImageData, rate: float, watch: Watcher) -> dict[str, float]:
+    """Train every mixer but controls and references at a rate; return their validation scores."""
+    watch(Event(kind="note", text=f"tuning: learning rate {rate:g}"))
+    trial = replace(
+        plan,
+        recipe=replace_path(plan.recipe, {"optim.lr": rate}),
+        mixers=tuple(each for each in plan.mixed if not each.control),
+        seeds=(SEED if SEED not in plan.seeds else max(plan.seeds) + 1,),
+        out=plan.out / FOLDER / f"lr{rate:g}",
+    )
+    failures = train_runs(trial, images, watch=watch)
+    same = SameImages.of(images.record())
+    return {
+        each.run.mixer: value
+        for each in read_runs(trial, images=same, failures=failures)
+        if isinstance(each, Finished) and (value := each.scores("last").val) is not None
+    }
+
+
+def choose(found: Mapping[float, Mapping[str, float]], *, default: float, score: Score) -> Tuning:
+    """Choose a rate by the mixers' validation scores; `default` is the recipe's."""
+    shared = [m for m in found[default] if all(m in scores for scores in found.values())]
+    if not shared:
+        raise UserError("--tune lr: no mixer could be trained at every rate; leave --tune out.")
+    chosen, best = default, 0.0
+    for rate, scores in found.items():
+        gains = np.array([score.rank(scores[m]) - score.rank(found[default][m]) for m in shared])
+        error = float(gains.std(ddof=1)) / math.sqrt(len(gains)) if len(gains) > 1 else 0.0
+        if rate != default and gains.mean() > max(error, best):
+            chosen, best = rate, float(gains.mean())
+    means = {rate: float(np.mean([scores[m] for m in shared])) for rate, scores in found.items()}
+    listed = ", ".join(f"{score.text(means[rate])} at {rate:g}" for rate in found)
+    kept = "the recipe's" if chosen == default else f"better than the recipe's {default:g}"
+    return Tuning(
+        rows=tuple(
+            TuningRow(rate=rate, mean=means[rate], scores=dict(scores))
+            for rate, scores in found.items()
+        ),
+        default=default,
+        chosen=chosen,
+        text=f"learning rate {chosen:g}, {kept}: mean over mixers on validation {listed}",
+    )
