@@ -30,6 +30,7 @@ _OPTIONS = (
     "--baseline",
     "--margin",
     "--tune",
+    "--minutes",
     "--processes",
     "--import",
 )
@@ -92,6 +93,7 @@ def main(argv: list[str]) -> int:
             "reference": "--no-reference" not in words.flags,
             "margin": _number("--margin", named["--margin"]),
             "tune": named["--tune"],
+            "minutes": _number("--minutes", named["--minutes"]),
             "processes": _whole("--processes", named["--processes"]),
             "imports": imports,
             "overwrite": "--overwrite" in words.flags,
@@ -128,9 +130,9 @@ def _number(option: str, text: str | None) -> float | None:
         raise UserError(f"option {option} {text!r}: give a number.") from None
 
 
-def _seeds(text: str | None) -> int | list[int]:
+def _seeds(text: str | None) -> int | list[int] | None:
     if text is None:
-        return 3
+        return None
     try:
         numbers = [whole_number(part) for part in text.split(",") if part.strip()]
     except ValueError:
@@ -207,6 +209,11 @@ def _help() -> str:
         "--tune",
         metavar="lr",
         help="choose the learning rate among three on validation, at a seed of its own",
+    )
+    add(
+        "--minutes",
+        metavar="N",
+        help="fit updates, and mixers and seeds that are not named, into about N minutes",
     )
     add("--ann", action="store_true", help="spiking models: the baseline's ANN counterpart joins")
     add("--processes", metavar="N", help="runs side by side (default: one per core, on a GPU one)")

@@ -168,19 +168,23 @@ def train_runs(plan: Plan, data: ImageData, *, watch: Watcher) -> Failures:
     )
 
 
-def expected(plan: Plan, data: ImageData) -> str:
-    """Say how long the runs that are left would take, by a trial of each mixer in this process."""
-    jobs = [plan.job(m, seed) for m, seed in plan.pairs if not is_done(plan.folder(m, seed))]
+def trials_here(plan: Plan, jobs: Sequence[Job], data: ImageData) -> dict[str, Trial | None]:
+    """Time a few steps of every mixer in this process."""
     runner = Runner((plan.recipe.data, data))
     before = torch.get_num_threads()
     torch.set_num_threads(plan.threads)
     try:
-        trials = {
+        return {
             job.mixer: runner.try_out(job.recipe, job.trial) for job in eta.trial_jobs(plan, jobs)
         }
     finally:
         torch.set_num_threads(before)
-    sizes = data.record().sizes
+
+
+def expected(plan: Plan, data: ImageData) -> str:
+    """Say how long the runs that are left would take, by a trial of each mixer in this process."""
+    jobs = [plan.job(m, seed) for m, seed in plan.pairs if not is_done(plan.folder(m, seed))]
+    trials, sizes = trials_here(plan, jobs, data), data.record().sizes
     found = eta.estimated(plan, jobs, trials, sizes=sizes, unmeasured=unmeasured(plan))
     return "all runs are finished" if found is None else found.text()
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from keymix.compare import folder, record
+from keymix.compare.budget import Budget, as_before, fit_to_budget
 from keymix.compare.costs import known_costs, known_spikes, measured_costs, measured_spikes
 from keymix.compare.events import Event, Watcher
-from keymix.compare.execute import expected, train_runs
+from keymix.compare.execute import expected, train_runs, trials_here
 from keymix.compare.executor import FAILURES, reason
 from keymix.compare.folder import MANIFEST, Manifest
 from keymix.compare.pictures import Pictures, pictures
@@ -41,6 +42,8 @@ from keymix.train.model import load_data
 from keymix.train.recipe import Recipe
 from keymix.train.validate import check_processes
 
+SEEDS = 3
+"""Seeds of a comparison where nobody says how many."""
 PICTURES = ("attention", "collapse")
 """What of the record is read off the models and the images, in addition to the task's own."""
 
@@ -85,7 +88,7 @@ def compare(
     data: str | None = None,
     model: str | None = None,
     mixers: str | Sequence[str] | None = None,
-    seeds: int | Sequence[int] = 3,
+    seeds: int | Sequence[int] | None = None,
     recipe: str | Recipe | None = None,
     overrides: Mapping[str, Any] | None = None,
     epochs: int | None = None,
@@ -98,6 +101,7 @@ def compare(
     reference: bool = True,
     margin: float | None = None,
     tune: Literal["lr"] | None = None,
+    minutes: float | None = None,
     processes: int | None = None,
     imports: Sequence[str | Path] = (),
     overwrite: bool = False,
@@ -116,7 +120,7 @@ def compare(
         model: Model name; the recipe's if None, or a spiking one for mixers of spiking tokens.
         mixers: Mixers as on the command line (``"mhsa,ska(activation=relu)"``) or one text each;
             all registered mechanisms for the model's tokens, dense or spiking, if None.
-        seeds: A number N for seeds 0 … N-1, or the seeds.
+        seeds: A number N for seeds 0 … N-1, or the seeds; 3 if None.
         recipe: A recipe, its name or file; if None, that which the data's task has for it: for
             classification ``digits_vit`` for digits, ``moving_digits_qkformer`` for recordings of
             events and for mixers of spiking tokens alone, else ``small_images_vit``; for
@@ -138,6 +142,8 @@ def compare(
             of which 2 if None; no other score has a margin by default.
         tune: ``"lr"`` tries half and twice the recipe's learning rate with every mixer, at a seed
             of its own, and takes one better on validation by more than one standard error.
+        minutes: About how long it may take: updates, mixers that are not named, and seeds that are
+            not, give way in this order, or updates grow up to ten times.
         processes: Training processes side by side; decided by cores and device if None.
         imports: Python files that register mixers, tasks or data sources of one's own. Those of an
             earlier call are not run again unless they are given again; a note names them.
@@ -186,6 +192,7 @@ def compare(
         ann=ann,
         margin=margin,
         command=command,
+        minutes=minutes,
     )
 
     def say(text: str) -> None:
@@ -240,9 +247,14 @@ def _prepared(
     imports: Sequence[str | Path],
     overwrite: bool,
     out: Path,
+    minutes: float | None,
+    seeds: int | Sequence[int] | None,
     **asked: Any,
 ) -> tuple[Plan, ImageData]:
     """Resolve and check everything, and say what was chosen; `asked` are arguments of `resolve`."""
+    given = {"mixers": asked["mixers"], "seeds": seeds, "epochs": asked["epochs"]}
+    named = {name for name, value in given.items() if value is not None}
+    budget = None if minutes is None else Budget(minutes=minutes, named=named)
 
     def say(text: str) -> None:
         watch(Event(kind="stage", text=text))
@@ -262,11 +274,21 @@ def _prepared(
         out=out,
         recorded=None if overwrite else partial(folder.recorded_in, out),
         say=say,
+        seeds=SEEDS if seeds is None else seeds,
         **asked,
     )
+    before = None if overwrite else folder.planned_in(out)
     if reference:
-        before = None if overwrite else folder.planned_in(out)
         plan = with_plain_network(plan, images, before=before, say=say)
+    if budget is not None and before is not None:
+        plan = as_before(plan, before, named)
+    elif budget is not None:
+        say("timing a few steps of each mixer")
+        jobs = [plan.job(mixer, seed) for mixer, seed in plan.pairs]
+        trials = trials_here(plan, jobs, images)
+        plan, gave_way = fit_to_budget(plan, trials, budget, sizes=images.record().sizes)
+        if gave_way:
+            plan = replace(plan, notes=(gave_way, *plan.notes))
     watch(Event(kind="note", text=summary(plan, images)))
     for text in plan.notes:
         watch(Event(kind="note", text=text))
