@@ -112,6 +112,7 @@ def test_piped_it_reports_a_table_the_verdicts_and_where_the_report_is(tmp_path,
     assert main(["compare", *words]) == 0
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
+    lines = lines[next(i for i, line in enumerate(lines) if "\t" in line) :]
     assert lines[0].split("\t")[:2] == ["mixer", "accuracy %"]
     assert [line.split("\t")[0] for line in lines[1:3]] == ["softmax", "identity"]
     assert str(out / "report.html") in captured.out

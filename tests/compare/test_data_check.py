@@ -72,9 +72,12 @@ def test_findings_are_reported_before_the_first_run_and_kept(done: Comparison, e
     kinds = [event.kind for event in events]
     notes = [event.text for event in events if event.kind == "note"]
     assert kinds.index("note") < kinds.index("plan")
-    assert "images in more than one split" in notes[0]
-    assert "again.png" in notes[0]
-    assert "images with more than one label" in notes[1]
+    copies, labels = [note for note in notes if note.startswith("data check")]
+    assert "images in more than one split" in copies
+    assert "again.png" in copies
+    assert "images with more than one label" in labels
+    assert done.record.diagnoses[0].kind in ("nothing_learned", "data_problem")
+    assert "data_problem" in [each.kind for each in done.record.diagnoses]
     kept = json.loads((done.out / "comparison.json").read_text())["checked"]
     assert {found["level"] for found in kept["findings"]} == {"falsifies"}
     assert kept["looked_at"] == {"images": 42, "of": 42}

@@ -71,4 +71,4 @@ def test_killed_twice_it_ends_with_the_same_results(tmp_path, monkeypatch):
         assert not (killed / "report.html").exists()
     assert main(words(killed, 1)) == 0
     assert rows(killed) == rows(whole), f"killed after (epochs, seconds) {kills}"
-    assert len(rows(whole)) == RUNS * 2 * 2 * 3
+    assert len(rows(whole)) == RUNS * 2 * 2 * 4

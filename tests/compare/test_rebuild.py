@@ -30,6 +30,12 @@ def done(finished, tmp_path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "copy"))
 
 
+def _table(printed: str) -> list[str]:
+    """The lines of the table, from its heads on."""
+    lines = printed.splitlines()
+    return lines[next(i for i, line in enumerate(lines) if line.startswith("mixer\t")) :]
+
+
 def record_of(out: Path) -> dict[str, Any]:
     return json.loads((out / "results.json").read_text(encoding="utf-8"))
 
@@ -219,7 +225,7 @@ def test_the_command_prints_table_and_missing_runs(done, capsys, monkeypatch):
     shutil.rmtree(done / "runs/identity/seed0")
     assert main(["report", str(done)]) == 0
     captured = capsys.readouterr()
-    assert [line.split("\t")[0] for line in captured.out.splitlines()[:3]] == [
+    assert [line.split("\t")[0] for line in _table(captured.out)[:3]] == [
         "mixer", "softmax", "static_key",
     ]  # fmt: skip
     assert "missing: identity, seed 0: it has not started" in captured.err

@@ -154,7 +154,9 @@ def test_multiply_adds_say_that_they_are_dense_and_of_how_many_steps(with_ann, c
     from keymix.report.wording import dense_over
 
     print_result(with_ann)
-    heads, *rows = (line.split("\t") for line in capsys.readouterr().out.splitlines()[:4])
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    first = next(i for i, cells in enumerate(lines) if cells[0] == "mixer")
+    heads, *rows = lines[first : first + 4]
     cells = [row[heads.index("MACs, dense, T=2")] for row in rows]
     assert [cell.endswith(" (T=1)") for cell in cells] == [False, False, True]
     page = with_ann.report.read_text(encoding="utf-8")

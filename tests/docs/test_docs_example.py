@@ -65,5 +65,9 @@ def test_the_example_joins_a_comparison_from_the_command_line(
     with one_thread():
         assert main([*words, "--out", str(tmp_path / "out")]) == 0
     record = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
-    assert [row["mixer"] for row in record["outcome"]["last"]] == ["softmax", "distance"]
+    assert [row["mixer"] for row in record["outcome"]["last"]] == [
+        "softmax",
+        "distance",
+        "plain network",
+    ]
     assert (tmp_path / "out" / "report.html").stat().st_size > 10_000

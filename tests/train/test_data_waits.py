@@ -77,7 +77,7 @@ def test_a_signal_ends_the_wait_for_a_batch_and_the_run_resumes_to_the_bit(
         {
             "data.spec": f"folder:{photos(tmp_path / 'images')}",
             "data.limit": None,
-            "data.image_size": 100,
+            "data.image_size": 150,
             "data.val_fraction": 0.2,
             "data.batch_size": 10,
             "data.workers": workers,

@@ -27,7 +27,7 @@ from keymix.analysis import statistics
 from keymix.analysis.counting import count
 from keymix.analysis.energy import ENERGIES
 from keymix.analysis.measure import measure_interleaved, training_ms, with_peak
-from keymix.analysis.memory import Build, peak_memory
+from keymix.analysis.memory import Build, peak_memory, run_pass
 from keymix.analysis.passes import example_for, passes_of
 from keymix.analysis.spikes import spike_study
 from keymix.compare import environments
@@ -274,13 +274,8 @@ def measure(
             chosen, shape, batch_size=effort.batch_size, threads=threads, phases=("training",)
         )
         measured = {label: with_peak(cost, peaks[label]) for label, cost in measured.items()}
-    steps: dict[str, float] = {}
-    if sound:
-        seconds = BUDGET_SECONDS / 2
-        batch = min(STEP_BATCH, effort.batch_size)
-        steps = training_ms(
-            sound, shape, batch_size=batch, seconds=seconds, threads=threads, task=data.task
-        )
+    batch = min(STEP_BATCH, effort.batch_size)
+    steps = _training_ms(sound, data, batch_size=batch, threads=threads)
     table: dict[str, CostRow] = {}
     for mixer in mixers:
         label = mixer.label
@@ -301,10 +296,34 @@ def measure(
             latency_high_ms=cost.latency_q3_ms,
             images_per_s=cost.images_per_s,
             peak_mib=cost.peak_mib,
-            step_ms=steps[label],
+            step_ms=steps.get(label),
             note="; ".join(notes),
         )
     return table, effort
+
+
+def _training_ms(
+    models: Mapping[str, nn.Module], data: DataRecord, *, batch_size: int, threads: int
+) -> dict[str, float]:
+    """Time a training step of the models that can make one, milliseconds."""
+    shape, passes = input_shape(data), passes_of(data.task)
+    able = {}
+    for label, model in models.items():
+        try:
+            run_pass(model.train(), example_for(model, passes, shape, 2), "training", passes=passes)
+        except FAILURES:  # a mixer of the user's may fail in training mode alone
+            continue
+        able[label] = model
+    if not able:
+        return {}
+    return training_ms(
+        able,
+        shape,
+        batch_size=batch_size,
+        seconds=BUDGET_SECONDS / 2,
+        threads=threads,
+        task=data.task,
+    )
 
 
 def _counted(mixer: PlannedMixer, model: nn.Module, data: DataRecord) -> CostRow:

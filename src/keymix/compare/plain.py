@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from keymix.analysis.measure import training_ms
+from keymix.compare.executor import FAILURES, reason
 from keymix.compare.plan import Plan, Planned, PlannedMixer, input_shape
 from keymix.data.dataset import ImageData
 from keymix.models.match import trainable
@@ -44,6 +45,8 @@ WIDTHS = (
 """Widths that a plain network may have."""
 ALIKE = 0.2
 """Share by which the time of its training step may differ from the baseline's."""
+UNSIZED = 16
+"""The width where the baseline cannot be timed."""
 _SECONDS = 1.5  # of a measurement of the baseline next to one width
 
 
@@ -98,18 +101,19 @@ def sized(plan: Plan, data: ImageData, name: str, *, say: Callable[[str], None])
             ratios[i] = found["plain"] / found["base"]
         return ratios[i]
 
-    low, high = 0, len(WIDTHS) - 1
-    while low < high:  # the widest that is no slower
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if ratio(middle) <= 1 else (low, middle - 1)
-    near = [i for i in (low, low + 1) if i < len(WIDTHS)]
-    chosen = min(near, key=lambda i: abs(math.log(ratio(i))))
-    width, took = WIDTHS[chosen], ratios[chosen]
+    try:
+        low, high = 0, len(WIDTHS) - 1
+        while low < high:  # the widest that is no slower
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if ratio(middle) <= 1 else (low, middle - 1)
+        near = [i for i in (low, low + 1) if i < len(WIDTHS)]
+        chosen = min(near, key=lambda i: abs(math.log(ratio(i))))
+        width, took = WIDTHS[chosen], ratios[chosen]
+        unlike = "" if 1 - ALIKE <= took <= 1 + ALIKE else ", the nearest that there is"
+        how = f"whose training step took {took:.2f} of the time of {plan.baseline}'s{unlike}"
+    except FAILURES as error:  # of a baseline of the user's, as its runs will fail
+        width, how = UNSIZED, f"not sized, since {plan.baseline} makes no step: {reason(error)}"
     made = replace(planned, options={"width": width})
     params = trainable(model_for(plan.recipe_for(made, 0), data.record()))
     unlike = "" if 1 - ALIKE <= took <= 1 + ALIKE else ", the nearest that there is"
-    note = (
-        f"no attention: {name} of width {width}, whose training step took {took:.2f} of the time "
-        f"of {plan.baseline}'s{unlike}."
-    )
-    return replace(made, params=params, note=note)
+    return replace(made, params=params, note=f"no attention: {name} of width {width}, {how}.")

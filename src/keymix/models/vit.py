@@ -173,6 +173,9 @@ register_variants(
     __name__,
     MixerVisionTransformer,
     VARIANTS,
-    cfg={"first_conv": "patch_embed.proj", "classifier": "head"},
+    cfg=lambda row: {
+        "first_conv": "patch_embed.convs.0" if "stem" in row else "patch_embed.proj",
+        "classifier": "head",
+    },
     filter_fn=checkpoint_filter_fn,
 )

@@ -42,9 +42,9 @@ def digits_vit() -> Recipe:
         augment=Augment(crop_padding=1),
         model=ModelConfig(name="vit_nano_p4_12"),
         optim=OptimConfig(
-            name="adamw", lr=4e-3, weight_decay=0.05, betas=(0.9, 0.98), clip_grad=1.0
+            name="adamw", lr=8e-3, weight_decay=0.05, betas=(0.9, 0.98), clip_grad=1.0
         ),
-        schedule=ScheduleConfig(name="cosine", epochs=50, warmup_epochs=1),
+        schedule=ScheduleConfig(name="cosine", epochs=80, warmup_epochs=1),
     )
 
 
