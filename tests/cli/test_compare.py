@@ -116,7 +116,7 @@ def test_piped_it_reports_a_table_the_verdicts_and_where_the_report_is(tmp_path,
     assert lines[0].split("\t")[:2] == ["mixer", "accuracy %"]
     assert [line.split("\t")[0] for line in lines[1:3]] == ["softmax", "identity"]
     assert str(out / "report.html") in captured.out
-    assert "2/2 done" in captured.err
+    assert "3/3 done" in captured.err
     assert "\nidentity: not matched: a control keeps its size" in "\n" + captured.err
     record = json.loads((out / "results.json").read_text(encoding="utf-8"))
     assert record["command"].startswith("keymix compare --mixers mhsa --seeds 1")
@@ -126,7 +126,7 @@ def test_piped_it_reports_a_table_the_verdicts_and_where_the_report_is(tmp_path,
 
     assert main(["compare", *words, "--json"]) == 0
     stored = json.loads(capsys.readouterr().out)
-    assert [row["mixer"] for row in stored["mixers"]] == ["softmax", "identity"]
+    assert [row["mixer"] for row in stored["mixers"]] == ["softmax", "identity", "plain network"]
     assert stored["mixers"][0]["costs"]["params"] > 0
     assert stored["failed"] == []
 

@@ -22,7 +22,10 @@ def _no_trials() -> None:
 
 
 RUNS, EPOCHS, KILLS = 4, 48, 2  # so many epochs that a kill never comes after the end
-WORDS = f"--data digits --limit 200 --mixers mhsa,ska --no-controls --seeds 2 --epochs {EPOCHS}"
+WORDS = (
+    "--data digits --limit 200 --mixers mhsa,ska --no-controls --no-reference "
+    f"--seeds 2 --epochs {EPOCHS}"
+)
 
 
 def words(out: Path, processes: int) -> list[str]:

@@ -14,7 +14,7 @@ import hashlib
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -106,10 +106,13 @@ class Store:
             raise UserError("setting.threads is no number")
 
 
-def measured_costs(plan: Plan, data: DataRecord, *, say: Say) -> tuple[Table, Measured]:
+def measured_costs(
+    plan: Plan, data: DataRecord, *, trained: Collection[str], say: Say
+) -> tuple[Table, Measured]:
     """Return every mixer's cost: as kept in the folder, or counted and measured now, and kept.
 
-    With it comes the record of how costs were measured.
+    With it comes the record of how costs were measured. Training steps are timed of the mixers that
+    have `trained`: one that ended its worker would end this process.
     """
     threads = _threads(plan)
     setting, kept = _setting(threads), _read_costs(plan)
@@ -123,7 +126,7 @@ def measured_costs(plan: Plan, data: DataRecord, *, say: Say) -> tuple[Table, Me
         again = f"measuring cost again, since it was measured with other {changed}"
         say(again if changed else f"measuring cost: {names}")
         effort = kept.effort if kept and not changed else None
-        made, effort = measure(plan, left, data, threads=threads, effort=effort)
+        made, effort = measure(plan, left, data, trained=trained, threads=threads, effort=effort)
         now = time.strftime("%Y-%m-%d %H:%M:%S %Z")
         rows |= {label: replace(row, measured=now) for label, row in made.items()}
         whole = {label: row for label, row in rows.items() if row.latency_ms is not None}
@@ -244,6 +247,7 @@ def measure(
     mixers: Sequence[PlannedMixer],
     data: DataRecord,
     *,
+    trained: Collection[str],
     threads: int,
     effort: Effort | None = None,
 ) -> tuple[dict[str, CostRow], Effort]:
@@ -275,7 +279,8 @@ def measure(
         )
         measured = {label: with_peak(cost, peaks[label]) for label, cost in measured.items()}
     batch = min(STEP_BATCH, effort.batch_size)
-    steps = _training_ms(sound, data, batch_size=batch, threads=threads)
+    able = {label: model for label, model in sound.items() if label in trained}
+    steps = _training_ms(able, data, batch_size=batch, threads=threads)
     table: dict[str, CostRow] = {}
     for mixer in mixers:
         label = mixer.label
@@ -310,7 +315,8 @@ def _training_ms(
     able = {}
     for label, model in models.items():
         try:
-            run_pass(model.train(), example_for(model, passes, shape, 2), "training", passes=passes)
+            x = example_for(model, passes, shape, batch_size)
+            run_pass(model.train(), x, "training", passes=passes)
         except FAILURES:  # a mixer of the user's may fail in training mode alone
             continue
         able[label] = model

@@ -214,7 +214,8 @@ def compare(
             why = next(reading.reason for reading in runs if isinstance(reading, OpenRun))
             raise UserError(f"no run could be finished; the first says: {why}")
         found = references(out, images, say=say) if reference else References()
-        costs, measured = measured_costs(plan, known, say=say)
+        trained = {each.run.mixer for each in runs if isinstance(each, Finished)}
+        costs, measured = measured_costs(plan, known, trained=trained, say=say)
         spikes = measured_spikes(plan, images, runs, say=say)
         say("reading attention maps")
         note = ""
