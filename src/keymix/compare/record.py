@@ -233,9 +233,11 @@ def facts(plan: Plan, data: DataRecord) -> tuple[str, ...]:
     noun, size = data.kind.noun, f"{height}×{width} px"
     size = f"up to {size}" if data.task_kind.whole_images else size
     about = page_of(data.task_kind).about_data(data)
+    trained = [each.label for each in plan.mixers if each.reference]
+    runs = " + ".join([f"{len(plan.mixed)} mixers", *trained])
     return (
         plan.recipe.model.name,
-        f"{len(plan.mixers)} mixers × {_plural(seeds, 'seed')}",
+        f"{runs} × {_plural(seeds, 'seed')}",
         _plural(epochs, "epoch"),
         f"{sizes['train']:,} training, {sizes['val']:,} validation, {sizes['test']:,} test "
         f"{data.kind.nouns}",

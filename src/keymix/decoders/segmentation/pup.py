@@ -37,7 +37,27 @@ class UpBlock(nn.Module):
         return F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
 
 
-class PUPDecoder(nn.Module):
+class PixelDecoder(nn.Module):
+    """Ends in ``head``, a 1x1 convolution from ``num_features`` channels to the classes."""
+
+    num_features: int
+    drop: nn.Module
+    head: nn.Module
+
+    def end(self, num_features: int, num_classes: int, drop_rate: float, **factory: Any) -> None:
+        """Make dropout and classifier."""
+        self.num_features = num_features
+        self.drop = nn.Dropout2d(drop_rate)
+        self.head = self.classifier(num_classes, **factory)
+
+    def classifier(self, num_classes: int, **factory: Any) -> nn.Module:
+        """Make a 1x1 convolution to the classes, or nothing for none."""
+        if num_classes == 0:
+            return nn.Identity()
+        return nn.Conv2d(self.num_features, num_classes, 1, **factory)
+
+
+class PUPDecoder(PixelDecoder):
     """Upsamples features step by step and classifies every pixel: the SETR-PUP of the KV paper.
 
     Papers: SETR, https://arxiv.org/abs/2012.15840, Sec. 3.2 (PUP keeps one width); KV attention in
@@ -73,15 +93,7 @@ class PUPDecoder(nn.Module):
         self.blocks = nn.ModuleList(
             UpBlock(taken, given, **factory) for taken, given in zip(before, widths, strict=True)
         )
-        self.num_features = widths[-1]
-        self.drop = nn.Dropout2d(drop_rate)
-        self.head = self.classifier(num_classes, **factory)
-
-    def classifier(self, num_classes: int, **factory: Any) -> nn.Module:
-        """Make a 1x1 convolution to the classes, or nothing for none."""
-        if num_classes == 0:
-            return nn.Identity()
-        return nn.Conv2d(self.num_features, num_classes, 1, **factory)
+        self.end(widths[-1], num_classes, drop_rate, **factory)
 
     def forward(
         self, x: Float[Tensor, "B D h w"], size: Grid, *, pre_logits: bool = False

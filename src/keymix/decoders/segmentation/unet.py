@@ -8,10 +8,12 @@ from typing import Any
 
 from jaxtyping import Float
 from segmentation_models_pytorch.decoders.unet.decoder import UnetDecoder
-from torch import Tensor, nn
+from torch import Tensor
+
+from keymix.decoders.segmentation.pup import PixelDecoder
 
 
-class UNetDecoder(nn.Module):
+class UNetDecoder(PixelDecoder):
     """From the maps of an encoder to features at the image's size.
 
     Paper: U-Net, https://arxiv.org/abs/1505.04597, Sec. 2 and Fig. 1. Differs as the library does:
@@ -44,15 +46,7 @@ class UNetDecoder(nn.Module):
         factory = {"device": device, "dtype": dtype}
         blocks = UnetDecoder((0, *chans), tuple(widths), n_blocks=len(widths))
         self.up = blocks.to(**factory)
-        self.num_features = widths[-1]
-        self.drop = nn.Dropout2d(drop_rate)
-        self.head = self.classifier(num_classes, **factory)
-
-    def classifier(self, num_classes: int, **factory: Any) -> nn.Module:
-        """Make a 1x1 convolution to the classes, or nothing for none."""
-        if num_classes == 0:
-            return nn.Identity()
-        return nn.Conv2d(self.num_features, num_classes, 1, **factory)
+        self.end(widths[-1], num_classes, drop_rate, **factory)
 
     def forward(self, maps: Sequence[Float[Tensor, "B _ _ _"]]) -> Float[Tensor, "B D H W"]:
         """Return the features before the classifier.
