@@ -167,6 +167,8 @@ def compare(
         warnings.warn(text, KeymixWarning, stacklevel=2)
         ann, twin = twin, None
     out = Path(out)
+    if tune not in (None, "lr"):
+        raise unknown("tune", str(tune), ["lr"])
     watch: Watcher = progress or ignore
     if command is None:
         command = _call(locals())
@@ -199,8 +201,6 @@ def compare(
         watch(Event(kind="stage", text=text))
 
     known = images.record()
-    if tune not in (None, "lr"):
-        raise unknown("tune", str(tune), ["lr"])
     with locked(out, "comparison"):
         tuning = None
         if tune is not None:
