@@ -18,7 +18,9 @@ from keymix.analysis.certainty import (
     Recommendation,
     alpha_of_look,
     recommend,
+    smallest_margin,
 )
+from keymix.analysis.statistics import crossed_difference
 from keymix.compare import environments
 from keymix.compare.costs import SpikeRows, spike_table
 from keymix.compare.diagnosis import Found, diagnose
@@ -157,7 +159,14 @@ def make_record(
         costs=costs,
         measured=measured,
         spikes=table,
-        method=method(plan, data, done=len(done), device=measured.device, narrow=narrow),
+        method=method(
+            plan,
+            data,
+            done=len(done),
+            device=measured.device,
+            narrow=narrow,
+            shown=_margin_shown(found, rules.alpha),
+        ),
         curves_note=curves_note(plan, data),
         runs=tuple(
             replace(r.run, trained_with=place[r.run.mixer, r.run.seed])
@@ -277,6 +286,7 @@ def method(
     done: int,
     device: str,
     narrow: str = "",
+    shown: float | None = None,
 ) -> tuple[Paragraph, ...]:
     """Say how it was done, one paragraph per question; ``done`` runs are done."""
     sizes = data.sizes
@@ -326,7 +336,7 @@ def method(
             f"Would it hold on more {unit}s?",
             " ".join(filter(None, (page.about_interval(task, unit=unit, inputs=inputs), narrow))),
         ),
-        ("How certain a difference is.", _degrees(plan, data)),
+        ("How certain a difference is.", _degrees(plan, data, shown)),
     ]
     if page.about_score:
         items.insert(2, ("Score.", page.about_score))
@@ -361,8 +371,16 @@ def method(
     return tuple(Paragraph(title=title, text=text) for title, text in items)
 
 
-def _degrees(plan: Plan, data: DataRecord) -> str:
-    """Say what the degrees of certainty mean."""
+def _margin_shown(found: Found, alpha: float) -> float | None:
+    """Return the margin within which these seeds and units recognise half of true ties."""
+    base = found.answers(found.plan.baseline)
+    others = [label for label in found.mixers if label != found.plan.baseline]
+    made = [crossed_difference(found.answers(label), base) for label in others]
+    return smallest_margin([each for each in made if each is not None], alpha)
+
+
+def _degrees(plan: Plan, data: DataRecord, shown: float | None) -> str:
+    """Say what the degrees of certainty mean; `shown` is what `_margin_shown` returned."""
     score, unit = data.task_kind.score, unit_of(data)
     margin = equal_within(None, score) if plan.margin is None else plan.margin
     equal = ""
@@ -372,6 +390,12 @@ def _degrees(plan: Plan, data: DataRecord) -> str:
             f" Equal: from {CLEAR_SEEDS} seeds, the interval of two one-sided tests lies within "
             f"± {within} (--margin)."
         )
+        if shown is not None:
+            equal += (
+                " The seeds and test "
+                f"{unit}s of this comparison recognise half of all true ties within ± "
+                f"{score.changed(shown, sign=False)}."
+            )
     return (
         f"Clear: {CLEAR_SEEDS} seeds or more and a crossed interval without 0 at 5 % after Holm's "
         "correction over the mixers that were named; controls are tested by themselves, references "

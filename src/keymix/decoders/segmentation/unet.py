@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxtyping import Float
+from segmentation_models_pytorch.base.initialization import initialize_decoder
 from segmentation_models_pytorch.decoders.unet.decoder import UnetDecoder
 from torch import Tensor
 
@@ -45,6 +46,7 @@ class UNetDecoder(PixelDecoder):
         super().__init__()
         factory = {"device": device, "dtype": dtype}
         blocks = UnetDecoder((0, *chans), tuple(widths), n_blocks=len(widths))
+        initialize_decoder(blocks)  # with PyTorch's own start it hardly learns small sets
         self.up = blocks.to(**factory)
         self.end(widths[-1], num_classes, drop_rate, **factory)
 
