@@ -242,7 +242,6 @@ SHORT = {
     "cli/report.py": "a verb",
     "cli/scores.py": "shared by two verbs",
     "data/sources/digits.py": "a source",
-    "decoders/segmentation/unet.py": "a decoder",
     "layers/checkpoint.py": "shared by three rooms",
     "layers/shifts.py": "loads without torch, for recipes",
     "mixers/identity.py": "a mixer",
