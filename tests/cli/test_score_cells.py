@@ -19,7 +19,7 @@ def test_cells_stand_under_their_heads() -> None:
     under = dict(zip(scores.heads(SEGMENTATION), scores.cells(entries, SEGMENTATION), strict=True))
     assert under == {
         "loss": "0.2500",
-        "Jaccard %": "10.00",
+        "mIoU %": "10.00",
         "weighted %": "20.00",
         "Dice %": "30.00",
     }
@@ -52,7 +52,7 @@ def test_each_class_has_its_own_scores(capsys: pytest.CaptureFixture[str]) -> No
     scores.print_details(result, SEGMENTATION, "test")
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines() if "\t" in line]
     assert lines == [
-        ["class", "Jaccard %", "Dice %", "Hausdorff px", "in one alone"],
+        ["class", "IoU %", "Dice %", "Hausdorff px", "in one alone"],
         ["bowel", "10.00", "20.00", "3.2", "4"],
         ["stomach", "50.00", "–", "–", "6"],
         ["all", "70.00", "80.00", "9.0", "10"],

@@ -138,12 +138,12 @@ def test_attention_is_read_on_slices_of_different_cases(done):
 def test_terminal_and_page_speak_of_overlap(done, capsys):
     print_result(done)
     printed = capsys.readouterr().out
-    for word in ("Jaccard %", "weighted Jaccard %", "Dice %", "Hausdorff px", "95% interval"):
+    for word in ("IoU %", "weighted IoU %", "Dice %", "Hausdorff px", "95% interval"):
         assert word in printed
-    assert "mean Jaccard index" in printed
+    assert "mean IoU" in printed
     assert "ccuracy" not in printed
     page = done.report.read_text(encoding="utf-8")
-    for section in ("What they find", "Jaccard index against cost", "Where they look"):
+    for section in ("What they find", "Mean IoU against cost", "Where they look"):
         assert section in page
     assert plain(done)["hausdorff_unit"] == "px"
 
@@ -152,7 +152,7 @@ def test_progress_shows_what_was_validated(done, finished_masks):
     events = pickle.loads((finished_masks / "events").read_bytes())
     epochs = [event for event in events if event.kind == "epoch"]
     assert len(epochs) == len(done.record.runs) * 2
-    assert {event.text for event in epochs} == {"mean Jaccard index"}
+    assert {event.text for event in epochs} == {"mean IoU"}
     lines = {r["mixer"] + str(r["seed"]): r["history"] for r in to_json(done.record)["runs"]}
     for event in epochs:
         line = lines[event.mixer + str(event.seed)][event.epoch - 1]

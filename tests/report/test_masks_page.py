@@ -21,6 +21,7 @@ from test_html import EVIL, read, words
 from keymix.analysis.mask_pictures import PALETTE, colours_of, rim
 from keymix.errors import UserError
 from keymix.report.charts import looks
+from keymix.report.part import page_of
 from keymix.report.tables import plain_value
 from keymix.tasks.segmentation import gallery
 from keymix.tasks.segmentation.gallery import layer_uri
@@ -64,14 +65,14 @@ def test_it_shows_overlap_and_no_accuracy(page):
 
 
 def test_the_table_has_every_score_in_its_unit(page):
-    rows = table(page, "Jaccard index after the last epoch")
+    rows = table(page, "Mean IoU after the last epoch")
     outcome = make_mask_record()["outcome"]["last"]
     assert [row[""].split()[0] for row in rows] == [row["mixer"] for row in outcome]
     for row, expected in zip(rows, outcome, strict=True):
-        for label, key in (("test Jaccard, %", "jaccard"), ("Dice, %", "dice")):
+        for label, key in (("test mean IoU, %", "jaccard"), ("Dice, %", "dice")):
             assert row[label].startswith(f"{expected[key]['mean'] * 100:.1f} ± ")
         weighted = expected["weighted_jaccard"]["mean"]
-        assert row["weighted Jaccard, %"].startswith(f"{weighted * 100:.1f} ")
+        assert row["weighted IoU, %"].startswith(f"{weighted * 100:.1f} ")
         distance = expected["hausdorff_mm"]
         assert row["Hausdorff, mm"] == f"{distance['mean']:.1f} ± {distance['sd']:.1f}"
         assert row["validation, %"] == f"{expected['val_jaccard']['mean'] * 100:.1f}"
@@ -92,7 +93,7 @@ def test_a_class_is_shown_for_each_mixer_as_the_mean_over_seeds(page):
         c, mixer = place // len(LEVELS), list(LEVELS)[place % len(LEVELS)]
         runs = [run["classes"][c] for run in record["runs"] if run["mixer"] == mixer]
         assert (row[""], row["mixer"].split()[0]) == (ORGANS[c], mixer)
-        assert row["Jaccard, %"] == f"{mean(run['jaccard'] for run in runs) * 100:.1f}"
+        assert row["IoU, %"] == f"{mean(run['jaccard'] for run in runs) * 100:.1f}"
         assert row["Hausdorff, mm"] == f"{13.5 + c:.1f}"
         assert row["missed or invented"] == f"{2 * (c + 1):.1f}"
         assert row["test images with it"] == str(record["classes"]["test_images"][c])
@@ -133,7 +134,7 @@ def test_pictures_have_the_truth_and_every_prediction_with_words(page):
     for i, item in enumerate(record["gallery"]["slices"]):
         assert alternatives[i] == f"true mask of {item['id']}"
         said = html.unescape(alternatives[6 + i])
-        result = "rightly nothing" if i == 5 else "Jaccard\u00a0"
+        result = "rightly nothing" if i == 5 else "IoU "
         assert said.startswith(f"mask that softmax predicts for {item['id']}: {result[:7]}")
     assert "20 pixels where nothing is" in words(page)
     assert "the fullest of different cases, and one with nothing in it" in words(page)
@@ -245,3 +246,16 @@ def test_colours_differ_beyond_the_palette():
     colours = colours_of(20)
     assert colours[:7] == list(PALETTE)
     assert len(set(colours)) == 20
+
+
+def test_classes_that_are_absent_or_never_found_are_named():
+    record = make_mask_record()
+    first = record["classes"]["names"][0]
+    record["classes"]["test_images"] = [0, *record["classes"]["test_images"][1:]]
+    for run in record["runs"]:
+        run["classes"][1] |= {"jaccard": 0.0}
+    page = page_of(typed(record).task_kind).missing(typed(record))
+    assert page == (
+        f"No test image has {first}. No model finds any {record['classes']['names'][1]}."
+    )
+    assert page_of(typed(make_mask_record()).task_kind).missing(typed(make_mask_record())) == ""

@@ -275,6 +275,8 @@ def print_result(result: Comparison) -> None:
             console.say(f"- {row.headline}")
         if row.seeds and (why := formats.no_spread(row.seeds)):
             console.say(f"  no interval over seeds: {why}.")
+    if about := page_of(record.task_kind).missing(record):
+        console.say(about)
     if record.caution:
         console.say(record.caution)
     if text := recommended(record):

@@ -215,6 +215,11 @@ class Page:
         del record
         return ""
 
+    def missing(self, record: ComparisonRecord) -> str:
+        """Name what the test split lacks, or what no model has found; empty for nothing."""
+        del record
+        return ""
+
     def failing(self, record: ComparisonRecord, row: OutcomeRow) -> str:
         """Say that a mixer's models do not work, such as ``right no more often than by chance``.
 

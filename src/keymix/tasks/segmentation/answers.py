@@ -318,7 +318,7 @@ class SegmentationAnswers(AnswersPart):
             title="each class",
             heads=(
                 "class",
-                "Jaccard %",
+                "IoU %",
                 "Dice %",
                 f"Hausdorff {own.hausdorff_unit}",
                 "in one alone",

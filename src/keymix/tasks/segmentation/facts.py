@@ -64,12 +64,12 @@ TASK = Task(
     does="predicts masks",
     holds="images with masks",
     scores=(
-        Score(key="jaccard", name="mean Jaccard index", short="Jaccard", label="Jaccard"),
+        Score(key="jaccard", name="mean IoU", short="mIoU", label="mean IoU"),
         Score(
             key="weighted_jaccard",
-            name="weighted Jaccard index",
+            name="weighted IoU",
             short="weighted",
-            label="weighted Jaccard",
+            label="weighted IoU",
         ),
         Score(key="dice", name="Dice coefficient", short="Dice", label="Dice"),
     ),

@@ -124,7 +124,7 @@ def sheet(record: ComparisonRecord) -> Sheet | None:
 def _quality(each: GallerySlice, mask: PredictedMask) -> str:
     """Say under a prediction how good it is."""
     if each.area:
-        return f"Jaccard {percent(mask.jaccard)}\u00a0%"
+        return f"IoU {percent(mask.jaccard)}\u00a0%"
     if not mask.found:
         return "rightly nothing"
     pixels = "pixel" if mask.found == 1 else "pixels"

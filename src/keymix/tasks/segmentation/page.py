@@ -173,7 +173,7 @@ def classes_view(record: ComparisonRecord, looks: Mapping[str, Look]) -> Classes
         Column("class", "class"),
         Column("mixer", "mixer", "name"),
         Column("test images with it", "images", "whole", style="soft"),
-        Column("Jaccard, %", "jaccard", "percent", most_first=True),
+        Column("IoU, %", "jaccard", "percent", most_first=True),
         Column("difference, points", "difference", "percent", write=points, most_first=True),
         Column("Dice, %", "dice", "percent", most_first=True),
         Column(f"Hausdorff, {own.hausdorff_unit or 'mm'}", "hausdorff", "ratio", write=distance),
@@ -208,6 +208,26 @@ _BASELINE = Cell(0, "baseline", "soft")
 # ---- the page --------------------------------------------------------------------------------
 
 
+def _absent(record: ComparisonRecord) -> str:
+    """Name the classes that no test image has, and those that no model has found."""
+    own = record.own.read(OfComparison)
+    images = own.classes.test_images or ()
+    absent = [name for name, n in zip(own.classes.names, images, strict=False) if not n]
+    runs = [run.own.read(OfRun).classes for run in record.runs if isinstance(run, DoneRun)]
+    best = [
+        max((each.jaccard or 0.0 for each in of_class), default=0.0)
+        for of_class in zip(*runs, strict=True)
+    ]
+    never = [
+        name
+        for name, n, found in zip(own.classes.names, images, best, strict=False)
+        if n and not found
+    ]
+    parts = [f"No test image has {' or '.join(absent)}."] if absent else []
+    parts += [f"No model finds any {' or '.join(never)}."] if never else []
+    return " ".join(parts)
+
+
 class MaskPage(Page):
     """What a report shows of masks."""
 
@@ -231,7 +251,7 @@ class MaskPage(Page):
     )
     terminal = ("weighted_jaccard", "dice", "hausdorff_mm")
     test_numbers = ("hausdorff_missed",)
-    heading = "Jaccard index"
+    heading = "Mean IoU"
     pair_note = (
         "The class index is of the pixels of all images together, that of an image the mean over "
         "the classes that truth or prediction have. For other trainings, "
@@ -239,9 +259,9 @@ class MaskPage(Page):
     )
     about_score = (
         "Images are stretched to the model's size, whatever their proportions, and masks follow by "
-        "the nearest pixel; all scores are of that size. The Jaccard index of a class is the "
+        "the nearest pixel; all scores are of that size. The IoU (Jaccard index) of a class is the "
         "pixels that truth and prediction share over those that either has, the pixels of all test "
-        "images counted together. The mean Jaccard index is the plain mean over the classes "
+        "images counted together. The mean IoU is the plain mean over the classes "
         "without the background; a class in neither truth nor prediction is left out. The weighted "
         "one weighs each class by its true pixels. The Hausdorff distance is that of the farthest "
         "pixel, the mean over the images where truth and prediction have the class; images where "
@@ -332,10 +352,15 @@ class MaskPage(Page):
             several = "one case" if cases == 1 else f"{cases:,} cases"
             counted = f"{record.test_images:,} test images of {several}. "
         return (
-            f"{counted}Jaccard index and Dice coefficient are means over {number} "
+            f"{counted}IoU and Dice coefficient are means over {number} "
             f"{'class' if number == 1 else 'classes'}, each of the pixels of all test images "
             "together; the Hausdorff distance is the mean over images and classes."
+            + (f" {missing}" if (missing := self.missing(record)) else "")
         )
+
+    def missing(self, record: ComparisonRecord) -> str:
+        """Name the classes that are absent, or that were never found."""
+        return _absent(record)
 
     def sections(self, record: ComparisonRecord, looks: Mapping[str, Look]) -> Sequence[Section]:
         """Show the classes and the pictures."""

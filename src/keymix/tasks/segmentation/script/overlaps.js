@@ -38,7 +38,7 @@ function contrast(a, b) {
   const [first, second] = [a, b].map((run) => unpackShares(run.overlaps));
   const [better, worse] = [1, -1].map((sign) => first.filter((share, i) => sign * (second[i] - share) > 0).length);
   const lead = make("p", { class: "lead", role: "status" },
-    `A, ${runName(a)}, reaches a mean Jaccard index of ${scored(a.score)} and B, ${runName(b)}, ` +
+    `A, ${runName(a)}, reaches a mean IoU of ${scored(a.score)} and B, ${runName(b)}, ` +
     `${scored(b.score)}: a difference of ${changed(b.score - a.score)} (B minus A). Image by image, ` +
     `B overlaps better on ${count(better)} of ${count(first.length)}, worse on ${count(worse)} and equally on ` +
     `${count(first.length - better - worse)}.`);
