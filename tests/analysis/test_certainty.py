@@ -304,3 +304,10 @@ def test_nothing_is_recommended_without_costs_or_from_two_seeds():
     runs = of(drawn(5, 500, 0.7))
     assert recommend({"a": 0.7}, {"a": runs}, {}, margin=0.02, score=FRACTION).pick is None
     assert recommend({}, {}, {}, margin=0.02, score=FRACTION).best is None
+
+
+def test_a_test_split_of_one_unit_recommends_nothing():
+    runs = of(drawn(5, 1, 0.7))
+    found = recommend({"a": 0.7}, {"a": runs}, {"a": (1.0, 1.0)}, margin=0.02, score=FRACTION)
+    assert found.pick is None
+    assert "one unit" in found.reason

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -167,6 +168,17 @@ def test_leaks_come_before_what_the_models_did() -> None:
 def test_frames_of_one_video_are_a_problem_of_the_data() -> None:
     checked = Checked(findings=(), too_narrow=True, looked_at={}, not_looked_at=())
     assert kinds(found(GOOD, checked=checked)) == ["data_problem"]
+
+
+def test_a_test_split_of_one_unit_shows_nothing() -> None:
+    given = found(GOOD)
+    for reading in given.done:
+        one: Any = reading.answers
+        one["last"] = replace(one["last"], index=np.arange(1), target=np.zeros(1, dtype=np.int64))
+        one["last"] = replace(one["last"], predicted=np.zeros(1, dtype=np.int64))
+    (made,) = diagnose(given)
+    assert made.kind == "data_problem"
+    assert "a single image" in made.text
 
 
 @pytest.mark.parametrize(("rise", "says"), [(0.01, True), (0.0, False), (0.001, False)])

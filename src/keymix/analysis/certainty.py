@@ -326,6 +326,8 @@ def recommend(
     if min(len(answers[label]) for label in validation) < PROVISIONAL_SEEDS:
         few = f"it takes {PROVISIONAL_SEEDS} seeds of every mixer"
         return Recommendation(best=best, margin=margin, reason=few)
+    if any(each.units < 2 for label in validation for each in answers[label].values()):
+        return Recommendation(best=best, margin=margin, reason="the test split has one unit alone")
     known = [label for label in validation if label in costs]
     for label in sorted(known, key=lambda label: costs[label]):
         if label == best:

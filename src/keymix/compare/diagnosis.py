@@ -30,6 +30,7 @@ from keymix.compare.runs import Finished
 from keymix.data.record import DataRecord
 from keymix.report.formats import listing
 from keymix.report.record import Checked, CostRow, Diagnosis, HistoryLine
+from keymix.report.wording import unit_of
 from keymix.task import Score
 from keymix.train.parts import answers_of
 
@@ -152,8 +153,15 @@ def nothing_learned(found: Found) -> Diagnosis | None:
 
 
 def data_problems(found: Found) -> Diagnosis | None:
-    """Say what of the data falsifies results: leaks, duplicates, frames of one video."""
-    checked = found.checked
+    """Say what of the data falsifies results: leaks, duplicates, frames of one video, one case."""
+    checked, unit = found.checked, unit_of(found.data)
+    if any(reading.answers["last"].units < 2 for reading in found.done):
+        return Diagnosis(
+            kind="data_problem",
+            text=f"The test split is a single {unit}: nothing can be said of other {unit}s, and no "
+            "difference here means anything.",
+            remedy=f"Add {unit}s, or take a larger share for test (--data.test_fraction).",
+        )
     if checked is None:
         return None
     wrong = [each for each in checked.findings if each.level == "falsifies"]
