@@ -237,7 +237,7 @@ def test_references_join_are_outside_tests_and_survive_a_rebuild(
     assert again.record.outcome == record.outcome
     assert rebuild(done.out).record.references == record.references
     page = done.report.read_text(encoding="utf-8")
-    assert "logistic regression" in page
+    assert "chosen on validation; accuracy" in page
     assert "plain network" in page
 
 
@@ -266,6 +266,8 @@ def test_further_seeds_are_a_further_look_and_a_repetition_is_none(tmp_path: Pat
     assert row.interval is not None
     assert row.interval.level == pytest.approx(0.975)
     assert "97.5\u00a0%" in row.headline
+    assert "This is look 2, at 2.5 %." in " ".join(each.text for each in second.record.method)
+    assert "This is look" not in " ".join(each.text for each in first.record.method)
     assert rebuild(second.out).record.looks == (2, 3)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from few_digits import small
 
-from keymix.compare.run import rebuild
+from keymix.compare.run import plan_comparison, rebuild
 from keymix.compare.tune import FACTORS, SEED, choose, known_tuning
 from keymix.errors import UserError
 from keymix.report.comparison import render
@@ -75,3 +75,5 @@ def test_a_comparison_tunes_once_trains_at_the_rate_and_shows_the_table(tmp_path
 def test_nothing_else_can_be_tuned(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown tune 'epochs'"):
         small(tmp_path / "out", tune="epochs")
+    with pytest.raises(UserError, match="unknown tune 'epochs'"):
+        plan_comparison(tune="epochs")

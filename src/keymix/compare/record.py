@@ -166,6 +166,7 @@ def make_record(
             device=measured.device,
             narrow=narrow,
             shown=_margin_shown(found, rules.alpha),
+            look=look,
         ),
         curves_note=curves_note(plan, data),
         runs=tuple(
@@ -287,6 +288,7 @@ def method(
     device: str,
     narrow: str = "",
     shown: float | None = None,
+    look: int = 1,
 ) -> tuple[Paragraph, ...]:
     """Say how it was done, one paragraph per question; ``done`` runs are done."""
     sizes = data.sizes
@@ -336,7 +338,7 @@ def method(
             f"Would it hold on more {unit}s?",
             " ".join(filter(None, (page.about_interval(task, unit=unit, inputs=inputs), narrow))),
         ),
-        ("How certain a difference is.", _degrees(plan, data, shown)),
+        ("How certain a difference is.", _degrees(plan, data, shown, look)),
     ]
     if page.about_score:
         items.insert(2, ("Score.", page.about_score))
@@ -379,7 +381,7 @@ def _margin_shown(found: Found, alpha: float) -> float | None:
     return smallest_margin([each for each in made if each is not None], alpha)
 
 
-def _degrees(plan: Plan, data: DataRecord, shown: float | None) -> str:
+def _degrees(plan: Plan, data: DataRecord, shown: float | None, look: int) -> str:
     """Say what the degrees of certainty mean; `shown` is what `_margin_shown` returned."""
     score, unit = data.task_kind.score, unit_of(data)
     margin = equal_within(None, score) if plan.margin is None else plan.margin
@@ -402,6 +404,7 @@ def _degrees(plan: Plan, data: DataRecord, shown: float | None) -> str:
         f"not at all. Provisional: {PROVISIONAL_SEEDS} or 4 seeds, all of one sign, an interval "
         f"over seeds without 0, and Holm-corrected p over test {unit}s below 5 %.{equal} Unclear "
         "otherwise. Adding seeds to a finished comparison is a further look, which halves the 5 %."
+        + (f" This is look {look}, at {100 * alpha_of_look(look):.3g} %." if look > 1 else "")
     )
 
 

@@ -167,8 +167,7 @@ def compare(
         warnings.warn(text, KeymixWarning, stacklevel=2)
         ann, twin = twin, None
     out = Path(out)
-    if tune not in (None, "lr"):
-        raise unknown("tune", str(tune), ["lr"])
+    _check_tune(tune)
     watch: Watcher = progress or ignore
     if command is None:
         command = _call(locals())
@@ -316,8 +315,16 @@ def plan_comparison(*, progress: Watcher | None = None, **arguments: Any) -> str
     unread = ("progress", "twin", "tune")
     given = {key: each for key, each in bound.arguments.items() if key not in unread}
     given |= {"out": Path(given["out"]), "command": given["command"] or ""}
+    tune = bound.arguments["tune"]
+    _check_tune(tune)
     plan, images = _prepared(watch, **given)
-    return expected(plan, images)
+    text = expected(plan, images)
+    return text if tune is None else f"{text}; the tuning before it is not counted"
+
+
+def _check_tune(tune: str | None) -> None:
+    if tune not in (None, "lr"):
+        raise unknown("tune", str(tune), ["lr"])
 
 
 def _checked(out: Path, data: ImageData, watch: Watcher) -> Checked:

@@ -39,6 +39,7 @@ class Verdicts:
     others: list[OutcomeRow]
     lead: str
     recommended: str
+    references: list[tuple[str, str]]  # names of points of reference, and how they answer
     forest: Markup | None
     scores: Scores
     best: Scores
@@ -52,6 +53,7 @@ def sections(shown: Shown) -> Iterator[Section]:
         others=[row for row in record.outcome.last if row.headline],
         lead=record.lead.removeprefix(record.diagnoses[0].text if record.diagnoses else "").strip(),
         recommended=recommended(record),
+        references=[(row.name, _about(row, record)) for row in record.references],
         forest=forest(record, shown.looks),
         scores=scores(record, record.outcome.last, "after the last epoch"),
         best=scores(record, record.outcome.best, "at the epoch that was best on validation"),
@@ -109,6 +111,15 @@ def _cells(record: ComparisonRecord, row: OutcomeRow, shown: Sequence[ScoreColum
     both = Cell(None, MISSING if found is None else span(found.low, found.high, score))
     degree = Cell(row.degree or "", row.degree or "outside tests")
     return [*made, Cell(difference, changed(difference, score)), both, degree]
+
+
+def _about(row: ReferenceRow, record: ComparisonRecord) -> str:
+    """Say how a point of reference answers, and how certain its score is."""
+    score = record.task_kind.score
+    if row.low is None or row.high is None:
+        return row.about
+    ends = f"{scored(row.low, score)} to {score.text(row.high)}"
+    return f"{row.about}; {score.name} {ends} (95\u00a0% over test {wording(record).units})"
 
 
 def _reference(row: ReferenceRow, shown: Sequence[ScoreColumn]) -> list[Any]:
