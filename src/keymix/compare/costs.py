@@ -62,8 +62,6 @@ Say = Callable[[str], None]
 """Gets what is measured, before it is."""
 
 BATCH_SIZE, REPEATS, FEWEST = 64, 20, 7
-STEP_BATCH = 32
-"""Inputs of a training step that is timed, at most."""
 BATCH_SECONDS = 4.0
 """A batch is made smaller until it takes less than about so long."""
 BUDGET_SECONDS = 30.0
@@ -211,9 +209,9 @@ def _how(kept: Store, table: Table) -> Measured:
         f"Parameters and multiply-adds are counted. Times were measured {where} after all "
         "training had ended, all mixers in turns: the median of "
         f"{effort.repeats} rounds and the range of their middle half. A training step is forward "
-        f"and backward of {min(STEP_BATCH, effort.batch_size)} inputs, its median. Peak memory is "
-        f"what one forward and backward pass of a batch of {effort.batch_size} adds to weights and "
-        "input."
+        f"and backward of the recipe's batch, of {effort.batch_size} at most, its median. Peak "
+        "memory is what one forward and backward pass of a batch of "
+        f"{effort.batch_size} adds to weights and input."
     )
     if len(times) > 1:
         dates = "; ".join(
@@ -278,7 +276,7 @@ def measure(
             chosen, shape, batch_size=effort.batch_size, threads=threads, phases=("training",)
         )
         measured = {label: with_peak(cost, peaks[label]) for label, cost in measured.items()}
-    batch = min(STEP_BATCH, effort.batch_size)
+    batch = min(plan.recipe.data.batch_size, effort.batch_size)
     able = {label: model for label, model in sound.items() if label in trained}
     steps = _training_ms(able, data, batch_size=batch, threads=threads)
     table: dict[str, CostRow] = {}
@@ -404,7 +402,7 @@ def expected_seconds(image_seconds: Sequence[float]) -> float:
         return 0.0
     models, slowest = len(image_seconds), max(image_seconds)
     effort = _effort_for(max(slowest, 1e-5), models)
-    steps = BUDGET_SECONDS / 2 + 3 * STEP_BATCH * sum(image_seconds)
+    steps = BUDGET_SECONDS / 2 + 3 * BATCH_SIZE * sum(image_seconds)
     rounds = (effort.repeats + 3) * (effort.batch_size + 1) * sum(image_seconds)
     return rounds + steps + PEAK_SECONDS * models
 
