@@ -241,6 +241,7 @@ SHORT = {
     "analysis/study_record.py": "loads without torch, as records do",
     "cli/report.py": "a verb",
     "cli/scores.py": "shared by two verbs",
+    "compare/summary.py": "what is said before anything trains",
     "data/sources/digits.py": "a source",
     "layers/checkpoint.py": "shared by three rooms",
     "layers/shifts.py": "loads without torch, for recipes",

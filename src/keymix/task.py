@@ -121,6 +121,8 @@ class Task:
         scores: The scores of an evaluation; models are compared by the first.
         uneven: Key of the score that models are compared by where classes are uneven
             (`IMBALANCE`); empty for the first.
+        right_or_wrong: Whether each answer is right or wrong and the first score is the share that
+            is right, so that what a test split can show is known before training.
         validation_loss: Whether evaluation gives a loss.
         unit: Unit of chance, of which intervals over the test split are, such as ``image``.
         options: A frozen dataclass of the task's own options, ``task.options`` in recipes.
@@ -144,6 +146,7 @@ class Task:
     holds: str
     scores: tuple[Score, ...]
     uneven: str = ""
+    right_or_wrong: bool = False
     validation_loss: bool = True
     unit: str = "image"
     options: type | None = None

@@ -17,6 +17,7 @@ from keymix.analysis.certainty import (
     Certainty,
     Evidence,
     alpha_of_look,
+    foreseen_margin,
     is_equal,
     judge,
     needed,
@@ -269,6 +270,15 @@ def test_the_smallest_margin_grows_with_the_error():
     assert many is not None
     assert few > many > 0
     assert smallest_margin([]) is None
+
+
+def test_a_foreseen_margin_shrinks_with_units_and_seeds_and_has_a_floor_of_seeds():
+    of_units = [foreseen_margin(units, 5) for units in (449, 1_000, 10_000, 10**9)]
+    assert of_units == sorted(of_units, reverse=True)
+    assert of_units[0] > 0.02 > of_units[2]  # as the simulation: ties are seen at 10,000 alone
+    assert of_units[3] > 0.005  # trainings still differ
+    assert foreseen_margin(449, 10) < of_units[0]
+    assert foreseen_margin(449, 5, 0.025) > of_units[0]
 
 
 # ---- which to take --------------------------------------------------------------------------

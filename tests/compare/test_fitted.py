@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 from few_digits import small
+from few_masks import made_masks
 from PIL import Image
 
 from keymix.analysis.answers import whole
@@ -252,6 +253,40 @@ def test_the_width_is_the_one_whose_step_takes_the_baselines_time(
     assert "0.95 of the time" in network.note
 
 
+@pytest.mark.parametrize(
+    ("given", "share", "upside_down"),
+    [
+        ({}, 0.25, False),
+        ({"data.test_fraction": 0.1, "augment.vertical_flip": True}, 0.1, True),
+    ],
+)
+def test_few_cases_give_a_quarter_to_the_test_split(
+    given: dict[str, Any],
+    share: float,
+    upside_down: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[Any] = []
+    monkeypatch.setattr("keymix.compare.run.expected", lambda *both: found.append(both) or "")
+    root = made_masks(tmp_path / "data")
+    plan_comparison(data=f"masks:{root}", mixers="mhsa,kv", reference=False, overrides=given)
+    ((plan, images),) = found
+    assert plan.recipe.data.test_fraction == share
+    assert plan.recipe.augment.vertical_flip is upside_down
+    assert plan.recipe.augment.flip
+    cases = images.record().cases
+    assert cases is not None
+    assert cases["test"] == (2 if share == 0.25 else 1)
+
+
+def test_a_resumed_comparison_keeps_its_test_split(tmp_path: Path) -> None:
+    before, _ = choose_recipe(data=f"masks:{tmp_path}", recipe=None)
+    kept = kept_choices(before, replace_path(before, {"data.test_fraction": 0.04}), set())
+    assert kept is not None
+    assert kept.data.test_fraction == 0.04
+
+
 # ---- looks and files ------------------------------------------------------------------------
 
 
@@ -298,6 +333,7 @@ def test_a_plan_writes_nothing_and_says_what_is_used(tmp_path: Path) -> None:
     )
     assert "runs" in text
     assert not (tmp_path / "out").exists()
+    assert "cannot" in text  # one seed shows no equality
     assert any("54 to train on" in line and "vit_nano_p4_12" in line for line in said)
     with pytest.raises(TypeError, match="nothing"):
         plan_comparison(nothing=1)

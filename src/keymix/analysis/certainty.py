@@ -356,7 +356,39 @@ def smallest_margin(found: Collection[Crossed], alpha: float = 1 - LEVEL) -> flo
     """
     if not found:
         return None
-    each = sorted(
-        float(stats.t.ppf(1 - alpha, c.df) + stats.norm.ppf(0.75)) * c.error for c in found
-    )
+    each = sorted(_recognised(one, alpha) for one in found)
     return each[len(each) // 2]
+
+
+def _recognised(found: Crossed, alpha: float) -> float:
+    return float(stats.t.ppf(1 - alpha, found.df) + stats.norm.ppf(0.75)) * found.error
+
+
+TYPICAL_ACCURACY = 0.6
+"""Accuracy for which `foreseen_margin` holds; it is smaller for better models."""
+_OWN, _REST, _SD = 0.018, 0.29, 0.008
+
+
+def foreseen_margin(units: int, seeds: int, alpha: float = 1 - LEVEL) -> float:
+    r"""Return the least margin that a test split can show, before anything is trained.
+
+    `smallest_margin` of two mixers that are right about 60 % of the test units, as simulated by
+    ``benchmarks/certainty.py``: two trainings disagree on about three in ten units, 0.018 of the
+    variance is the mixers' own, and accuracy scatters by 0.8 points from one training to the next.
+
+    Args:
+        units: Test units.
+        seeds: Pairs of runs, two or more.
+        alpha: Significance level.
+    """
+    rest = _REST / (seeds * units)
+    of_seeds, of_units = 2 * _SD**2 / seeds + rest, _OWN / units + rest
+    found = Crossed(
+        mean=0.0,
+        seeds=seeds,
+        units=units,
+        var_seeds=of_seeds,
+        var_units=of_units,
+        var_rest=rest,
+    )
+    return _recognised(found, alpha)

@@ -177,7 +177,7 @@ def _help() -> str:
         help="a recipe, a YAML or JSON file, or a run's folder "
         "(default: what the data's task has for them: digits_vit for digits, "
         "moving_digits_qkformer for events and spiking mixers, small_masks_setr for images with "
-        "masks, else small_images_conv_vit, fitted to the images)",
+        "masks, else small_images_vit, fitted to the images)",
     )
     add("--epochs", metavar="N", help="passes over the training images, each run")
     add("--limit", metavar="N", help="use only N training images, stratified")

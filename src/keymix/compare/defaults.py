@@ -9,7 +9,10 @@ The rule, applied to what is not given:
   DeiT-Ti. Nothing is stretched: the shorter side is resized and the centre kept.
 - *Stem.* Patches are embedded by strided 3x3 convolutions.
 - *Colour.* Grey images stay grey.
-- *Flips.* Left and right are swapped, but not of digits, letters and signs.
+- *Flips.* Left and right are swapped, but not of digits, letters and signs. Nothing is turned
+  upside down.
+- *Test split.* Where cases stay whole and the data have no test split, a test split of fewer than
+  ten cases becomes a quarter of all.
 - *Updates.* Batches of 32, and as many epochs as make 1,000 updates, five at least; another
   default recipe keeps its epochs if they make 800. Warm-up is a tenth of them.
 """
@@ -25,6 +28,7 @@ from typing import Any
 from keymix.data.headers import Headers, read_headers
 from keymix.data.kinds import IMAGE
 from keymix.data.loading import CACHE_BYTES, CACHE_SIDE
+from keymix.data.record import DataRecord
 from keymix.data.specs import kind_of_spec
 from keymix.train.recipe import Recipe, replace_path
 
@@ -38,6 +42,8 @@ AIM, FLOOR = 1_000, 800
 LEAST_EPOCHS = 5
 WARMUP = 0.1
 """Share of the updates."""
+LEAST_CASES, CASES_SHARE = 10, 0.25
+"""Cases below which a test split is too small, and the share of all that it gets then."""
 _AS_THEY_ARE, _MIDDLE, _FROM_LARGE = 40, 80, 200  # pixels of the shorter side
 _TOKENS = 8  # a side
 _SYMBOLS = re.compile(r"[0-9]{1,3}|[A-Za-z]")
@@ -53,10 +59,12 @@ class Fitted:
 
 
 def fit_to_images(recipe: Recipe, given: Collection[str], *, cuda: bool) -> Fitted:
-    """Fit size, patches, colour and flips of the default recipe to the images.
+    """Fit size, patches, colour and flips of a default recipe to the images.
 
     What was asked for, `given` by dotted keys, stays. `cuda` says whether there is a GPU.
     """
+    if recipe.augment.vertical_flip and "augment.vertical_flip" not in given:
+        recipe = replace_path(recipe, {"augment.vertical_flip": False})
     data = recipe.data
     if recipe.name != FITTED or kind_of_spec(data.spec) is not IMAGE:
         return Fitted(recipe=recipe)
@@ -131,6 +139,15 @@ def _used(found: Headers, size: tuple[int, int]) -> str:
     return f"{found.text}, {how}{lost}"
 
 
+def with_enough_cases(recipe: Recipe, given: Collection[str], found: DataRecord) -> Recipe:
+    """Give the test split more cases, where it was split off from train and has too few."""
+    few = found.cases is not None and found.cases["test"] < LEAST_CASES
+    drawn = found.test_fraction is not None and found.test_fraction < CASES_SHARE
+    if not (few and drawn) or "data.test_fraction" in given:
+        return recipe
+    return replace_path(recipe, {"data.test_fraction": CASES_SHARE})
+
+
 def fit_to_count(
     recipe: Recipe, given: Collection[str], *, train: int, before: Recipe | None
 ) -> Recipe:
@@ -176,6 +193,8 @@ def kept_choices(recipe: Recipe, before: Recipe | None, given: Collection[str]) 
         "model.name": before.model.name,
         "augment.crop_padding": before.augment.crop_padding,
         "augment.flip": before.augment.flip,
+        "augment.vertical_flip": before.augment.vertical_flip,
+        "data.test_fraction": before.data.test_fraction,
     }
     fitted = _without(recipe, chosen, given)
     if "model.name" in given:

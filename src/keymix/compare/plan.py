@@ -22,7 +22,7 @@ from torch import nn
 
 from keymix import recipes
 from keymix.analysis.certainty import MARGIN
-from keymix.compare.defaults import fit_to_count, fit_to_images, kept_choices, updates
+from keymix.compare.defaults import fit_to_count, fit_to_images, kept_choices, with_enough_cases
 from keymix.data.bounds import MOST_OF_A_SEED
 from keymix.data.dataset import ImageData
 from keymix.data.events.inputs import sensor_of
@@ -247,7 +247,11 @@ def resolve(
     shared = settled(shared, recorded)
 
     say("loading the data")
-    images = warn_of_data(load_data(shared.data))
+    images = load_data(shared.data)
+    if recipe is None and before is None:
+        larger = with_enough_cases(shared, given, images.record())
+        shared, images = larger, images if larger is shared else load_data(larger.data)
+    warn_of_data(images)
     if recipe is None:
         shared = fit_to_count(shared, given, train=len(images.train), before=before)
     cannot_sit: tuple[str, ...] = ()
@@ -290,31 +294,6 @@ def _loaded(images: ImageData) -> str:
     """Say what was loaded."""
     count, (height, width) = sum(map(len, images.splits)), images.image_size
     return f"{count:,} {images.kind.nouns} of {width}x{height}"
-
-
-def summary(plan: Plan, data: ImageData) -> str:
-    """Say in a line what a comparison uses and does.
-
-    Such as ``13,165 grey images of 64x64, as they are · vit_micro_p4_32, p8, conv stem · 1,000
-    updates of 32 · 6 mixers + plain network × 3 seeds``.
-    """
-    model, train = plan.recipe.model, len(data.train)
-    host = [model.name]
-    if "patch_size" in model.options:
-        host.append(f"patches of {model.options['patch_size']}")
-    mixers = f"{len(plan.mixed)} mixers"
-    extra = [each.label for each in plan.mixers if each.reference]
-    runs = " + ".join([mixers, *extra])
-    seeds = "1 seed" if len(plan.seeds) == 1 else f"{len(plan.seeds)} seeds"
-    trained = f"{train:,} to train on" if train else ""
-    parts = [
-        plan.used,
-        trained,
-        ", ".join(host),
-        f"{updates(plan.recipe, train):,} updates of {min(plan.recipe.data.batch_size, train)}",
-        f"{runs} × {seeds}",
-    ]
-    return " · ".join(part for part in parts if part)
 
 
 # ---- the recipe -----------------------------------------------------------------------------

@@ -23,10 +23,11 @@ from keymix.compare.executor import FAILURES, reason
 from keymix.compare.folder import MANIFEST, Manifest
 from keymix.compare.pictures import Pictures, pictures
 from keymix.compare.plain import with_plain_network
-from keymix.compare.plan import Plan, resolve, summary
+from keymix.compare.plan import Plan, resolve
 from keymix.compare.record import make_record
 from keymix.compare.references import References, known_references, references
 from keymix.compare.runs import Finished, Reading, read_runs
+from keymix.compare.summary import summary, what_it_can_show
 from keymix.compare.tune import known_tuning, tuned
 from keymix.data.dataset import ImageData
 from keymix.data.record import SameImages
@@ -303,7 +304,7 @@ def plan_comparison(*, progress: Watcher | None = None, **arguments: Any) -> str
         arguments: Those of `compare`.
 
     Returns:
-        The time that it would take, in words.
+        What the test split could show, and the time that it would take, in words.
 
     Raises:
         UserError: As `compare`, before training.
@@ -319,7 +320,9 @@ def plan_comparison(*, progress: Watcher | None = None, **arguments: Any) -> str
     _check_tune(tune)
     plan, images = _prepared(watch, **given)
     text = expected(plan, images)
-    return text if tune is None else f"{text}; the tuning before it is not counted"
+    if tune is not None:
+        text = f"{text}; the tuning before it is not counted"
+    return "\n".join(filter(None, (what_it_can_show(plan, images), text)))
 
 
 def _check_tune(tune: str | None) -> None:

@@ -21,6 +21,7 @@ TASK = Task(
         Score(key="top5", name="top-5 accuracy", short="top-5", label="top-5"),
     ),
     uneven="balanced",
+    right_or_wrong=True,
     training="keymix.tasks.classification.training:TRAINING",
     answers="keymix.tasks.classification.answers:ANSWERS",
     page="keymix.tasks.classification.page:PAGE",
