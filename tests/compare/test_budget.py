@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from keymix.compare import run
 from keymix.compare.budget import MOST, Budget, as_before, fit_to_budget
@@ -134,3 +136,42 @@ def test_a_comparison_fits_itself_once(tmp_path: Path, monkeypatch: pytest.Monke
     again = run.compare(**settings)
     assert again.record.labels == first.record.labels
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("minutes", "given", "side", "tries"),
+    [(100, {}, 224, 2), (1, {}, 128, 1), (100, {"data.image_size": 64}, 64, 1)],
+)
+def test_large_images_get_more_pixels_from_four_times_the_time(
+    minutes: float,
+    given: dict[str, Any],
+    side: int,
+    tries: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for i in range(6):
+            pixels = np.full((200, 220, 3), 40 * i, np.uint8)
+            pixels[i] = 0 if name == "cat" else 255
+            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{i}.png")
+    tried: list[Plan] = []
+    plans: list[Plan] = []
+
+    def trials(plan: Plan, *_: object) -> dict[str, Trial | None]:
+        tried.append(plan)
+        return dict.fromkeys(plan.labels, replace(TRIAL, step=0.01))
+
+    monkeypatch.setattr(run, "trials_here", trials)
+    monkeypatch.setattr(run, "expected", lambda plan, _: plans.append(plan) or "")
+    run.plan_comparison(
+        data=f"folder:{tmp_path / 'images'}",
+        mixers="mhsa,ska",
+        reference=False,
+        minutes=minutes,
+        overrides=given,
+        out=tmp_path / "out",
+    )
+    assert plans[0].recipe.data.image_size == side
+    assert len(tried) == tries

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fit a comparison into a number of minutes (``--minutes``), and say what gave way.
 
-Updates are scaled first, down to 800 or up to ten times the default; then mixers that nobody named
+From four times the default's time on, large images get more pixels (`has_room`). Else updates are
+scaled first, down to 800 or up to ten times the default; then mixers that nobody named
 are left out, the last first; then seeds. What was named stays.
 """
 
@@ -21,6 +22,9 @@ from keymix.train.recipe import replace_path
 MOST = 10
 """Times the default updates, at most, where the budget allows more."""
 
+ROOM = 4
+"""Times the default's time from which on large images get 224 pixels, which cost as many."""
+
 Trials = Mapping[str, Trial | None]
 
 
@@ -37,6 +41,11 @@ class Budget:
     def __post_init__(self) -> None:
         if not 0 < self.minutes < math.inf:
             raise UserError(f"minutes = {self.minutes!r}: give a positive number of minutes.")
+
+
+def has_room(plan: Plan, trials: Trials, budget: Budget, *, sizes: Mapping[str, int]) -> bool:
+    """Whether the budget is so many times the plan's time that images may have more pixels."""
+    return ROOM * _seconds(plan, trials, sizes) <= 60 * budget.minutes
 
 
 def fit_to_budget(

@@ -5,8 +5,9 @@ The rule, applied to what is not given:
 
 - *Size.* Images of up to 40 pixels (the shorter side) stay as they are, in patches of 4; up to 80
   they get 64 pixels and patches of 8; larger ones 128 pixels and patches of 16. So the model sees
-  about 64 tokens, and the cost hardly grows. On a GPU, images of 200 pixels or more get 224 and
-  DeiT-Ti. Nothing is stretched: the shorter side is resized and the centre kept.
+  about 64 tokens, and the cost hardly grows. Images of 200 pixels or more get 224, and patches of
+  16, where ``--minutes`` is four times the default's time; on a GPU always, with DeiT-Ti. Nothing
+  is stretched: the shorter side is resized and the centre kept.
 - *Stem.* Patches are embedded by strided 3x3 convolutions.
 - *Colour.* Grey images stay grey.
 - *Flips.* Left and right are swapped, but not of digits, letters and signs. Nothing is turned
@@ -90,6 +91,16 @@ def fit_to_images(recipe: Recipe, given: Collection[str], *, cuda: bool) -> Fitt
         changes["augment.flip"] = False
     kept = {key: value for key, value in changes.items() if key not in given}
     return Fitted(recipe=replace_path(recipe, kept), used=_used(found, size))
+
+
+def more_pixels(recipe: Recipe, given: Collection[str]) -> dict[str, Any]:
+    """Return the size for a larger budget, to override the default; empty where there is none."""
+    data = recipe.data
+    fitted = recipe.name == FITTED and kind_of_spec(data.spec) is IMAGE
+    if not fitted or {"data.image_size", "model.name"} & {*given}:
+        return {}
+    shorter = min(read_headers(data.spec, cell_mib=data.cell_mib).size)
+    return {"data.image_size": LARGE} if shorter >= _FROM_LARGE else {}
 
 
 def sized(found: Headers, *, cuda: bool) -> tuple[tuple[int, int], int]:

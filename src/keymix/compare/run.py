@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from keymix.compare import folder, record
-from keymix.compare.budget import Budget, as_before, fit_to_budget
+from keymix.compare.budget import Budget, Trials, as_before, fit_to_budget, has_room
 from keymix.compare.costs import known_costs, known_spikes, measured_costs, measured_spikes
+from keymix.compare.defaults import more_pixels
 from keymix.compare.events import Event, Watcher
 from keymix.compare.execute import expected, train_runs, trials_here
 from keymix.compare.executor import FAILURES, reason
@@ -250,6 +251,7 @@ def _prepared(
     out: Path,
     minutes: float | None,
     seeds: int | Sequence[int] | None,
+    overrides: Mapping[str, Any] | None,
     **asked: Any,
 ) -> tuple[Plan, ImageData]:
     """Resolve and check everything, and say what was chosen; `asked` are arguments of `resolve`."""
@@ -268,26 +270,41 @@ def _prepared(
         watch(Event(kind="note", text=unread))
     for path in imports:
         import_file(path)
-    plan, images = resolve(
-        reference=reference,
-        processes=processes,
-        imports=imports,
-        out=out,
-        recorded=None if overwrite else partial(folder.recorded_in, out),
-        say=say,
-        seeds=SEEDS if seeds is None else seeds,
-        **asked,
-    )
     before = None if overwrite else folder.planned_in(out)
-    if reference:
-        plan = with_plain_network(plan, images, before=before, say=say)
+
+    def planned(fields: Mapping[str, Any]) -> tuple[Plan, ImageData]:
+        plan, images = resolve(
+            reference=reference,
+            processes=processes,
+            imports=imports,
+            out=out,
+            recorded=None if overwrite else partial(folder.recorded_in, out),
+            say=say,
+            seeds=SEEDS if seeds is None else seeds,
+            overrides=fields,
+            **asked,
+        )
+        if reference:
+            plan = with_plain_network(plan, images, before=before, say=say)
+        return plan, images
+
+    def tried(plan: Plan, images: ImageData) -> Trials:
+        say("timing a few steps of each mixer")
+        return trials_here(plan, [plan.job(mixer, seed) for mixer, seed in plan.pairs], images)
+
+    fields = overrides or {}
+    plan, images = planned(fields)
     if budget is not None and before is not None:
         plan = as_before(plan, before, named)
     elif budget is not None:
-        say("timing a few steps of each mixer")
-        jobs = [plan.job(mixer, seed) for mixer, seed in plan.pairs]
-        trials = trials_here(plan, jobs, images)
-        plan, gave_way = fit_to_budget(plan, trials, budget, sizes=images.record().sizes)
+        trials, sizes = tried(plan, images), images.record().sizes
+        larger: dict[str, Any] = {}
+        if asked["recipe"] is None and has_room(plan, trials, budget, sizes=sizes):
+            larger = more_pixels(plan.recipe, {*fields, *(("model.name",) * bool(asked["model"]))})
+        if larger:
+            plan, images = planned({**fields, **larger})
+            trials = tried(plan, images)
+        plan, gave_way = fit_to_budget(plan, trials, budget, sizes=sizes)
         if gave_way:
             plan = replace(plan, notes=(gave_way, *plan.notes))
     watch(Event(kind="note", text=summary(plan, images)))
