@@ -93,7 +93,7 @@ def fit_to_images(recipe: Recipe, given: Collection[str], *, cuda: bool) -> Fitt
     return Fitted(recipe=replace_path(recipe, kept), used=_used(found, size))
 
 
-def more_pixels(recipe: Recipe, given: Collection[str]) -> dict[str, Any]:
+def more_pixels(recipe: Recipe, given: Collection[str]) -> dict[str, int]:
     """Return the size for a larger budget, to override the default; empty where there is none."""
     data = recipe.data
     fitted = recipe.name == FITTED and kind_of_spec(data.spec) is IMAGE

@@ -271,8 +271,9 @@ def _prepared(
     for path in imports:
         import_file(path)
     before = None if overwrite else folder.planned_in(out)
+    fields = overrides or {}
 
-    def planned(fields: Mapping[str, Any]) -> tuple[Plan, ImageData]:
+    def planned(larger: Mapping[str, int]) -> tuple[Plan, ImageData]:
         plan, images = resolve(
             reference=reference,
             processes=processes,
@@ -281,7 +282,7 @@ def _prepared(
             recorded=None if overwrite else partial(folder.recorded_in, out),
             say=say,
             seeds=SEEDS if seeds is None else seeds,
-            overrides=fields,
+            overrides={**fields, **larger},
             **asked,
         )
         if reference:
@@ -292,17 +293,16 @@ def _prepared(
         say("timing a few steps of each mixer")
         return trials_here(plan, [plan.job(mixer, seed) for mixer, seed in plan.pairs], images)
 
-    fields = overrides or {}
-    plan, images = planned(fields)
+    plan, images = planned({})
     if budget is not None and before is not None:
         plan = as_before(plan, before, named)
     elif budget is not None:
         trials, sizes = tried(plan, images), images.record().sizes
-        larger: dict[str, Any] = {}
+        larger: dict[str, int] = {}
         if asked["recipe"] is None and has_room(plan, trials, budget, sizes=sizes):
             larger = more_pixels(plan.recipe, {*fields, *(("model.name",) * bool(asked["model"]))})
         if larger:
-            plan, images = planned({**fields, **larger})
+            plan, images = planned(larger)
             trials = tried(plan, images)
         plan, gave_way = fit_to_budget(plan, trials, budget, sizes=sizes)
         if gave_way:
