@@ -260,6 +260,24 @@ def test_curves_are_of_the_epochs_that_every_run_has(monkeypatch):
     assert drawn[1].ys == pytest.approx(np.mean(losses, axis=0).tolist())
 
 
+def test_who_learns_fastest_and_who_ends_highest_are_two_answers() -> None:
+    record = make_record()
+    record["recipe"]["schedule"] = {"epochs": 12}
+    slow, fast = "softmax", "static_key"
+    for run in record["runs"]:
+        for line in run.get("history") or ():
+            early, late = {slow: (0.1, 0.9), fast: (0.8, 0.8)}.get(run["mixer"], (0.05, 0.05))
+            line["val_top1"] = early if line["epoch"] <= 4 else late
+    said, table = learning.leads(typed(record))
+    assert said.index("static_key") < said.index("softmax")
+    assert table is not None
+    rows = {row[0]: [cell.text for cell in row[1:]] for row in table.rows}
+    assert rows[slow] == ["10.0 (2)", "10.0 (2)", "90.0 (1)"]
+    assert rows[fast] == ["80.0 (1)", "80.0 (1)", "80.0 (2)"]
+    record["recipe"]["schedule"] = {"epochs": 9}
+    assert learning.leads(typed(record)) == ("", None)
+
+
 def test_gaps_of_a_runs_record_are_on_the_page_and_an_unknown_epoch_is_called_so():
     record = make_record()
     run = next(run for run in record["runs"] if run["status"] == "done")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the mixers learned: curves by epoch, mean over seeds."""
+"""How the mixers learned: curves by epoch, mean over seeds, and who led when."""
 
 from __future__ import annotations
 
@@ -8,26 +8,36 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from markupsafe import Markup
 
+from keymix.analysis.statistics import FloatArray
 from keymix.report import charts
 from keymix.report.charts import Line, Look
+from keymix.report.formats import scored
 from keymix.report.part import Section, Shown
 from keymix.report.record import ComparisonRecord, HistoryLine
+from keymix.report.tables import Cell, Column, Table
 from keymix.report.wording import with_unit
-from keymix.task import LOSS, Task
+from keymix.task import LOSS, Score, Task
 
 PLACE = 40
+PARTS = (10, 30, 100)
+"""Percent of the training after which mixers are ranked."""
+LEAST_EPOCHS = 10
+"""Epochs below which a tenth of the training is none."""
 
 
 def sections(shown: Shown) -> Iterator[Section]:
     """Show the curves, where there are any."""
-    if drawn := curves(shown.record, shown.looks):
+    record = shown.record
+    if drawn := curves(record, shown.looks):
+        led, table = leads(record)
+        about = f"Mean over seeds; the band is ± one standard deviation. {record.curves_note}"
         yield Section(
             heading="How they learned",
-            about="Mean over seeds; the band is ± one standard deviation. "
-            + shown.record.curves_note,
+            about=f"{led} {about}".strip(),
             legend=list(shown.looks),
             charts=drawn,
             layout="grid3",
+            tables=[] if table is None else [table],
         )
 
 
@@ -69,19 +79,73 @@ def curves(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Markup]:
 def _line(
     mixer: str, look: Look, histories: Sequence[Sequence[HistoryLine]], key: str
 ) -> Line | None:
+    found = _by_epoch(histories, key)
+    if found is None:
+        return None
+    epochs, values = found
+    mean = values.mean(axis=0)
+    xs = [float(epoch) for epoch in epochs]
+    if len(values) < 2:
+        return Line(mixer, look, xs, mean.tolist())
+    sd = values.std(axis=0, ddof=1)
+    return Line(mixer, look, xs, mean.tolist(), (mean - sd).tolist(), (mean + sd).tolist())
+
+
+def _by_epoch(
+    histories: Sequence[Sequence[HistoryLine]], key: str
+) -> tuple[list[int], FloatArray] | None:
+    """Return the epochs that all runs have, and their values; None if one is missing."""
     if not histories:
         return None
     by_epoch = [{line.epoch: line.values.get(key) for line in history} for history in histories]
     shared = [epoch for epoch in by_epoch[0] if all(epoch in run for run in by_epoch)]
     rows = [[run[epoch] for epoch in shared] for run in by_epoch]
-    if not shared:
+    if not shared or any(value is None for row in rows for value in row):
         return None
-    if any(value is None for row in rows for value in row):
-        return None
-    values = np.array(rows, dtype=np.float64)
-    mean = values.mean(axis=0)
-    xs = [float(epoch) for epoch in shared]
-    if len(values) < 2:
-        return Line(mixer, look, xs, mean.tolist())
-    sd = values.std(axis=0, ddof=1)
-    return Line(mixer, look, xs, mean.tolist(), (mean - sd).tolist(), (mean + sd).tolist())
+    return shared, np.array(rows, dtype=np.float64)
+
+
+def leads(record: ComparisonRecord) -> tuple[str, Table | None]:
+    """Rank the mixers after parts of the training: who learns faster, and who ends higher.
+
+    Returns a sentence and the table; neither for fewer than ten epochs.
+    """
+    score, total = record.task_kind.score, record.recipe.schedule.epochs
+    if total < LEAST_EPOCHS:
+        return "", None
+    wanted = [round(total * part / 100) for part in PARTS]
+    means: dict[str, list[float]] = {}
+    for mixer in record.labels:
+        histories = [run.history for run in record.finished(mixer) if run.history]
+        found = _by_epoch(histories, f"val_{score.key}")
+        if found is None or not {*wanted} <= {*found[0]}:
+            continue
+        mean = found[1].mean(axis=0)
+        means[mixer] = [float(mean[found[0].index(epoch)]) for epoch in wanted]
+    if len(means) < 2:
+        return "", None
+    orders = [_order({m: mean[i] for m, mean in means.items()}, score) for i in range(len(PARTS))]
+    rows: list[list[Cell | str]] = [
+        [mixer]
+        + [
+            Cell(value, f"{scored(value, score)} ({order.index(mixer) + 1})")
+            for value, order in zip(means[mixer], orders, strict=True)
+        ]
+        for mixer in means
+    ]
+    heads = [
+        Column(f"after {part}\u00a0%", f"after_{part}", "ratio", most_first=score.better == "more")
+        for part in PARTS
+    ]
+    title = f"Validation {score.name} after parts of the training, and the place"
+    table = Table("parts", title, (Column("mixer", "mixer", "name"), *heads), rows)
+    fast, high = orders[0][0], orders[-1][0]
+    early = f"after {PARTS[0]}\u00a0% of the training"
+    if fast == high:
+        return f"Best on validation both {early} and at its end: {fast}.", table
+    return f"Best on validation {early}: {fast}; at its end: {high}.", table
+
+
+def _order(means: Mapping[str, float], score: Score) -> list[str]:
+    """Return the mixers, the best first."""
+    return sorted(means, key=lambda mixer: -score.rank(means[mixer]))
