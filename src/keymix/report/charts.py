@@ -32,7 +32,6 @@ from keymix.report.svg import (
     el,
     left_of,
     log_ticks,
-    lower_axis,
     marker,
     number,
     path,
@@ -145,8 +144,11 @@ def scatter(
     name: str,
     score: Score = FRACTION,
     levels: Mapping[str, float] | None = None,
+    baseline: str = "",
 ) -> Markup:
     """Draw a score against a cost, with the Pareto front and every point named.
+
+    What is better and cheaper than the `baseline` is shaded.
 
     A control far worse than the rest would squash the axis: it is drawn as an arrow at the edge of
     the chart with its value next to its name, and of the `levels`, lines across the chart by what
@@ -166,6 +168,11 @@ def scatter(
     drawing = Drawing()
     x_ticks = written(ticks(x.low, x.high, 5))
     draw_frame(drawing, x, y, (x_label, y_label), (x_ticks, y_ticks(y, percent=percent)))
+    base = next((p for p in inside if p.label == baseline), None)
+    if base is not None:
+        across, level = x(base.x), y(base.y)
+        top, foot = (TOP, level) if score.better == "more" else (level, y.start)
+        drawing.box(left, top, max(0.0, across - left), max(0.0, foot - top), "better")
     for what, value in near.items():
         drawing.line((left, WIDTH - 2), (y(value), y(value)), "leader ctl")
         drawing.text(left + 4, y(value) - 4, what, "tick", "start")
@@ -367,69 +374,71 @@ class Row:
     difference: float
     both: tuple[float, float] | None  # over seeds and test units
     images: tuple[float, float] | None
+    by_seed: Sequence[float] = ()
 
 
-def forest(
-    rows: Sequence[Row],
-    *,
-    baseline: str,
-    name: str,
-    score: Score = FRACTION,
-    units: str = "images",
-) -> Markup:
-    """Draw every difference from the baseline with its interval over seeds and units, and units.
+STRIP_WIDTH, STRIP_HEIGHT = 260.0, 26.0
 
-    A control whose difference would squash the axis is drawn at the edge, its value in the text.
-    `score` is what differs, `units` what the second interval is over.
+
+@dataclass(frozen=True)
+class Strips:
+    """Differences from the baseline on one axis, a strip for each mixer, and the axis's ends."""
+
+    drawn: Mapping[str, Markup]
+    low: float
+    high: float
+
+
+def strips(rows: Sequence[Row], *, score: Score = FRACTION, units: str = "images") -> Strips:
+    """Draw every difference from the baseline on one axis: both intervals, a dot for each seed.
+
+    The broad line is over the `units` of the test split, the thin one over seeds and units. What
+    lies beyond the axis gets an arrow: intervals over few seeds, and a control that would squash
+    the rest.
     """
-    row_height, top = 46.0, 6.0
-    foot = top + row_height * len(rows)
+    differences = [row.difference for row in rows]
     far = _stragglers(
-        [r.difference for r in rows] + [0.0],
-        [r.look.colour == "ctl" for r in rows] + [False],
-        score,
+        [*differences, 0.0], [*(row.look.colour == "ctl" for row in rows), False], score
     )
     inside = [row for i, row in enumerate(rows) if i not in far]
-    # Intervals over two or three seeds are so wide that they would hide the rest: they
-    # continue beyond the axis, with an arrow.
-    differences = [r.difference for r in inside]
-    limits = [2 * _point(score, differences), *(3 * abs(d) for d in differences)]
-    limit = max([*limits, *(abs(e) for r in inside for e in r.images or ())])
-    ends = [0.0, *(e for r in inside for e in (r.difference, *(r.both or ()), *(r.images or ())))]
-    ends = [max(-limit, min(limit, e)) for e in ends]
-    x = Scale.around(ends, 8.0, WIDTH - 8.0, pad=0.06)
-    far = {i for i in far if not x.low <= rows[i].difference <= x.high}
-    drawing = Drawing()
-    unit = "percentage points" if score.unit == "%" else score.unit
-    better = "less is better" if score.better == "less" else ""
-    title = (f"difference from {shorten(baseline, 190)}", unit, better)
-    at = written(ticks(x.low, x.high, 6), percent=score.unit == "%")
-    lower_axis(drawing, x, top, foot, at, (WIDTH / 2, ", ".join(filter(None, title))))
-    for i, row in enumerate(rows):
-        y, colour = top + i * row_height, row.look.colour
-        row_label(drawing, y, row.look, row.label)
-        drawing.box(WIDTH - 46, y + 2, 40, 14, "ground")
-        drawing.text(WIDTH - 8, y + 13, score.change(row.difference), "label num", "end")
-        if i in far:
-            left = row.difference < 0
-            edge, inward = (x.start, 1) if left else (x.end, -1)
-            _arrow(drawing, (edge, y + 28), (7 * inward, 5), colour)
-            text, anchor = "outside the axis", "start" if left else "end"
-            drawing.text(edge + 13 * inward, y + 32, text, "tick", anchor)
-            continue
-        for interval, dy, kind in ((row.both, 24.0, "seeds"), (row.images, 34.0, units)):
-            if interval is not None:
-                low, high = (
-                    f"{100 * end:+.2f}" if score.unit == "%" else score.change(end)
-                    for end in interval
-                )
-                over = f"seeds and {units}" if kind == "seeds" else kind
-                hint = f"{row.label}, over {over}: {low} to {high}"
-                line = "seeds" if kind == "seeds" else "images"
-                _interval(drawing, x, y + dy, interval, (line, colour), hint)
-            at_x = _clipped(x, row.difference)
-            drawing.add(marker("circle", at_x, y + dy, class_=f"dot {colour}", size=3.5))
-    return drawing.svg(WIDTH, foot + 42, name)
+    near = [row.difference for row in inside]
+    limit = max(
+        [2 * _point(score, near), *(3 * abs(d) for d in near)]
+        + [abs(end) for row in inside for end in row.images or ()]
+    )
+    ends = [
+        end
+        for row in inside
+        for end in (row.difference, *row.by_seed, *(row.both or ()), *(row.images or ()))
+    ]
+    ends = [max(-limit, min(limit, end)) for end in (0.0, *ends)]
+    x = Scale.around(ends, 6.0, STRIP_WIDTH - 6.0, pad=0.06)
+    drawn = {row.label: _strip(row, x, score, units) for row in rows}
+    return Strips(drawn=drawn, low=x.low, high=x.high)
+
+
+def _strip(row: Row, x: Scale, score: Score, units: str) -> Markup:
+    """Draw one mixer's strip."""
+    drawing, colour, y = Drawing(), row.look.colour, STRIP_HEIGHT / 2
+    drawing.line((x(0.0), x(0.0)), (1, STRIP_HEIGHT - 1), "zero")
+    said = [f"{row.label}: {score.changed(row.difference)}"]
+    for interval, kind, over in (
+        (row.images, "images", units),
+        (row.both, "seeds", f"seeds and {units}"),
+    ):
+        if interval is not None:
+            low, high = (score.change(end) for end in interval)
+            said.append(f"over {over} {low} to {high}")
+            _interval(drawing, x, y, interval, (kind, colour), said[-1])
+    for value in row.by_seed:
+        if x.low <= value <= x.high:
+            drawing.add(marker("circle", x(value), y, class_=f"dot {colour} seed", size=2.6))
+    if x.low <= row.difference <= x.high:
+        drawing.line((x(row.difference),) * 2, (y - 7, y + 7), f"seeds {colour}")
+    else:
+        edge, inward = (x.start, 1) if row.difference < x.low else (x.end, -1)
+        _arrow(drawing, (edge, y), (7 * inward, 5), colour)
+    return drawing.svg(STRIP_WIDTH, STRIP_HEIGHT, "; ".join(said))
 
 
 def _clipped(x: Scale, value: float) -> float:

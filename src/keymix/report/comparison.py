@@ -15,6 +15,7 @@ from importlib import import_module
 
 from keymix.records import to_json
 from keymix.report import charts, pictures, sections
+from keymix.report.answer import answer
 from keymix.report.charts import Look
 from keymix.report.page import Script, render_page
 from keymix.report.part import Page, Section, Shown, page_of
@@ -24,7 +25,7 @@ from keymix.report.sections.learning import history
 from keymix.report.wording import STATUS, wording
 from keymix.task import Score, Task
 
-SCRIPTS = ("core", "tables", "attention")
+SCRIPTS = ("core", "tables", "answer", "attention")
 """Files of ``templates/script``, in the order they are joined."""
 
 
@@ -47,6 +48,8 @@ def render(record: ComparisonRecord) -> str:
         "w": wording(record),
         "label_is": page.label_is,
         "sections": list(sections_of(Shown(record=record, looks=looks, page=page))),
+        "answer": answer(record),
+        "pick": record.recommendation.pick if record.recommendation else None,
     }
     return render_page(
         "report.html.j2",

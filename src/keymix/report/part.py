@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
@@ -33,6 +34,7 @@ class Section:
     """A section of a report: by its fields alone, or by a template of its own.
 
     Args:
+        name: What the page's navigation calls it; its heading, if empty.
         heading: Its heading; so are the next ones left out where it has a template.
         about: A paragraph below.
         legend: Labels of the mixers that the charts show.
@@ -45,6 +47,7 @@ class Section:
         styles: Template of rules that it adds to the page's style sheet, with the same view.
     """
 
+    name: str = ""
     heading: str = ""
     about: str = ""
     legend: Collection[str] = ()
@@ -55,6 +58,16 @@ class Section:
     template: str = ""
     view: object = None
     styles: str = ""
+
+    @property
+    def link(self) -> str:
+        """What the navigation calls it."""
+        return self.name or self.heading
+
+    @property
+    def anchor(self) -> str:
+        """Its name in links of the page."""
+        return re.sub(r"[^a-z0-9]+", "-", self.link.lower()).strip("-")
 
 
 @dataclass(frozen=True, kw_only=True)

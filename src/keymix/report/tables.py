@@ -35,7 +35,7 @@ Kind = Literal[
 ]
 """What values are: text, the name of a mixer or model, or a number in some unit."""
 
-Style = Literal["", "soft", "state", "words"]
+Style = Literal["", "soft", "state", "words", "strip"]
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters that make a spreadsheet compute a cell."""

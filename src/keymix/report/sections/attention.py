@@ -39,7 +39,9 @@ def sections(shown: Shown) -> Iterator[Section]:
     view = sheet(shown.record)
     if view is not None:
         template = "sections/attention.html.j2"
-        yield Section(template=template, view=view, styles="sections/attention.css.j2")
+        yield Section(
+            name="Attention", template=template, view=view, styles="sections/attention.css.j2"
+        )
 
 
 def unpack(stored: PackedMaps, images: int, layers: int) -> npt.NDArray[np.float64]:

@@ -32,6 +32,7 @@ def sections(shown: Shown) -> Iterator[Section]:
         )
     drawn = chart(found, shown.looks)
     yield Section(
+        name="Collapse",
         heading="Do deep layers repeat themselves?",
         about=about,
         legend=() if drawn is None else list(found.similarity),

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
 
 from keymix.report import charts, formats
 from keymix.report.charts import Look, Point
-from keymix.report.part import Section, Shown
+from keymix.report.part import Notes, Section, Shown
 from keymix.report.record import ComparisonRecord, CostRow, Number
 from keymix.report.tables import Cell, Column, Table
 from keymix.report.wording import dense_over, with_unit, wording
@@ -18,14 +19,34 @@ from keymix.report.wording import dense_over, with_unit, wording
 PLACE = 20
 
 COSTS = (
-    ("params", "parameters"),
     ("macs", "multiply-adds {input}"),
     ("latency_ms", "latency at batch 1, ms"),
     ("step_ms", "training step, ms"),
+    ("params", "parameters"),
     ("peak_mib", "peak memory of a training step, MiB"),
     ("energy_uj", "energy {input}, µJ"),
 )
 UNITS = ((2e9, 1e9, ", G"), (2e6, 1e6, ", M"), (2e4, 1e3, ", k"))
+
+
+@dataclass(frozen=True)
+class CostChart:
+    """The score against one cost, by the cost's name."""
+
+    name: str
+    svg: Markup
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """The score against each cost, the first of which is shown first, and the table of costs."""
+
+    heading: str
+    charts: Sequence[CostChart]
+    about: str
+    measured: str
+    table: Table
+    notes: Notes
 
 
 def sections(shown: Shown) -> Iterator[Section]:
@@ -37,14 +58,17 @@ def sections(shown: Shown) -> Iterator[Section]:
     notes = [((mixer.label,), mixer.note) for mixer in record.mixers if mixer.note]
     costs = {label: record.costs[label] for label in shown.looks if label in record.costs}
     notes += [((label,), cost.note) for label, cost in costs.items() if cost.note]
-    yield Section(heading="Cost", about=about, tables=[table(record)], notes=notes)
-    if drawn := scatters(record, shown.looks):
-        about = (
-            f"{words.up} and to the left is better. The dashed line joins the mixers that no other "
-            "beats in both (the Pareto front). Latencies are medians on one machine: small "
-            "differences between them may be chance. Bars: ± one standard deviation over seeds."
-        )
-        yield Section(heading=f"{words.heading} against cost", about=about, charts=drawn)
+    view = Costs(
+        heading=f"{words.heading} against cost",
+        charts=scatters(record, shown.looks),
+        about=f"{words.up} and to the left is better. The dashed line joins the mixers that no "
+        "other beats in both (the Pareto front). Latencies are medians on one machine: small "
+        "differences between them may be chance. Bars: ± one standard deviation over seeds.",
+        measured=about,
+        table=table(record),
+        notes=notes,
+    )
+    yield Section(name="Cost", template="sections/cost.html.j2", view=view)
 
 
 def table(record: ComparisonRecord) -> Table:
@@ -105,7 +129,7 @@ def _cost(record: ComparisonRecord, key: str) -> dict[str, Number]:
     return {label: value for label, value in costs.items() if value is not None}
 
 
-def scatters(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Markup]:
+def scatters(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[CostChart]:
     """Draw the score against each cost that was measured."""
     drawn = []
     score, kind = record.task_kind.score, record.data.kind
@@ -130,14 +154,14 @@ def scatters(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Markup
             if (mean := row.scores[score.key].mean) is not None and row.mixer in costs
         ]
         if points:
-            drawn.append(
-                charts.scatter(
-                    points,
-                    x_label=shown,
-                    y_label=with_unit(f"test {score.label}", score),
-                    name=f"Test {score.label} against {shown}",
-                    score=score,
-                    levels=levels,
-                )
+            svg = charts.scatter(
+                points,
+                x_label=shown,
+                y_label=with_unit(f"test {score.label}", score),
+                name=f"Test {score.label} against {shown}",
+                score=score,
+                levels=levels,
+                baseline=record.baseline,
             )
+            drawn.append(CostChart(x_label, svg))
     return drawn

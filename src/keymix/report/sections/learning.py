@@ -32,6 +32,7 @@ def sections(shown: Shown) -> Iterator[Section]:
         led, table = leads(record)
         about = f"Mean over seeds; the band is ± one standard deviation. {record.curves_note}"
         yield Section(
+            name="Learning",
             heading="How they learned",
             about=f"{led} {about}".strip(),
             legend=list(shown.looks),

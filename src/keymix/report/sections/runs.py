@@ -35,14 +35,14 @@ def sections(shown: Shown) -> Iterator[Section]:
     """Offer two finished runs to the script; show the method, the runs, and what repeats them."""
     record = shown.record
     if sum(len(record.finished(label)) for label in record.labels) > 1:
-        yield Section(template="sections/pair.html.j2", view=shown.page.pair_note)
+        yield Section(name="Two runs", template="sections/pair.html.j2", view=shown.page.pair_note)
     view = Repeat(
         table=table(record),
         seconds=sum(run.seconds for label in record.labels for run in record.finished(label)),
         differing=differing([group.lines for group in record.trained_with]),
         who=[who(record, position) for position in range(len(record.trained_with))],
     )
-    yield Section(template="sections/runs.html.j2", view=view)
+    yield Section(name="Method and runs", template="sections/runs.html.j2", view=view)
 
 
 def table(record: ComparisonRecord) -> Table:

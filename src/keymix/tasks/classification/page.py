@@ -300,7 +300,11 @@ class ClassPage(Page):
     def sections(self, record: ComparisonRecord, looks: Mapping[str, Look]) -> Sequence[Section]:
         """Show the classes."""
         view = classes_view(record, looks)
-        return () if view is None else (Section(template="classes.html.j2", view=view),)
+        return (
+            ()
+            if view is None
+            else (Section(name="By class", template="classes.html.j2", view=view),)
+        )
 
     def of_run(self, run: DoneRun) -> OfRun:
         """Give the script what is right."""

@@ -365,10 +365,16 @@ class MaskPage(Page):
     def sections(self, record: ComparisonRecord, looks: Mapping[str, Look]) -> Sequence[Section]:
         """Show the classes and the pictures."""
         classes, sheet = classes_view(record, looks), gallery.sheet(record)
-        found = [] if classes is None else [Section(template="classes.html.j2", view=classes)]
+        found = (
+            []
+            if classes is None
+            else [Section(name="By class", template="classes.html.j2", view=classes)]
+        )
         if sheet is not None:
             styles = "gallery.css.j2"
-            found.append(Section(template="gallery.html.j2", view=sheet, styles=styles))
+            found.append(
+                Section(name="Pictures", template="gallery.html.j2", view=sheet, styles=styles)
+            )
         return found
 
     def of_run(self, run: DoneRun) -> ScriptRun:
