@@ -86,7 +86,7 @@ def test_findings_are_reported_before_the_first_run_and_kept(done: Comparison, e
 
 def test_the_page_and_the_result_begin_with_them(done: Comparison, capsys) -> None:
     page = (done.out / "report.html").read_text()
-    assert page.index('id="data-check"') < page.index("What it shows")
+    assert page.index('id="data-check"') < page.index("Every mixer against")
     assert "images in more than one split" in page
     findings = plain(done)["data_check"]["findings"]
     assert [found["grade"] for found in findings] == ["falsifies results"] * 2
@@ -120,7 +120,7 @@ def test_frames_make_intervals_too_narrow(tmp_path: Path, done: Comparison) -> N
     record = replace(done.record, data_check=data_check(checked_data(photos), photos.record()))
     page = render(record)
     assert page.count("test images are too narrow") >= 2  # at the top and below the chart
-    assert page.index("test images are too narrow") < page.index("What it shows")
+    assert page.index("test images are too narrow") < page.index("Every mixer against")
     assert narrow_note(None, data.record()) == ""
     assert "data-check" not in render(replace(record, data_check=None))
 

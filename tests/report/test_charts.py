@@ -10,6 +10,7 @@ import math
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,12 +25,12 @@ from keymix.report.charts import (
     Row,
     curves,
     floor,
-    forest,
     log_curves,
     looks,
     outside,
     pareto,
     scatter,
+    strips,
 )
 from keymix.report.labels import CHAR_WIDTH, place_labels, spread
 from keymix.report.svg import Scale, el, log_ticks, ticks
@@ -169,40 +170,58 @@ def test_tick_labels_keep_clear_of_the_axis_title(draw):
             assert float(tick.get("x", "")) - 6.4 * len(tick.text or "") > 15
 
 
-def test_forest_draws_both_intervals_and_survives_missing_ones():
-    rows = [
-        Row("static_key", LOOKS["static_key"], 0.01, (-0.3, 0.32), (0.0, 0.02)),
+def strips_of(*rows: Row, **more: Any) -> dict[str, ET.Element]:
+    return {name: ET.fromstring(svg) for name, svg in strips(rows, **more).drawn.items()}
+
+
+def classes(root: ET.Element, tag: str) -> list[str]:
+    return [e.get("class") or "" for e in root.iter(SVG + tag)]
+
+
+def test_a_strip_has_both_intervals_and_every_seed_and_survives_missing_ones():
+    drawn = strips_of(
+        Row("static_key", LOOKS["static_key"], 0.01, (-0.3, 0.32), (0.0, 0.02), (0.0, 0.01, 0.02)),
         Row("key_value", LOOKS["key_value"], -0.01, None, None),
         Row("identity", LOOKS["identity"], -0.6, (-0.7, -0.5), (-0.65, -0.55)),
-    ]
-    root = ET.fromstring(forest(rows, baseline="softmax", name="n"))
-    lines = [e.get("class") or "" for e in root.iter("{http://www.w3.org/2000/svg}line")]
-    assert sum(c.startswith("seeds") for c in lines) == 1
+    )
+    first, bare, control = drawn.values()
+    lines = classes(first, "line")
     assert sum(c.startswith("images") for c in lines) == 1
-    text = "".join(root.itertext())
-    assert "outside the axis" in text
-    assert "−60.0" in text
+    assert sum(c.startswith("seeds") for c in lines) == 2  # the interval, and the mean
+    assert len(classes(first, "circle")) == 3
+    assert first.get("aria-label") == (
+        "static_key: +1.0 points; over images 0.0 to +2.0; over seeds and images −30.0 to +32.0"
+    )
+    assert [c for c in classes(bare, "line") if not c.startswith("zero")] == [
+        f"seeds {LOOKS['key_value'].colour}"
+    ]
+    assert "−60.0" in (control.get("aria-label") or "")
+    assert any(c.startswith("bar") for c in classes(control, "path"))  # an arrow at the edge
 
 
 @pytest.mark.parametrize("difference", [0.0, 4e-4, -4e-4])
 def test_no_difference_has_no_sign(difference):
-    rows = [Row("key_value", LOOKS["key_value"], difference, None, None)]
-    root = ET.fromstring(forest(rows, baseline="softmax", name="n"))
-    labels = [
-        e.text
-        for e in root.iter("{http://www.w3.org/2000/svg}text")
-        if "num" in (e.get("class") or "")
-    ]
-    assert labels == ["0.0"]
+    (drawn,) = strips_of(Row("key_value", LOOKS["key_value"], difference, None, None)).values()
+    assert drawn.get("aria-label") == "key_value: 0.0 points"
 
 
-def test_a_control_within_the_axis_is_drawn_there():
+def test_strips_share_one_axis_and_a_control_within_it_is_drawn_there():
     rows = [
         Row("static_key", LOOKS["static_key"], -0.02, (-0.12, 0.08), (-0.04, 0.0)),
         Row("key_value", LOOKS["key_value"], -0.03, (-0.09, 0.03), (-0.05, -0.01)),
         Row("identity", LOOKS["identity"], -0.085, (-0.09, -0.08), (-0.1, -0.07)),
     ]
-    assert "outside the axis" not in forest(rows, baseline="softmax", name="n")
+    drawn = strips_of(*rows)
+    zero = {
+        line.get("x1")
+        for root in drawn.values()
+        for line in root.iter(SVG + "line")
+        if line.get("class") == "zero"
+    }
+    assert len(zero) == 1
+    assert not classes(drawn["identity"], "path")
+    found = strips(rows)
+    assert found.low < -0.1 < 0 < found.high
 
 
 def test_curves_of_one_epoch_and_of_constant_values_are_drawn():
@@ -268,13 +287,27 @@ def test_where_less_is_better_the_front_is_below_and_a_far_control_leaves_at_the
     scatter([replace(far, y=0.1), *points[1:]], x_label="x", y_label="y", name="n", score=DISTANCE)
 
 
-def test_a_forest_of_an_error_is_in_its_unit():
+def test_a_strip_of_an_error_is_in_its_unit():
     look = looks(["softmax", "ska"], baseline="softmax")["ska"]
     row = Row("ska", look, -0.4, (-0.9, 0.1), (-0.5, -0.3))
-    chart = forest([row], baseline="softmax", name="n", score=DISTANCE, units="cases")
-    assert "difference from softmax, mm, less is better" in chart
-    assert "over cases: −0.5 to −0.3" in chart
-    assert "−0.4" in chart
+    (drawn,) = strips_of(row, score=DISTANCE, units="cases").values()
+    assert drawn.get("aria-label") == (
+        "ska: −0.4 mm; over cases −0.5 to −0.3; over seeds and cases −0.9 to +0.1"
+    )
+
+
+def test_what_is_better_and_cheaper_than_the_baseline_is_shaded():
+    points = _points([1, 2, 3], [0.5, 0.6, 0.7])
+    root = ET.fromstring(
+        scatter(points, x_label="x", y_label="y", name="n", baseline=points[1].label)
+    )
+    (shade,) = [e for e in root.iter(SVG + "rect") if e.get("class") == "better"]
+    right = float(shade.get("x", "")) + float(shade.get("width", ""))
+    foot = float(shade.get("y", "")) + float(shade.get("height", ""))
+    (dot,) = [e for e in root.iter(SVG + "g") if (e[0].text or "").startswith(points[1].label)]
+    box = dot[1]
+    corner = (float(box.get("x", "")) + 4.5, float(box.get("y", "")) + 4.5)
+    assert (right, foot) == pytest.approx(corner)
 
 
 # ---- logarithmic axes ---------------------------------------------------------------------

@@ -49,7 +49,13 @@ def test_its_page_has_the_shared_sections_alone(record: dict[str, Any]) -> None:
     page = render(record)
     text = words(page)
     assert read(page).open == []
-    for heading in ("What it shows", "Cost", "How they learned", "Where they look", "Runs"):
+    for heading in (
+        "Every mixer against",
+        "All costs",
+        "How they learned",
+        "Where they look",
+        "Runs",
+    ):
         assert heading in text
     for gone in ("By class", "Most frequent", "McNemar", "What they find", "ccuracy", "points"):
         assert gone not in text

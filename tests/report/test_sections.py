@@ -50,7 +50,9 @@ def test_a_file_in_the_folder_is_a_section_in_its_place(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, f"{sections.__name__}.added")
     text = render(make_record())
     headings = re.findall(r"<h2>(.*?)</h2>", text)
-    assert headings[2:5] == ["Cost", "Accuracy against cost", "A section more"]
+    assert headings[1:3] == ["Accuracy against cost", "A section more"]
+    assert '<a href="#a-section-more">A section more</a>' in text
+    assert text.count('id="a-section-more"') == 1
     assert "<bdi>softmax</bdi>: a &lt;note&gt;" in text
 
 

@@ -129,7 +129,7 @@ def test_a_page_marks_rows_and_leaves_on_a_phone_what_says_something() -> None:
     rows = [("x", Cell(None, formats.MISSING, "soft")), ("y", Cell(None, "why", "state"))]
     table = Table("t", "T", columns, rows, marked=frozenset({1}))
     drawn = environment().from_string(source).render(table=table, looks={}, r=None)
-    assert '<table class="numbers">' in drawn
+    assert '<table class="numbers t-t">' in drawn
     assert '<td data-label="b" class="soft wide">–</td></tr>' in drawn
     assert '<tr class="met"><th scope="row" data-value="y"><bdi>y</bdi></th>' in drawn
     assert '<td data-label="b" class="state">why</td>' in drawn

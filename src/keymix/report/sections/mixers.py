@@ -89,7 +89,6 @@ RELATIVE = (
     ("params", "parameters", "count"),
     ("macs", "multiply-adds", "count"),
     ("latency_ms", "latency", "ms"),
-    ("step_ms", "training step", "ms"),
     ("peak_mib", "training memory", "mib"),
 )
 

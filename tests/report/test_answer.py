@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first screen: which answer is the title, its degree, its numbers, and what to do next."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from synthetic import make_record, render, typed
+
+from keymix.analysis.certainty import Recommendation
+from keymix.analysis.statistics import Interval
+from keymix.report.answer import Answer, answer
+from keymix.report.charts import looks
+from keymix.report.record import ComparisonRecord, Diagnosis
+from keymix.report.sections.mixers import decision, without_pictures
+
+
+def interval(difference: float, seeds: int, width: float = 0.01) -> Interval:
+    return Interval(
+        n=seeds, difference=difference, low=difference - width, high=difference + width, p=0.5
+    )
+
+
+def record_of(
+    *,
+    seeds: int = 5,
+    pick: str | None = None,
+    diagnoses: tuple[Diagnosis, ...] = (),
+    macs: dict[str, float] | None = None,
+    **rows: tuple[float, str, str | None],
+) -> ComparisonRecord:
+    """Make a record; `rows` are difference, degree and direction by mixer, others unclear."""
+    record = typed(make_record(seeds=seeds))
+    made = []
+    for row in record.outcome.last:
+        if row.mixer == record.baseline:
+            made.append(row)
+            continue
+        difference, degree, direction = rows.get(row.mixer, (0.0, "unclear", None))
+        changed: dict[str, Any] = {"degree": degree, "direction": direction}
+        found = interval(difference, seeds)
+        made.append(replace(row, interval=found, seeds=found, images=found, **changed))
+    costs = {
+        label: replace(
+            cost, macs=(macs or {}).get(label, 100), params=100, step_ms=1.0, peak_mib=1.0
+        )
+        for label, cost in record.costs.items()
+    }
+    return replace(
+        record,
+        outcome=replace(record.outcome, last=tuple(made)),
+        costs=costs,
+        diagnoses=diagnoses,
+        margin=0.02,
+        recommendation=Recommendation(best=pick or "softmax", pick=pick, margin=0.02),
+    )
+
+
+def found(**more: Any) -> Answer:
+    return answer(record_of(**more))
+
+
+def test_a_recommended_mixer_that_is_better_is_the_title_with_its_cost() -> None:
+    said = found(
+        static_key=(0.065, "clear", "better"),
+        conv_static_key=(0.071, "clear", "better"),
+        pick="static_key",
+        macs={"static_key": 89},
+    )
+    assert said.title == "static_key: 6.5 points above softmax, with 11\u00a0% fewer multiply-adds"
+    assert (said.degree, said.subject) == ("clear", "static_key")
+    assert said.next is None
+
+
+def test_more_cost_is_said_as_such_and_the_same_cost_too() -> None:
+    better = {"static_key": (0.03, "clear", "better")}
+    more = found(pick="static_key", macs={"static_key": 133}, **better)
+    assert more.title.endswith("for 33\u00a0% more multiply-adds")
+    assert found(pick="static_key", **better).title.endswith("at the same multiply-adds")
+
+
+def test_equal_at_less_cost_is_an_answer() -> None:
+    said = found(key_value=(0.001, "equal", None), pick="key_value", macs={"key_value": 80})
+    assert (
+        said.title
+        == "key_value equals softmax within 2.0 points, with 20\u00a0% fewer multiply-adds"
+    )
+
+
+def test_where_all_is_unclear_no_mixer_is_distinguishable_and_a_saving_is_said() -> None:
+    assert found().title == "No mixer is distinguishable from softmax"
+    saving = found(pick="static_key", macs={"static_key": 50})
+    assert saving.title.startswith("No mixer is distinguishable from softmax; static_key keeps up")
+    assert saving.degree == "unclear"
+    dear = found(pick="static_key", macs={"static_key": 150})
+    assert dear.title == "No mixer is distinguishable from softmax"
+
+
+def test_where_mixers_are_worse_the_baseline_is_not_beaten() -> None:
+    said = found(key_value=(-0.04, "clear", "worse"), pick="softmax")
+    assert said.title == "No mixer beats softmax; key_value is 4.0 points below it"
+
+
+def test_a_better_mixer_comes_before_a_worse_one_that_differs_more() -> None:
+    said = found(
+        key_value=(-0.2, "clear", "worse"), static_key=(0.03, "provisional", "better"), seeds=3
+    )
+    assert said.subject == "static_key"
+    assert said.degree == "provisional"
+
+
+def test_nothing_learned_has_no_numbers() -> None:
+    nothing = Diagnosis(kind="nothing_learned", text="No model learned this data: x.")
+    said = found(diagnoses=(nothing,), static_key=(0.065, "clear", "better"), pick="static_key")
+    assert said.title == "No model learned this data"
+    assert (said.degree, said.tiles, said.next) == ("none", (), None)
+
+
+def test_a_control_that_keeps_up_is_the_title_even_where_a_mixer_is_better() -> None:
+    level = Diagnosis(kind="control_level", text="Mixing tokens buys nothing here: x.")
+    said = found(diagnoses=(level,), static_key=(0.02, "clear", "better"), pick="static_key")
+    assert "identity" in said.title
+    assert said.title.startswith("Mixing tokens buys nothing here")
+
+
+def test_a_single_test_unit_says_nothing() -> None:
+    record = record_of(pick="static_key")
+    rows = [
+        replace(row, images=None if row.images is None else replace(row.images, n=1))
+        for row in record.outcome.last
+    ]
+    said = answer(replace(record, outcome=replace(record.outcome, last=tuple(rows))))
+    assert said.title.startswith("The test split is a single image")
+    assert said.degree == "none"
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("keymix compare --seeds 3 --out a", "keymix compare --out a --seeds 5"),
+        ("keymix compare --seeds=3 --out 'a b'", "keymix compare --out 'a b' --seeds 5"),
+        ("keymix compare", "keymix compare --seeds 5"),
+        ("keymix.compare(seeds=3)", ""),
+    ],
+)
+def test_the_next_command_is_the_same_with_five_seeds(command: str, expected: str) -> None:
+    said = answer(replace(record_of(seeds=3), command=command))
+    assert said.next is not None
+    assert said.next.command == expected
+
+
+def test_too_short_a_training_comes_before_more_seeds() -> None:
+    short = Diagnosis(kind="still_learning", text="Training was too short: x.")
+    record = replace(record_of(seeds=3, diagnoses=(short,)), command="keymix compare --epochs 4")
+    said = answer(record)
+    assert said.next is not None
+    epochs = 2 * record.recipe.schedule.epochs
+    assert said.next.command == f"keymix compare --epochs {epochs} --overwrite"
+
+
+def test_the_table_that_decides_has_the_best_first_and_marks_the_recommended() -> None:
+    record = record_of(pick="static_key", macs={"static_key": 89})
+    table = decision(record, looks(record.labels, baseline="softmax")).table
+    scores = [row[1].value for row in table.rows]
+    assert scores == sorted(scores, reverse=True)
+    (marked,) = table.marked
+    assert table.rows[marked][0] == "static_key"
+    plain = without_pictures(table)
+    assert "<svg" not in plain.markdown() + plain.latex() + plain.csv()
+    (line,) = (line for line in plain.markdown().splitlines() if line.startswith("| static_key"))
+    assert "−11" in line
+    assert len(plain.csv().splitlines()) == 1 + len(table.rows)
+
+
+def test_the_page_begins_with_the_answer() -> None:
+    page = render(make_record())
+    title = answer(typed(make_record())).title
+    head = page.partition("</header>")[0]
+    assert f"<title>{title}</title>" in head
+    assert page.index("<h1>") < page.index('class="tiles"') < page.index("Every mixer against")
