@@ -47,6 +47,13 @@ def test_it_writes_report_results_and_runs(done):
     assert not (done.out / ".lock").exists()
 
 
+def test_the_page_says_what_each_mixer_computes_without_a_link(done):
+    assert done.record.mechanisms.keys() == {"softmax", "static_key", "identity"}
+    page = done.report.read_text(encoding="utf-8")
+    assert page.count(done.record.mechanisms["static_key"].split("'")[0]) == 1
+    assert "https://" not in page.partition("<main>")[2].partition("<script")[0]
+
+
 def test_results_csv_has_the_columns_of_the_design_and_the_runs_numbers(done):
     with (done.out / "results.csv").open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))

@@ -297,3 +297,10 @@ def test_stirring_moves_every_parameter() -> None:
     before = weights_of(mixer)
     stir(mixer)
     assert all(differs(before[k], v) for k, v in mixer.named_parameters())
+
+
+@every_mixer
+def test_it_says_what_it_does_in_plain_words_for_reports(name: str) -> None:
+    about = get_mixer_class(name).about
+    assert about.endswith(".")
+    assert not set(about) & set("`\\$")  # read by people, on pages and in terminals

@@ -33,6 +33,8 @@ from keymix.data.check import quick_check
 from keymix.data.dataset import ImageData
 from keymix.data.findings import IN_SEQUENCES
 from keymix.data.record import DataRecord
+from keymix.mixers.registry import get_mixer_class
+from keymix.mixers.spec import parse_mixer
 from keymix.records import Own
 from keymix.report.formats import listing
 from keymix.report.part import Page, page_of
@@ -147,6 +149,7 @@ def make_record(
             )
             for e in plan.mixers
         ),
+        mechanisms=mechanisms(plan),
         diagnoses=diagnoses,
         outcome=outcomes,
         references=references.rows,
@@ -179,6 +182,14 @@ def make_record(
         collapse=pictures.collapse,
         own=Own({**own.values, **pictures.own.values}),
     )
+
+
+def mechanisms(plan: Plan) -> dict[str, str]:
+    """Say what each mixer does, once where several rows have it."""
+    labels = [each.label for each in plan.mixed if not each.twin_of]
+    names = dict.fromkeys(name for label in labels for name in parse_mixer(label).names)
+    about = {name: get_mixer_class(name).about for name in names}
+    return {name: text for name, text in about.items() if text}
 
 
 def _scores(plan: Plan, done: Sequence[Finished], which: Which) -> dict[str, dict[int, Scores]]:

@@ -55,6 +55,12 @@ class ConvStaticKeyAttention(LearnedKeys):
         UserError: If the site has no grid, the kernel is even, or a value is bad.
     """
 
+    about = (
+        "Keys are the weights of a learned convolution: it reads the 3x3 neighbourhood of "
+        "each query and gives the query's score for every key; softmax and values as usual. "
+        "Static Key Attention in Vision, arXiv 2412.07049, Sec. 4.2."
+    )
+
     traits = Traits(permutation="positional")
     short_name = "cska"
     grid_parameters = ("key", "key_conv.weight", "key_conv.bias")

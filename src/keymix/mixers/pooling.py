@@ -29,6 +29,11 @@ class Pooling(ImageMixer):
         UserError: If the site has no grid or the size is even.
     """
 
+    about = (
+        "Replaces each token by the average of its neighbourhood minus itself; nothing is "
+        "learned. MetaFormer, arXiv 2111.11418, Eq. 4."
+    )
+
     why_grid = "averages neighbours"
 
     def __init__(self, site: Site, *, pool_size: int = 3) -> None:

@@ -30,6 +30,12 @@ class QKChannelAttention(SpikingMixer):
     the projections; the attention adds N C numbers and masks as many. 3 C^2 + 7 C parameters.
     """
 
+    about = (
+        "Spiking attention without values: a channel's queries are summed over all tokens, "
+        "and one spike keeps or drops that channel of the keys. Cost is linear in tokens. "
+        "QKFormer, arXiv 2403.16552, Eq. 9, 11, 12."
+    )
+
     short_name = "qkca"
     spiking_roles = MappingProxyType({**SpikingMixer.spiking_roles, "attn_sn": "A_c"})
     why_no_map = "its attention is one spike per channel; mixer.spikes(x) returns it as A_c"

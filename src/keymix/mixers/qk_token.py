@@ -32,6 +32,12 @@ class QKTokenAttention(SpikingMixer):
     the projections; the attention adds N C numbers and masks as many. 3 C^2 + 7 C parameters.
     """
 
+    about = (
+        "Spiking attention without values: a token's queries are summed over the channels of "
+        "a head, and one spike keeps or drops the token's keys. Cost is linear in tokens. "
+        "QKFormer, arXiv 2403.16552, Eq. 9, 10, 12."
+    )
+
     traits = Traits(domain="spiking", maskable=False, mixes_prefix=False)
     short_name = "qkta"
     spiking_roles = MappingProxyType({**SpikingMixer.spiking_roles, "attn_sn": "A_t"})

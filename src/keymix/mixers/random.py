@@ -43,6 +43,11 @@ class RandomMixing(TokenMixer):
         UserError: If the site has no grid.
     """
 
+    about = (
+        "Mixes tokens by one fixed random map that is never trained. MetaFormer Baselines for "
+        "Vision, arXiv 2210.13452."
+    )
+
     traits = Traits(maskable=False, permutation="positional", control=True)
     random_matrix: Tensor
 

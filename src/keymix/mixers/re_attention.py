@@ -171,6 +171,12 @@ class ReAttention(ReMixing):
         UserError: If a value is bad.
     """
 
+    about = (
+        "Softmax attention whose maps are mixed across heads by a learned matrix and "
+        "normalised, so that the maps of deep layers stay different. DeepViT, arXiv "
+        "2103.11886, Eq. 3."
+    )
+
     traits = Traits(maskable=False)
 
     def __init__(

@@ -38,6 +38,11 @@ class SepConv(ImageMixer):
         UserError: If the site has no grid or a value is bad.
     """
 
+    about = (
+        "A separable convolution: to more channels, a depthwise convolution over the "
+        "neighbourhood, and back. MetaFormer Baselines for Vision, arXiv 2210.13452."
+    )
+
     why_grid = "convolves over the grid"
 
     def __init__(

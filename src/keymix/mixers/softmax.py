@@ -20,6 +20,12 @@ class SoftmaxAttention(MapMixer):
     Shape: x ``[*, N, C]`` -> ``[*, N, C]``, any N, any M. Cost: 4 N C^2 + 2 N M C multiply-adds.
     """
 
+    about = (
+        "Multi-head self-attention: every token asks (query) and is asked (key), and the "
+        "softmax of their products weighs the values. Attention is all you need, arXiv "
+        "1706.03762, Eq. 1."
+    )
+
     short_name = "mhsa"
 
     def factors(self, inputs: Roles) -> tuple[Tensor, Tensor]:

@@ -42,6 +42,12 @@ class SpikeDrivenSelfAttention(SpikingMixer):
     parameters.
     """
 
+    about = (
+        "Spiking attention without products of matrices: queries and keys are multiplied "
+        "elementwise and summed over tokens, and one spike keeps or drops each channel of the "
+        "values. Spike-driven Transformer, arXiv 2307.01694."
+    )
+
     roles = ("q", "k", "v")
     short_name = "sdsa"
     spiking_roles = MappingProxyType(

@@ -44,6 +44,11 @@ class SpikingSelfAttention(SpikingMixer):
     multiply-adds per step; 4 C^2 + 9 C parameters.
     """
 
+    about = (
+        "Self-attention of spikes: products of query, key and value without a softmax, "
+        "followed by a spiking neuron. Spikformer, arXiv 2209.15425."
+    )
+
     roles = ("q", "k", "v")
     short_name = "ssa"
     spiking_roles = MappingProxyType(

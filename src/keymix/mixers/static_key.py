@@ -239,6 +239,12 @@ class StaticKeyAttention(LearnedKeys):
         UserError: If the site has no grid, or a value is bad.
     """
 
+    about = (
+        "The key is a learned table instead of a projection of the input, so that a token's "
+        "scores depend on its query alone. Static Key Attention in Vision, arXiv 2412.07049, "
+        "Sec. 4.1."
+    )
+
     traits = Traits(permutation="positional")
     short_name = "ska"
 

@@ -50,14 +50,9 @@ class Next:
 class Answer:
     """What the first screen says.
 
-    Args:
-        title: The answer in a sentence, without a full stop.
-        degree: ``clear``, ``provisional``, ``equal`` or ``unclear``; ``none`` where nothing can be
-            said.
-        certainty: The degree in words.
-        subject: The mixer that the title speaks of; empty where it speaks of none.
-        tiles: Its numbers.
-        next: What to do next.
+    The `degree` is ``clear``, ``provisional``, ``equal`` or ``unclear``, and ``none`` where nothing
+    can be said; `certainty` is it in words. The `subject` is the mixer that the title and the tiles
+    speak of, empty where they speak of none.
     """
 
     title: str

@@ -487,6 +487,7 @@ class ComparisonRecord(Sparse):
         processes: Training processes side by side.
         threads: Threads of each.
         mixers: The mixers, in the order of every table.
+        mechanisms: What the mixers of which these consist do, in plain words, by name.
         diagnoses: What the comparison found out about itself, the gravest first.
         outcome: Scores, intervals, and how certain the differences are.
         references: Points of reference that no network was trained for.
@@ -530,6 +531,7 @@ class ComparisonRecord(Sparse):
     processes: int
     threads: int
     mixers: tuple[ComparedMixer, ...]
+    mechanisms: Mapping[str, str] = field(default_factory=dict)
     diagnoses: tuple[Diagnosis, ...] = ()
     outcome: Outcome
     references: tuple[ReferenceRow, ...] = ()
