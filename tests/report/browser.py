@@ -114,3 +114,10 @@ def press(driver: Any, *keys: str) -> None:
     for key in keys:
         chain.send_keys(key)
     chain.perform()
+
+
+def wait_until(driver: Any, script: str) -> None:
+    """Wait until a script returns something true."""
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    WebDriverWait(driver, 10).until(lambda one: one.execute_script(script))

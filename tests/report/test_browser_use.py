@@ -4,11 +4,23 @@
 from __future__ import annotations
 
 import base64
+import xml.etree.ElementTree as ET
 from typing import Any
 
 import numpy as np
 import pytest
-from browser import PHONE, WIDE, complaints, find, focused, press, texts, visit
+from browser import (
+    PHONE,
+    WIDE,
+    complaints,
+    find,
+    focused,
+    look,
+    press,
+    texts,
+    visit,
+    wait_until,
+)
 from scipy.stats import binomtest
 from synthetic import ACCURACY, LONG, crowded_record, lose, make_record, packed, render
 
@@ -56,22 +68,26 @@ def test_a_table_sorts_by_number_and_the_third_press_restores_it(driver, pages):
     assert column(driver, table, 1) == listed
 
 
+UNFOLD = "for (const d of document.querySelectorAll('details')) d.open = true"
+
+
 def test_numbers_sort_by_size_and_not_by_their_digits(driver, pages):
     visit(driver, pages["plain"])
     costs = make_record()["costs"]
+    driver.execute_script(UNFOLD)
     for key, number in (("params", 2), ("macs", 3), ("latency_ms", 5), ("peak_mib", 8)):
-        find(driver, f"section:nth-of-type(3) thead th:nth-child({number}) button").click()
-        shown = [t.split(" ")[0] for t in texts(driver, "section:nth-of-type(3) tbody th bdi")]
+        find(driver, f".t-costs thead th:nth-child({number}) button").click()
+        shown = [t.split(" ")[0] for t in texts(driver, ".t-costs tbody th bdi")]
         assert shown == sorted(ACCURACY, key=lambda m: costs[m][key])
 
 
 def test_sorting_works_by_key_and_keeps_the_focus(driver, pages):
     visit(driver, pages["plain"])
-    head = find(driver, "section:nth-of-type(2) thead th")
+    head = find(driver, ".t-decision thead th")
     driver.execute_script("arguments[0].focus()", head.find_element("css selector", "button"))
     press(driver, ENTER)
     assert head.get_attribute("aria-sort") == "ascending"
-    names = texts(driver, "section:nth-of-type(2) .sortable tbody th bdi")
+    names = texts(driver, ".t-decision tbody th bdi")
     assert names == sorted(ACCURACY)
     press(driver, SPACE)
     assert head.get_attribute("aria-sort") == "descending"
@@ -80,15 +96,17 @@ def test_sorting_works_by_key_and_keeps_the_focus(driver, pages):
 
 def test_on_a_phone_a_select_sorts_the_cards(driver, pages):
     visit(driver, pages["plain"], width=PHONE)
+    driver.execute_script(UNFOLD)
     assert not find(driver, "thead").is_displayed()
-    select = find(driver, "section:nth-of-type(3) .sort-by select")
+    select = find(driver, ".sort-by:has(+ .scroll .t-costs) select")
     assert select.is_displayed()
-    choose(driver, "section:nth-of-type(3) .sort-by select", "6 descending")
+    choose(driver, ".sort-by:has(+ .scroll .t-costs) select", "6 descending")
     costs = make_record()["costs"]
-    names = texts(driver, "section:nth-of-type(3) tbody th bdi")
+    driver.execute_script(UNFOLD)
+    names = texts(driver, ".t-costs tbody th bdi")
     assert names == sorted(ACCURACY, key=lambda m: -costs[m]["images_per_s"])
-    choose(driver, "section:nth-of-type(3) .sort-by select", "")
-    assert texts(driver, "section:nth-of-type(3) tbody th bdi") == list(ACCURACY)
+    choose(driver, ".sort-by:has(+ .scroll .t-costs) select", "")
+    assert texts(driver, ".t-costs tbody th bdi") == list(ACCURACY)
 
 
 @pytest.mark.parametrize("width", [WIDE, PHONE])
@@ -291,7 +309,7 @@ def test_one_epoch_and_one_pair_of_runs_draw(driver, tmp_path):
 
 
 CONTROLS = """
-return [...document.querySelectorAll("button, select, input, summary, [tabindex='0']")]
+return [...document.querySelectorAll("a[href], button, select, input, summary, [tabindex='0']")]
   .filter((e) => e.checkVisibility() && !e.disabled && !(e.type === "radio" && !e.checked));
 """
 
@@ -336,3 +354,49 @@ def test_buttons_and_selects_do_their_work_by_key(driver, pages):
     summary = "section:nth-of-type(2) summary"
     on(summary, ENTER)
     assert find(driver, "section:nth-of-type(2) details").get_property("open")
+
+
+def test_the_navigation_leads_to_every_section_and_marks_where_one_is(driver, pages):
+    visit(driver, pages["plain"])
+    links = driver.find_elements("css selector", ".contents a")
+    assert len(links) > 5
+    for link in links:
+        name = link.get_attribute("href").partition("#")[2]
+        assert driver.execute_script("return document.getElementById(arguments[0])", name)
+    driver.execute_script("arguments[0].click()", links[1])
+    wait_until(driver, "return document.querySelector('.contents [aria-current]')?.textContent")
+    assert texts(driver, ".contents [aria-current]") == [links[1].text]
+
+
+def test_one_cost_is_drawn_at_a_time_and_all_without_scripts(driver, pages):
+    visit(driver, pages["plain"])
+    shown = "return [...document.querySelectorAll('#costs figure')].map((f) => f.checkVisibility())"
+    assert driver.execute_script(shown).count(True) == 1
+    choose(driver, "#cost-axis", "2")
+    assert driver.execute_script(shown).index(True) == 2
+    look(driver, width=718, media="print")
+    assert all(driver.execute_script(shown))
+
+
+def test_a_chart_is_saved_with_its_colours_and_a_table_is_copied(driver, pages):
+    visit(driver, pages["plain"])
+    driver.execute_script(
+        "window.saved = []; URL.createObjectURL = (blob) => { blob.text().then((text) =>"
+        " window.saved.push([blob.type, text])); return 'data:,'; };"
+        "HTMLAnchorElement.prototype.click = () => {};"
+        "document.execCommand = () => { window.copied = document.activeElement.value;"
+        " return true; };"
+        "Object.defineProperty(window, 'isSecureContext', { value: false });"
+    )
+    find(driver, "#costs figure:not(.other) .save").click()
+    wait_until(driver, "return window.saved.length")
+    kind, text = driver.execute_script("return window.saved[0]")
+    assert kind == "image/svg+xml"
+    root = ET.fromstring(text)
+    dots = list(root.iter("{http://www.w3.org/2000/svg}circle"))
+    assert dots
+    assert all((e.get("fill") or "").startswith("rgb") for e in dots)
+    assert "var(" not in text
+    find(driver, "button.copy[data-text^='|']").click()
+    wait_until(driver, "return window.copied")
+    assert "| softmax |" in driver.execute_script("return window.copied")
