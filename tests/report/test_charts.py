@@ -391,3 +391,17 @@ def test_points_are_marked_where_asked() -> None:
     assert re.findall(r'class="dot (\w+)', chart) == ["ink"] * 3
     lonely = [Line("one", Look("c0", "square", "one"), [49], [3.0])]
     assert 'class="dot c0"' in log_curves(lonely, x_label="x", y_label="y", name="n")
+
+
+@pytest.mark.parametrize(("low", "high"), [(-9.3, 14.1), (0.41, 0.59), (0, 1), (96.2, 99.4)])
+def test_an_axis_has_three_ticks_or_more(low: float, high: float) -> None:
+    found = ticks(low, high, 5)
+    assert 3 <= len(found) <= 7
+    assert all(low <= value <= high for value in found)
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.2, 2.3), (0.16, 1.16), (49, 196), (1, 1e6)])
+def test_a_logarithmic_axis_has_three_ticks_or_more(low: float, high: float) -> None:
+    found = log_ticks(low, high)
+    assert 3 <= len(found) <= 7
+    assert all(low * 0.99 <= value <= high * 1.01 for value in found)

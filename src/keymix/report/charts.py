@@ -331,7 +331,8 @@ def log_curves(
     y = Scale(low / _PAD, top * _PAD, LOG_HEIGHT - BOTTOM, TOP, log=True)
     drawing = Drawing()
     y_ticks = [(value, _shortened(value)) for value in log_ticks(y.low, y.high)]
-    draw_frame(drawing, x, y, (x_label, y_label), (_with_room(x, xs), y_ticks))
+    at_x = xs if len(xs) != 2 else log_ticks(*xs)
+    draw_frame(drawing, x, y, (x_label, y_label), (_with_room(x, at_x), y_ticks))
     ends: list[tuple[float, float]] = []
     for line in shown:
         at = [(x(a), y(b)) for a, b in zip(line.xs, line.ys, strict=True) if b >= low]

@@ -157,26 +157,36 @@ class Scale:
         return cls(low - room, high + room, start, end)
 
 
+FEWEST = 3
+"""Labelled values that an axis has at least."""
+
+
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Return round values (1, 2, 2.5 or 5 times a power of ten) within the range."""
+    """Return round values (1, 2, 2.5 or 5 times a power of ten) within the range, three or more."""
     if not high > low:
         return [low]
     raw = (high - low) / max(count - 1, 1)
     power = 10.0 ** math.floor(math.log10(raw))
-    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(i * step, 12) for i in range(first, last + 1)]
+    steps = [m * power for m in (0.25, 0.5, 1, 2, 2.5, 5, 10)]
+    widest = next(i for i, step in enumerate(steps) if step >= raw * 0.999)
+    found: list[float] = []
+    for step in steps[widest::-1]:
+        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+        found = [round(i * step, 12) for i in range(first, last + 1)]
+        if len(found) >= min(count, FEWEST):
+            break
+    return found
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Return powers of ten within the range, and 2 and 5 times them where those are few."""
+    """Return powers of ten within the range, and closer round values where those are few."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    for factors in ((1,), (1, 3), (1, 2, 5)):
+    for factors in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7)):
         values = [f * 10.0**e for e in range(first, last + 1) for f in factors]
         inside = [v for v in values if low * 0.999 <= v <= high * 1.001]
-        if len(inside) >= 3:
+        if len(inside) >= FEWEST:
             return inside
-    return inside
+    return ticks(low, high)
 
 
 Ticks = Sequence[tuple[float, str]]
