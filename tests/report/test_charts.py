@@ -405,3 +405,18 @@ def test_a_logarithmic_axis_has_three_ticks_or_more(low: float, high: float) -> 
     found = log_ticks(low, high)
     assert 3 <= len(found) <= 7
     assert all(low * 0.99 <= value <= high * 1.01 for value in found)
+
+
+def test_a_mixer_has_one_colour_whatever_is_next_to_it() -> None:
+    found = looks(["pooling", "key_value", "static_key"], controls=["pooling"])
+    again = looks(["static_key", "re_attention", "key_value"], baseline="softmax")
+    for name in ("key_value", "static_key"):
+        assert found[name].colour == again[name].colour
+    of_runs = looks(["runs/a", "runs/b"], mixers={"runs/a": "key_value", "runs/b": "static_key"})
+    assert of_runs["runs/b"].colour == found["static_key"].colour
+
+
+def test_labels_have_distinct_colours_as_long_as_there_are_colours() -> None:
+    several = [f"static_key(pos_dim={i})" for i in range(8)]
+    assert len({look.colour for look in looks(several).values()}) == 8
+    assert len(looks([*several, "key_value"])) == 9

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -62,20 +63,32 @@ class Look:
 
 
 def looks(
-    labels: Sequence[str], *, baseline: str = "", controls: Sequence[str] = ()
+    labels: Sequence[str],
+    *,
+    baseline: str = "",
+    controls: Sequence[str] = (),
+    mixers: Mapping[str, str] | None = None,
 ) -> dict[str, Look]:
-    """Give every mixer its colour and marker: the baseline in ink, controls in grey."""
+    """Give every mixer its colour and marker: the baseline in ink, controls in grey.
+
+    A name has its colour wherever it is drawn, unless another of the labels took it before. Labels
+    of models have the colours of their `mixers`, where those are known.
+    """
     table: dict[str, Look] = {}
     short = short_labels(labels)
-    hue = 0
+    taken: set[int] = set()
     for label in labels:
         if label == baseline:
             table[label] = Look("ink", "circle", short[label])
         elif label in controls:
             table[label] = Look("ctl", "ring", short[label])
         else:
-            table[label] = Look(f"c{hue % HUES}", MARKERS[hue % len(MARKERS)], short[label])
-            hue += 1
+            own = (mixers or {}).get(label, label).partition("(")[0]
+            first = zlib.crc32(own.encode()) % HUES
+            free = ((first + i) % HUES for i in range(HUES))
+            hue = next((hue for hue in free if hue not in taken), first)
+            taken.add(hue)
+            table[label] = Look(f"c{hue}", MARKERS[hue % len(MARKERS)], short[label])
     return table
 
 
