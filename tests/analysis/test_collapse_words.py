@@ -59,15 +59,14 @@ def test_blocks_that_share_a_map_are_named_with_the_evidence_for_every_two() -> 
     found = study(all_of(range(4, 9), 0.95) | {(5, 8): 0.85}, 8)
     verdict = found.verdict
     assert verdict.collapsed is True
-    assert verdict.headline == (
-        "Blocks 4–8 share one map: Re-attention or map sharing could pay there."
-    )
+    assert verdict.headline == "Blocks 4 to 8 compute nearly the same attention: similarity 0.85"
+    assert verdict.evidence[1] == "Re-attention or map sharing could pay there."
     assert verdict.evidence[0] == (
         "Every two maps of blocks 4–8 are alike in at least 85 % of their columns, 94 % on average "
         "(cosine above 0.5); what is left when each column's mean is taken off has a cosine of "
         "0.75 on average (one map: 0.5 or more)."
     )
-    assert "4 of 8 blocks (50 %) are similar to the one before" in verdict.evidence[1]
+    assert "4 of 8 blocks (50 %) are similar to the one before" in verdict.evidence[2]
     assert found.similar_blocks == (5, 6, 7, 8)
     assert any("keymix compare" in line for line in verdict.caveats)
 
@@ -99,22 +98,26 @@ def test_a_last_block_that_is_unique_shares_nothing() -> None:
     assert found.shared_from is None
     assert found.unique_blocks[0].block == 6
     assert any("the last block is unique itself" in line for line in found.verdict.evidence)
-    assert found.verdict.headline.startswith("Blocks 2–5 share one map")
+    assert found.verdict.headline.startswith("Blocks 2 to 5 compute nearly the same")
 
 
 def test_maps_that_drift_are_not_said_to_be_one() -> None:
     shares = all_of(range(2, 6), 0.3) | {(i, i + 1): 0.9 for i in range(2, 5)}
     verdict = study(shares, 6).verdict
     assert verdict.headline == (
-        "Blocks 2–5 change their map only little by little: Re-attention could pay there."
+        "Blocks 2 to 5 change their attention only little by little: similarity 0.81 from block to "
+        "block"
     )
+    assert verdict.evidence[1] == "Re-attention could pay there."
     assert "the two least alike in 30 % only" in verdict.evidence[0]
 
 
 def test_when_nothing_collapses_it_says_so_with_the_most_alike() -> None:
     verdict = study({(2, 3): 0.44}, 5).verdict
     assert verdict.collapsed is False
-    assert verdict.headline.startswith("Nothing collapses")
+    assert verdict.headline == (
+        "No block repeats the attention of the one before: similarity at most 0.40"
+    )
     assert "blocks 2 and 3: 44 % of their columns" in verdict.evidence[0]
     assert verdict.caveats == ()
 
@@ -122,7 +125,7 @@ def test_when_nothing_collapses_it_says_so_with_the_most_alike() -> None:
 def test_even_maps_are_reported_as_the_reason() -> None:
     layers = [layer(i, entropy_normalised=0.99) for i in range(1, 5)]
     verdict = study(all_of(range(1, 5), 1.0), 4, layers=layers).verdict
-    assert "(nearly even attention)" in verdict.headline
+    assert verdict.headline.startswith("Blocks 1 to 4 attend nearly evenly, and so alike")
     assert "entropy 0.990 of ln M" in verdict.evidence[0]
     assert "column's mean is taken off has a cosine of 0.75 on average" in verdict.evidence[0]
 
@@ -131,19 +134,19 @@ def test_blocks_alike_in_evenness_only_are_not_said_to_share_a_map() -> None:
     found = study(all_of(range(1, 5), 1.0), 4, centred=0.0625)
     assert found.verdict.collapsed is False
     assert found.verdict.headline == (
-        "Blocks 1–4 are alike by DeepViT's measure (cosine above 0.5), but what is left after "
-        "subtracting even attention differs: cosine 0.06 (entropy 0.50 of ln M)."
+        "Blocks 1 to 4 look alike only because their attention is spread out: similarity 0.90, "
+        "without its even part 0.06"
     )
     assert any("even attention alone gives" in line for line in found.verdict.caveats)
     assert found.shared_from == 1
     assert not [line for line in found.verdict.evidence if "shared_from" in line]
     assert any("blocks 2–4 would take its map" in line for line in found.verdict.evidence)
     verdict = study(all_of(range(1, 5), 1.0), 4, centred=-0.004).verdict
-    assert "cosine 0.00 (" in verdict.headline
+    assert verdict.headline.endswith("without its even part 0.00")
     assert "has a cosine of 0.00 on average" in verdict.evidence[0]
     drifting = all_of(range(2, 6), 0.3) | {(i, i + 1): 0.9 for i in range(2, 5)}
     headline = study(drifting, 6, centred=0.1).verdict.headline
-    assert headline.startswith("Blocks 2–5 are alike, each to the one before, by DeepViT's")
+    assert headline.startswith("Blocks 2 to 5 look alike only")
 
 
 @pytest.mark.parametrize(("centred", "shared"), [(0.4999, False), (0.5, True), (math.nan, True)])
@@ -152,7 +155,7 @@ def test_a_map_is_shared_from_half_a_centred_cosine_or_where_nothing_is_left(
 ) -> None:
     verdict = study(all_of(range(1, 4), 1.0), 3, centred=centred).verdict
     assert verdict.collapsed is shared
-    assert ("share one map" in verdict.headline) is shared
+    assert ("nearly the same" in verdict.headline) is shared
     assert ("nothing is left" in verdict.evidence[0]) is math.isnan(centred)
 
 
@@ -165,9 +168,9 @@ def test_stretches_of_both_kinds_are_reported_apart() -> None:
     verdict = replace(found, pairs=tuple(pairs)).verdict
     assert verdict.collapsed is True
     assert verdict.headline == (
-        "Blocks 1–3 share one map: Re-attention or map sharing could pay there. Blocks 4–5 are "
-        "alike by DeepViT's measure (cosine above 0.5), but what is left after subtracting "
-        "even attention differs: cosine 0.25 (entropy 0.50 of ln M)."
+        "Blocks 1 to 3 compute nearly the same attention: similarity 0.90; blocks 4 to 5 look "
+        "alike only because their attention is spread out: similarity 0.90, without its even part "
+        "0.25"
     )
 
 
@@ -175,11 +178,11 @@ def test_a_remedy_that_blocks_have_is_not_advised() -> None:
     layers = [layer(i) for i in range(1, 4)]
     remedies = {each.path: "Re-attention" for each in layers[1:]}
     found = study(all_of(range(1, 4), 0.99), 3, layers=layers, remedies=remedies)
-    assert found.verdict.headline == "Blocks 1–3 share one map, though they have Re-attention."
+    assert found.verdict.evidence[1] == "They are alike though they have Re-attention."
     mixed = replace(found, remedies=remedies | {layers[2].path: "a shared map"})
-    assert mixed.verdict.headline.endswith("though they have Re-attention or a shared map.")
+    assert mixed.verdict.evidence[1].endswith("have Re-attention or a shared map.")
     partly = replace(found, remedies={layers[1].path: "Re-attention"})
-    assert partly.verdict.headline.endswith("could pay there.")
+    assert partly.verdict.evidence[1].endswith("could pay there.")
 
 
 @pytest.mark.parametrize(
@@ -195,12 +198,12 @@ def test_remedies_come_from_the_mixers(mixer: str, remedy: str) -> None:
 def test_without_maps_or_pairs_nothing_is_said_about_collapse() -> None:
     none = study({}, 0, layers=[layer(i, group=None, missing="pooling has none") for i in (1, 2)])
     assert none.verdict.collapsed is None
-    assert none.verdict.headline.startswith("No layer has an attention map")
+    assert none.verdict.headline.startswith("No block has an attention map")
     assert none.verdict.caveats == ("Without a map: blocks 1–2 (pooling has none).",)
     assert any("effective rank goes from 39.0" in line for line in none.verdict.evidence)
     single = study({}, 1)
     assert single.verdict.collapsed is None
-    assert single.verdict.headline.startswith("No two layers can be compared")
+    assert single.verdict.headline.startswith("No two blocks can be compared")
     assert none.shared_from is None
 
 

@@ -10,7 +10,48 @@ import pytest
 from collapse_record import EVIL, collapse_record, files, render, study, table_of
 from test_html import read, words
 
+from keymix.analysis.collapse_record import CollapseRecord
+from keymix.records import from_json
 from keymix.report.charts import Line, Look, as_file, curves, heat_map
+from keymix.studies.collapse.page import answer
+
+
+def answer_of(*studies: dict, **changes: object) -> str:
+    record = collapse_record() | {"studies": list(studies)}
+    return answer(from_json(CollapseRecord, record | changes, where="the record"))
+
+
+def test_the_answer_of_one_model_is_its_headline() -> None:
+    many = study("vit", [[1, 2]], 2, images=64)
+    assert answer_of(many) == "Headline of vit"
+    assert answer_of(many | {"images": 12}) == "Headline of vit, on 12 images only"
+    old = many | {"verdict": many["verdict"] | {"headline": "Ended by a stop."}}
+    assert answer_of(old) == "Ended by a stop"
+
+
+def test_the_answer_says_when_there_is_none() -> None:
+    vit = study("vit", [[1, 2]], 2, images=64)
+    assert answer_of(vit | {"images": 1}).startswith("One image is too few")
+    assert answer_of(vit | {"random": True}) == (
+        "Random weights: the attention maps of vit say nothing about a trained model"
+    )
+    none = {"collapsed": None, "headline": "x", "evidence": [], "caveats": []}
+    bare = [study(name, [], 3, images=64, verdict=none) for name in ("a", "b")]
+    assert answer_of(*bare) == "No two blocks can be compared in a and b"
+
+
+def test_the_answer_of_several_models_compares_them() -> None:
+    vit, deep = (study(name, [[1, 2, 3, 4]], 4, images=64) for name in ("vit", "deepvit"))
+    differs = deep | {"verdict": deep["verdict"] | {"collapsed": False}}
+    text = "Attention repeats that of the block before in vit in 1 of 4 blocks"
+    assert answer_of(differs, vit) == f"{text}, not in deepvit"
+    apart = vit | {"verdict": differs["verdict"]}
+    assert answer_of(apart, differs) == (
+        "No block repeats the attention of the one before in vit and deepvit: similarity at most "
+        "0.90"
+    )
+    assert answer_of(vit, deep | {"random": True}) == "vit: Headline of vit"
+
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -31,7 +72,7 @@ def test_the_verdict_of_every_model_comes_first(page: str) -> None:
     text = words(page)
     for part in ("Headline of vit", "Evidence of swin", "Caveat of vit"):
         assert part in text
-        assert text.index(part) < text.index("Along the blocks")
+        assert text.index(part) < text.index("Every pair of blocks")
     assert text.count("Random weights.") == 1
 
 

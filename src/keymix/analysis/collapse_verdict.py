@@ -189,6 +189,7 @@ class _Run:
     paths: tuple[str, ...]
     least: float  # share of similar columns of the two that are least alike
     mean: float  # mean share over every two
+    cosine: float  # mean cosine, of the same two as `centred`
     centred: float  # mean cosine with each column's mean off, nan if no two have one: of every two
     # where all are alike, else of neighbours
 
@@ -202,7 +203,7 @@ def verdict_of(study: Collapse) -> Verdict:
     """Put a study into words."""
     tokens = _tokens(study)
     if not study.with_maps:
-        headline = "No layer has an attention map, so nothing can be said about collapse."
+        headline = "No block has an attention map, so nothing can be said about collapse"
         return Verdict(
             collapsed=None,
             headline=headline,
@@ -210,7 +211,7 @@ def verdict_of(study: Collapse) -> Verdict:
             caveats=(*_missing(study), *_few(study)),
         )
     if not study.pairs:
-        headline = "No two layers can be compared, so nothing can be said about collapse."
+        headline = "No two blocks can be compared, so nothing can be said about collapse"
         return Verdict(
             collapsed=None,
             headline=headline,
@@ -222,7 +223,7 @@ def verdict_of(study: Collapse) -> Verdict:
     return Verdict(
         collapsed=any(run.one_pattern for run in runs),
         headline=_headline(study, runs),
-        evidence=(*evidence, _counts(study), *_rule(study, runs), *_sinks(study), *tokens),
+        evidence=(*evidence, *_advice(study, runs), _counts(study), *_rule(study, runs), *_sinks(study), *tokens),
         caveats=(*_caveats(study, runs), *_apart(study), *_missing(study), *_few(study)),
     )
 
@@ -248,53 +249,58 @@ def _runs(study: Collapse) -> list[_Run]:
                     pairs = [study.pair(p, q) for p, q in itertools.pairwise(paths)]
                 of = [pair.centred for pair in pairs if not math.isnan(pair.centred)]
                 centred = sum(of) / len(of) if of else math.nan
-                runs.append(_Run(paths, least, sum(shares) / len(shares), centred))
+                cosine = sum(pair.mean for pair in pairs) / len(pairs)
+                runs.append(_Run(paths, least, sum(shares) / len(shares), cosine, centred))
             start = i
     return sorted(runs, key=lambda run: (-len(run.paths), study.blocks[run.paths[0]]))
 
 
 def _headline(study: Collapse, runs: Sequence[_Run]) -> str:
+    """Say in one sentence, without a full stop, whether blocks repeat their attention."""
     if not runs:
-        return "Nothing collapses: no block has a map like that of the block before it."
+        means = [pair.mean for pair in study.neighbours if not math.isnan(pair.mean)]
+        most = f": similarity at most {_span([max(means)])}" if means else ""
+        return f"No block repeats the attention of the one before{most}"
     same = [run for run in runs if run.one_pattern]
-    sentences = [_shared(study, same)] if same else []
-    if len(same) < len(runs):
-        sentences.append(_alike(study, [run for run in runs if not run.one_pattern]))
-    return " ".join(sentences)
-
-
-def _shared(study: Collapse, runs: Sequence[_Run]) -> str:
-    """Say which blocks share a map, and what that is worth."""
-    one = [run for run in runs if run.least > study.similar]
-    drifting = [run for run in runs if run not in one]
+    one = [run for run in same if run.least > study.similar]
+    drifting = [run for run in same if run not in one]
+    apart = [run for run in runs if run not in same]
     parts = []
     if one:
-        each = " each" if len(one) > 1 else ""
-        parts.append(f"{_and([_blocks(study, run.paths) for run in one])}{each} share one map")
+        even = all((_entropy(study, run) or 0.0) >= EVEN for run in one)
+        alike = "attend nearly evenly, and so alike" if even else "compute nearly the same attention"
+        each = "each " if len(one) > 1 else ""
+        parts.append(
+            f"{_where(study, one)} {each}{alike}: similarity {_span([run.cosine for run in one])}"
+        )
     if drifting:
-        where = _and([_blocks(study, run.paths) for run in drifting])
-        parts.append(f"{where} change their map only little by little")
-    found = _capital("; ".join(parts))
-    remedies = [study.remedies.get(path, "") for run in runs for path in run.paths[1:]]
+        parts.append(
+            f"{_where(study, drifting)} change their attention only little by little: similarity "
+            f"{_span([run.cosine for run in drifting])} from block to block"
+        )
+    if apart:
+        parts.append(
+            f"{_where(study, apart)} look alike only because their attention is spread out: "
+            f"similarity {_span([run.cosine for run in apart])}, without its even part "
+            f"{_span([run.centred for run in apart])}"
+        )
+    return _capital("; ".join(parts))
+
+
+def _where(study: Collapse, runs: Sequence[_Run]) -> str:
+    return _and([_blocks(study, run.paths).replace("–", " to ") for run in runs])
+
+
+def _advice(study: Collapse, runs: Sequence[_Run]) -> list[str]:
+    """Say what blocks that share a pattern could have instead, or what they have against it."""
+    same = [run for run in runs if run.one_pattern]
+    if not same:
+        return []
+    remedies = [study.remedies.get(path, "") for run in same for path in run.paths[1:]]
     if all(remedies):
-        return f"{found}, though they have {' or '.join(dict.fromkeys(remedies))}."
-    entropy = _entropy(study, runs[0])
-    even = " (nearly even attention)" if entropy is not None and entropy >= EVEN else ""
-    pay = "Re-attention or map sharing could pay there" if one else "Re-attention could pay there"
-    return f"{found}{even}: {pay}."
-
-
-def _alike(study: Collapse, runs: Sequence[_Run]) -> str:
-    """Say which blocks are alike by Eq. 7 only, and what their patterns and entropy say."""
-    found = _capital(_and([_blocks(study, run.paths) for run in runs]))
-    before = "" if all(run.least > study.similar for run in runs) else ", each to the one before,"
-    entropies = [e for run in runs if (e := _entropy(study, run)) is not None]
-    entropy = f" (entropy {_span(entropies)} of ln M)" if entropies else ""
-    return (
-        f"{found} are alike{before} by DeepViT's measure (cosine above {study.threshold:g}), but "
-        f"what is left after subtracting even attention differs: cosine "
-        f"{_span([run.centred for run in runs])}{entropy}."
-    )
+        return [f"They are alike though they have {' or '.join(dict.fromkeys(remedies))}."]
+    one = any(run.least > study.similar for run in same)
+    return [f"Re-attention{' or map sharing' if one else ''} could pay there."]
 
 
 def _capital(text: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from keymix.cli import console
 from keymix.cli.console import VerbParser
 from keymix.errors import UserError, one_line
+from keymix.records import to_json
 from keymix.studies.study import Content, Session, Study, get_study, list_studies
 
 _HINT = "`keymix analyze attention --help` and so on say more."
@@ -93,12 +94,15 @@ def _deliver(
 ) -> int:
     """Write the files and print the result; return the exit code."""
     record = study.record(found, session)
+    answer = study.answer(record)
+    kept = {"answer": answer, **to_json(record)}
     if folder is not None:
-        record_file = {study.record_file: console.json_text(record)}
+        record_file = {study.record_file: console.json_text(kept)}
         _write(study, {**record_file, **session.made, **study.files(record)}, folder)
+    markdown = study.markdown and given.markdown
     if given.json:
-        console.say_json(record)
-    elif study.markdown and given.markdown:
+        console.say_json(kept)
+    elif markdown:
         shown = [table for table in study.tables(record) if table.shown]
         console.say("\n".join(f"{table.title}\n\n{table.markdown()}" for table in shown).rstrip())
     elif console.out.is_terminal:
@@ -111,7 +115,11 @@ def _deliver(
             console.note(one_line(line))
     if folder is not None:
         console.note(f"{folder / study.page_file} shows it; next to it: {study.also_written}")
-    return console.report_broken(study.broken(record))
+    code = console.report_broken(study.broken(record))
+    if not given.json:
+        last = console.say if console.out.is_terminal and not markdown else console.note
+        last(one_line(answer))
+    return code
 
 
 def _print_for_person(study: Study[Any, Any], record: Any) -> None:

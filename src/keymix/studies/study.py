@@ -87,6 +87,13 @@ class Study(ABC, Generic[F, R]):
     def record(self, found: F, session: Session) -> R:
         """Make the record of what was found."""
 
+    @abstractmethod
+    def answer(self, record: R) -> str:
+        """Say what was found in one plain sentence without a full stop, of any record.
+
+        It is the page's heading, the last line of the command and ``answer`` in the JSON.
+        """
+
     def stopped(self, known: F | None, out: str | None) -> str:
         """Say what is kept when a signal ends the work."""
         del known
@@ -172,6 +179,17 @@ def found_files(folder: Path, *patterns: str) -> set[str]:
 def split_list(text: str | None) -> list[str] | None:
     """Read words with commas between them; None if none were given."""
     return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+
+
+def listed(parts: Sequence[str], most: int = 4) -> str:
+    """Write parts as a list within a sentence; of more than `most`, how many more there are."""
+    shown = [*parts] if len(parts) <= most else [*parts[: most - 1], f"{len(parts) - most + 1} more"]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def untrained(what: str, labels: Sequence[str]) -> str:
+    """Say that what was read of models with random weights means nothing."""
+    return f"Random weights: {what} of {listed(labels)} say nothing about a trained model"
 
 
 def machine_lines(frame: StudyRecord, device: str) -> dict[str, str]:

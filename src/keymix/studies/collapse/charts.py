@@ -149,7 +149,7 @@ def _most(studies: Mapping[str, CollapseStudy]) -> str:
 
 
 def curves(studies: Mapping[str, CollapseStudy], looks: Mapping[str, Look]) -> list[Chart]:
-    """Draw every measure over the blocks, models overlaid, leaving out what no model has."""
+    """Draw every measure over the blocks, models overlaid; not what no model has of two blocks."""
     deepest = max(layer.block for study in studies.values() for layer in study.layers)
     drawn = []
     for measure in measures(studies):
@@ -159,7 +159,7 @@ def curves(studies: Mapping[str, CollapseStudy], looks: Mapping[str, Look]) -> l
             for points in measure.read(study)
             if points
         ]
-        if lines:
+        if any(len(line.xs) > 1 for line in lines):
             svg = charts.curves(
                 lines,
                 x_label="block",

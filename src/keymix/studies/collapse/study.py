@@ -38,7 +38,7 @@ examples:
   keymix analyze collapse vit_32b --images folder:photos --layers 16-31 --nearest 4
   keymix analyze collapse my-run --json > collapse.json
 
-Blocks are numbered from 1 in words and charts; --layers counts from 0, as the model's paths do.
+Blocks are numbered from 1; --layers counts from 0, as the model's paths do.
 docs/collapse.md explains every measure with its equation."""
     writes = "collapse.html, collapse.json and SVG files"
     also_written = "collapse.json and the charts"
@@ -115,7 +115,12 @@ docs/collapse.md explains every measure with its equation."""
             found.append((study.label, [*lines, RANDOM_NOTE] if study.random else lines))
         return found
 
+    def answer(self, record: CollapseRecord) -> str:
+        return page.answer(record)
+
     def notes(self, record: CollapseRecord) -> Sequence[str]:
+        if len(record.studies) == 1:
+            return []  # the answer says it
         return [f"{study.label}: {study.verdict.headline}" for study in record.studies]
 
     def piped(self, record: CollapseRecord) -> Sequence[Table]:
