@@ -90,7 +90,7 @@ def test_numbers_are_those_of_the_maps_and_every_picture_opens(
     page = (out / "attention.html").read_text()
     assert page.count("data:image/png;base64,") == 6
     assert "Random weights." in page
-    assert "covers layers 0, 3 only, 2 of 4 layers" in page
+    assert "covers blocks 1, 4 only, 2 of 4 blocks" in page
     assert "(mean)</td>" in page
     assert page.count('<th scope="row"') == 2
     assert "6 × 6" in page
@@ -119,7 +119,7 @@ def test_rollout_covers_all_layers_where_only_some_are_shown(
     batch = next(load_images(one, [str(photos / "jay.png")], limit=1).batches(1))
     rolled = attention_rollout(one.model, batch, query=At(1, 2)).picture
     np.testing.assert_allclose(arrays[model["rollout"]["array"]][:, 0], rolled.numpy(), rtol=1e-5)
-    assert "It covers all layers" in (out / "attention.html").read_text()
+    assert "It covers all blocks" in (out / "attention.html").read_text()
     typed = from_json(AttentionRecord, record, where=str(out))
     text = caption(typed, typed.models, "1,2")
     assert "Its peak on the query itself is that identity, the residual path." in text

@@ -33,7 +33,7 @@ from keymix.report.charts import (
     strips,
 )
 from keymix.report.labels import CHAR_WIDTH, place_labels, spread
-from keymix.report.svg import Scale, el, log_ticks, ticks
+from keymix.report.svg import Scale, el, log_ticks, ticks, whole_ticks
 from keymix.task import FRACTION, Score
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -420,3 +420,10 @@ def test_labels_have_distinct_colours_as_long_as_there_are_colours() -> None:
     several = [f"static_key(pos_dim={i})" for i in range(8)]
     assert len({look.colour for look in looks(several).values()}) == 8
     assert len(looks([*several, "key_value"])) == 9
+
+
+def test_blocks_have_whole_ticks() -> None:
+    assert whole_ticks(1, 12) == [2, 4, 6, 8, 10, 12]
+    assert whole_ticks(1, 3) == [1, 2, 3]
+    assert whole_ticks(0.5, 0.9) == []
+    assert whole_ticks(0, 100) == [0, 20, 40, 60, 80, 100]

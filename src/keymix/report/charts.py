@@ -37,6 +37,7 @@ from keymix.report.svg import (
     number,
     path,
     ticks,
+    whole_ticks,
     written,
     y_ticks,
 )
@@ -281,7 +282,7 @@ def curves(
         y = replace(y, low=0.0)
     x = Scale(x_low - room, x_high + room, left_of(y, percent=percent), WIDTH - RIGHT)
     if x_ticks is None:
-        x_ticks = [(v, f"{v:.0f}") for v in ticks(x_low, x_high, 6) if v == round(v)]
+        x_ticks = [(v, f"{v:.0f}") for v in whole_ticks(x_low, x_high)]
     drawing = Drawing()
     draw_frame(drawing, x, y, (x_label, y_label), (x_ticks, y_ticks(y, percent=percent)))
     for line in lines:

@@ -178,6 +178,14 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     return found
 
 
+def whole_ticks(low: float, high: float, most: int = 8) -> list[float]:
+    """Return whole numbers at equal distances within the range, three or more where it has them."""
+    first, last = math.ceil(low - 1e-9), math.floor(high + 1e-9)
+    steps = (m * 10**e for e in range(9) for m in (1, 2, 5))
+    step = next(s for s in steps if last // s - (first - 1) // s <= most)
+    return [float(v) for v in range(-(-first // step) * step, last + 1, step)]
+
+
 def log_ticks(low: float, high: float) -> list[float]:
     """Return powers of ten within the range, and closer round values where those are few."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))

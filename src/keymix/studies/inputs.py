@@ -261,13 +261,16 @@ def _labels(names: Sequence[str], runs: Sequence[bool]) -> list[str]:
     if len(set(names)) < len(names):
         twice = next(name for name in names if list(names).count(name) > 1)
         raise UserError(f"model {twice!r} is given twice")
-    short = [
-        Path(name).resolve().name if run else name for name, run in zip(names, runs, strict=True)
+    paths = [
+        Path(name).resolve().parts if run else (name,)
+        for name, run in zip(names, runs, strict=True)
     ]
-    return [
-        one_line(label if short.count(label) == 1 else name)
-        for name, label in zip(names, short, strict=True)
-    ]
+    labels = []
+    for name, own in zip(names, paths, strict=True):
+        tails = (own[-n:] for n in range(1, len(own) + 1))
+        alone = (t for t in tails if sum(path[-len(t) :] == t for path in paths) == 1)
+        labels.append(one_line("/".join(next(alone, (name,)))))
+    return labels
 
 
 def _run(name: str, label: str) -> Loaded:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from keymix.report.pictures import picture
+from keymix.report.pictures import HEAT, picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -215,14 +215,13 @@ def blended(ground: FloatArray, share: npt.NDArray[Any], signed: bool) -> FloatA
 
 def coloured(share: npt.NDArray[Any], signed: bool) -> FloatArray:
     """Return the colours of shares of a scale, ``[H, W, 3]``."""
-    from matplotlib import colormaps
-
     if signed:
+        from matplotlib import colormaps
+
         found: FloatArray = colormaps["RdBu_r"](np.clip((share + 1) / 2, 0, 1))[..., :3]
         return found
-    # the lower end of the colours is as dark as a shadow in a photo
-    rising: FloatArray = colormaps["inferno"](0.35 + 0.62 * np.clip(share, 0, 1))[..., :3]
-    return rising
+    one: FloatArray = np.broadcast_to(np.array(HEAT) / 255, (*share.shape, 3))
+    return one
 
 
 def _height(row: Row) -> float:
@@ -289,23 +288,19 @@ class _Page:
     ) -> None:
         assert cell.values is not None
         values = cell.values
-        pixels = matrix(values, over) if photo is None else overlaid(photo, values, over)
-        axes = self.image(x, y, tall, pixels)
+        axes = self.image(x, y, tall, shaded(values, photo, over))
         if cell.mark is not None:
             down, right = cell.mark
             axes.plot([right], [down], "s", ms=7, mfc="none", mec="#19e3ff", mew=1.4)
             axes.set_xlim(0, 1)
             axes.set_ylim(1, 0)
-        low, high = (number(float(end)) for end in (cell.values.min(), cell.values.max()))
-        label = f"{low} to {high}×"
+        label = span(cell.values)
         self.text(x + CELL / 2, y + tall + 0.04, label, size=8, align="center", colour="#555")
 
     def bar(self, x: float, y: float, tall: float, over: Range, scale: Scale) -> None:
         low = -1.0 if over.signed else 0.0
-        share = np.linspace(1, low, 128)[:, None].repeat(8, axis=1)
         axes = self.axes(x, y, 0.16, tall)
-        ground = np.full((*share.shape, 3), 0.5 * _DIM)
-        axes.imshow(blended(ground, share, over.signed), aspect="auto", extent=(0, 1, low, 1))
+        axes.imshow(strip(over), aspect="auto", extent=(0, 1, low, 1))
         for end in (low, (1 + low) / 2, 1.0):
             label = number(end * over.high) + "×"
             if scale == "each":
@@ -335,6 +330,24 @@ def matrix(values: FloatArray, over: Range) -> FloatArray:
         values = cut.mean((1, 3))
     share = over.share(values)
     return blended(np.full((*share.shape, 3), 0.5 * _DIM), share, over.signed)
+
+
+def shaded(
+    values: FloatArray, photo: npt.NDArray[np.uint8] | None, over: Range
+) -> FloatArray:
+    """Draw a map over its photo, or by itself where it is whole: ``[H, W, 3]``, 0..1."""
+    return matrix(values, over) if photo is None else overlaid(photo, values, over)
+
+
+def strip(over: Range) -> FloatArray:
+    """Draw a scale of colours upright, the largest weight on top."""
+    share = np.linspace(1, -1.0 if over.signed else 0.0, 128)[:, None].repeat(8, axis=1)
+    return blended(np.full((*share.shape, 3), 0.5 * _DIM), share, over.signed)
+
+
+def span(values: FloatArray) -> str:
+    """Write the least and the largest weight of a map."""
+    return f"{number(float(values.min()))} to {number(float(values.max()))}×"
 
 
 def number(value: float) -> str:

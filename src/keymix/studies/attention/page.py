@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from keymix.analysis.attention_record import (
     AttentionLayer,
@@ -19,22 +19,39 @@ from keymix.analysis.attention_record import (
     AttentionRecord,
     RolledOut,
 )
-from keymix.report import tables
+from keymix.report import charts, tables
+from keymix.report.charts import Chart, Line, Look
 from keymix.report.labels import short_labels
 from keymix.report.page import render_page
+from keymix.report.pictures import jpeg_uri, picture, png_uri
 from keymix.report.tables import Column, Table
-from keymix.studies.attention.overlays import Cell, Row, draw, number
+from keymix.studies.attention.overlays import (
+    Cell,
+    Range,
+    Row,
+    Scale,
+    draw,
+    number,
+    shaded,
+    shared_ranges,
+    span,
+    strip,
+)
+from keymix.studies.study import listed, untrained
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """One figure: the name of its file, what it shows, and the picture."""
+    """One figure: the name of its file, what it shows, the picture, and what is in it."""
 
     file: str
     title: str
     png: bytes
+    note: str
+    columns: Sequence[str]
+    rows: Sequence[Row]
 
 
 def figures(record: AttentionRecord, arrays: Arrays) -> Iterator[Drawn]:
@@ -69,7 +86,7 @@ def _figure(
 ) -> Drawn:
     numbers = sorted({layer.number for m in models for layer in m.layers})
     rolled = record.rollout and record.view == "image"
-    columns = [f"layer {n}" for n in numbers] + ([_rollout_label(models)] if rolled else [])
+    columns = [f"block {n + 1}" for n in numbers] + ([_rollout_label(models)] if rolled else [])
     apart = record.heads == "each"
     short = short_labels([m.label for m in models])
     rows = []
@@ -86,12 +103,14 @@ def _figure(
     title = PurePath(record.images[image]).name
     if apart:
         title = f"{models[0].label}: {title}"
+    note = caption(record, models, name)
     return Drawn(
         file=file,
         title=title,
-        png=draw(
-            rows, columns, title=title, note=caption(record, models, name), scale=record.scale
-        ),
+        png=draw(rows, columns, title=title, note=note, scale=record.scale),
+        note=note,
+        columns=columns,
+        rows=rows,
     )
 
 
@@ -129,7 +148,7 @@ def _rollout_label(models: Sequence[AttentionModel]) -> str:
 
 def _rollout_layers(rollout: RolledOut) -> str:
     count = len(rollout.layers)
-    return f"all {count} layers" if count == rollout.of else f"{count} of {rollout.of} layers"
+    return f"all {count} blocks" if count == rollout.of else f"{count} of {rollout.of} blocks"
 
 
 def rollout_range(models: Sequence[AttentionModel]) -> str:
@@ -137,9 +156,9 @@ def rollout_range(models: Sequence[AttentionModel]) -> str:
     ranges = []
     for m in models:
         if m.rollout is not None and len(m.rollout.layers) < m.rollout.of:
-            layers = ", ".join(map(str, m.rollout.layers))
+            layers = ", ".join(str(n + 1) for n in m.rollout.layers)
             whose = f" of {m.label}" if len(models) > 1 else ""
-            ranges.append(f"layers {layers} only{whose}, {_rollout_layers(m.rollout)}")
+            ranges.append(f"blocks {layers} only{whose}, {_rollout_layers(m.rollout)}")
     return "; ".join(ranges)
 
 
@@ -177,7 +196,8 @@ def layer_table(record: AttentionRecord) -> Table:
     """Make the table of the layers that were read; whole maps have nothing in the last columns."""
     columns = [
         Column("model", "model", "name"),
-        Column("layer", "layer", "whole"),
+        Column("block", "block", "whole", where="people"),
+        Column("", "layer", "whole", where="csv"),
         Column("path", "path"),
         Column("heads read", "heads_read", "whole", where="people"),
         Column("keys", "keys", "whole", where="people"),
@@ -189,6 +209,7 @@ def layer_table(record: AttentionRecord) -> Table:
     rows = [
         (
             model.label,
+            layer.number + 1,
             layer.number,
             layer.path,
             tables.Cell(layer.heads_read, f"{layer.heads_read}{of_heads}"),
@@ -203,21 +224,141 @@ def layer_table(record: AttentionRecord) -> Table:
     return Table("", "Layers that were read", columns, rows)
 
 
+EVEN = 1.5
+"""Times even attention below which nothing stands out."""
+
+PREFIX = 0.5
+"""Share of attention on prefix tokens from which the answer names it."""
+
+
+def answer(record: AttentionRecord) -> str:
+    """Say where attention is sharpest, or why the maps say nothing."""
+    trained = [model for model in record.models if not model.random]
+    if not trained:
+        return untrained("the attention maps", [model.label for model in record.models])
+    labels = [model.label for model in trained]
+    if record.view == "matrix":
+        return f"Whole attention maps of {listed(labels)}: blocks with equal cells attend alike"
+    sharpest = {model.label: _sharpest(model) for model in trained}
+    found = {label: at for label, at in sharpest.items() if at is not None}
+    one = ", on one image" if len(record.images) == 1 else ""
+    if not found:
+        return f"No block of {listed(labels)} has a map over the image"
+    top = sorted(found.items(), key=lambda pair: -pair[1][1])
+    label, (block, peak) = top[0]
+    if peak < EVEN:
+        return (
+            f"{listed(labels)} look{'s' if len(labels) == 1 else ''} everywhere alike: no position "
+            f"gets more than {peak:.1f} times even attention{one}"
+        )
+    if len(top) > 1:
+        last, (at, least) = top[-1]
+        return (
+            f"{label} looks most sharply, {number(peak)} times even attention in block {block}; "
+            f"{last} least, {number(least)} times in block {at}{one}"
+        )
+    return (
+        f"{label} looks most sharply in block {block}: its strongest position gets {number(peak)} "
+        f"times even attention{_on_prefix(trained[0])}{one}"
+    )
+
+
+def _sharpest(model: AttentionModel) -> tuple[int, float] | None:
+    """Return the block, counted from 1, with the largest weight, and that as times even."""
+    found = [(layer.number + 1, layer.peak) for layer in model.layers if layer.peak is not None]
+    return max(found, key=lambda pair: pair[1], default=None)
+
+
+def _on_prefix(model: AttentionModel) -> str:
+    shares = [(layer.prefix_share or 0.0, layer.number + 1) for layer in model.layers]
+    share, block = max(shares)
+    if share < PREFIX:
+        return ""
+    return f", and in block {block} prefix tokens get {100 * share:.0f} % of all"
+
+
 def render(record: AttentionRecord, drawn: Sequence[Drawn]) -> str:
     """Render the page."""
+    looks = charts.looks([model.label for model in record.models])
+    peaks = _peaks(record, looks)
+    sheets = [_sheet(each, record.scale) for each in drawn]
     view = {
         "r": record,
-        "figures": [
-            {
-                "title": each.title,
-                "file": each.file,
-                "uri": "data:image/png;base64," + base64.b64encode(each.png).decode("ascii"),
-            }
-            for each in drawn
-        ],
+        "answer": answer(record),
+        "looks": looks,
+        "legend": looks,
+        "charts": [] if peaks is None else [peaks],
+        "sheets": sheets,
         "random": [m.label for m in record.models if m.random],
+        "trained": any(not m.random for m in record.models),
         "layers": layer_table(record),
         "rolled": any(m.rollout is not None for m in record.models),
         "rolled_only": rollout_range(record.models),
     }
     return render_page("own/page.html.j2", view, package=__package__ or "")
+
+
+def _peaks(record: AttentionRecord, looks: Mapping[str, Look]) -> Chart | None:
+    """Draw the largest weight on one position along the blocks; None of single blocks."""
+    lines = []
+    for model in record.models:
+        at = [(n.number + 1.0, n.peak) for n in model.layers if n.peak is not None]
+        if len(at) > 1:
+            lines.append(Line(model.label, looks[model.label], *zip(*at, strict=True)))
+    if not lines:
+        return None
+    caption = (
+        "How sharply each block attends: the largest weight on one position, as a multiple of even "
+        "attention, mean over images, heads and queries."
+    )
+    svg = charts.curves(
+        lines,
+        x_label="block",
+        y_label="strongest position, × even attention",
+        name=caption,
+        markers=True,
+        holds=(0.0,),
+    )
+    return Chart("peaks", svg, caption)
+
+
+SIDE = 200
+"""Pixels of a picture's longer side on the page."""
+
+
+def _sheet(drawn: Drawn, scale: Scale) -> dict[str, Any]:
+    """Make the pictures of a figure one by one, so that the page can place them."""
+    ranges = shared_ranges(drawn.rows)
+    rows = []
+    for row in drawn.rows:
+        cells = []
+        for heading, cell in zip(drawn.columns, row.cells, strict=True):
+            if cell.values is None:
+                cells.append({"heading": heading, "uri": None, "why": cell.why})
+                continue
+            over = ranges[cell.apart] if scale == "shared" else Range.own(cell.values)
+            uri = _uri(shaded(cell.values, row.photo, over))
+            text = {"heading": heading, "uri": uri, "span": span(cell.values)}
+            cells.append({**text, "mark": cell.mark})
+        photo = None if row.photo is None else _uri(np.asarray(picture(row.photo)) / 255)
+        rows.append({"label": row.label, "photo": photo, "cells": cells})
+    bars = [
+        {
+            "uri": _uri(np.rot90(strip(over), -1)),
+            "low": "0×" if over.low == 0 else f"{number(over.low)}×",
+            "high": f"≥ {number(over.high)}×",
+            "even": 100 * (1 - over.low) / (over.high - over.low),
+            "of": "rollout" if apart else "blocks",
+        }
+        for apart, over in ranges.items()
+        if scale == "shared"
+    ]
+    pixels = min((min(r.photo.shape[1:]) for r in drawn.rows if r.photo is not None), default=0)
+    return {**vars(drawn), "rows": rows, "bars": bars, "coarse": pixels < SIDE // 2}
+
+
+def _uri(pixels: npt.NDArray[np.float64]) -> str:
+    made = Image.fromarray(np.round(255 * np.clip(pixels, 0, 1)).astype(np.uint8))
+    if max(made.size) > SIDE:
+        made.thumbnail((SIDE, SIDE))
+    return jpeg_uri(made) if min(made.size) > SIDE // 2 else png_uri(made)

@@ -19,7 +19,7 @@ from keymix.analysis.study_record import joined
 from keymix.errors import NoAttentionMap, UserError
 from keymix.report.tables import Table
 from keymix.studies import inputs
-from keymix.studies.attention.page import figures, layer_table, render
+from keymix.studies.attention.page import answer, figures, layer_table, render
 from keymix.studies.study import Content, Session, Study, split_list
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ SKA Fig. 5, stage 3 of CAFormer-S18:
 DeepViT Fig. 6, selected blocks of ViT over DeepViT:
   keymix analyze attention vit_32b deepvit_32b --view matrix --layers 0,7,15,23,30,31 \\
     --images a.jpg --stage final --out fig6
-"""
+
+Blocks are numbered from 1; --layers counts from 0, as the model's paths do."""
     writes = f"attention.html, PNGs, {MAPS}, attention.json"
     also_written = f"attention.json, the PNGs and {MAPS}"
     needs_folder = True
@@ -119,6 +120,9 @@ DeepViT Fig. 6, selected blocks of ViT over DeepViT:
         session.made.update({each.file: each.png for each in drawn})
         session.made.update({MAPS: arrays, self.page_file: render(record, drawn)})
         yield record
+
+    def answer(self, record: AttentionRecord) -> str:
+        return answer(record)
 
     def record(self, found: AttentionRecord, session: Session) -> AttentionRecord:
         del session

@@ -83,15 +83,16 @@ def measures(studies: Mapping[str, CollapseStudy]) -> list[Measure]:
         Measure(
             "adjacent-cosine",
             _of_pairs("mean"),
-            "mean cosine",
-            "Columns like those of the block before: mean cosine (Eq. 2).",
+            "similarity with the block before",
+            "How alike the attention of each block and of the one before is: 1 is the same (mean "
+            "cosine of columns, DeepViT’s Eq. 2).",
         ),
         Measure(
             "centred",
             _of_pairs("centred"),
-            "mean cosine",
-            "The same after each column's mean was taken off: what is alike beyond even attention "
-            "(not the paper's).",
+            "similarity without the even part",
+            "The same after each column's mean was taken off, since even attention alone is alike: "
+            "near 0, the patterns have nothing in common (not the paper's).",
         ),
         Measure(
             "nearest",

@@ -106,6 +106,7 @@ def render(record: CollapseRecord) -> str:
         "looks": looks,
         "legend": studies,
         "studies": studies,
+        "trained": any(not study.random for study in record.studies),
         "charts": lead,
         "more": [chart for chart in drawn if chart not in lead],
         "pairs": {label: pairs_maps(study) for label, study in studies.items()},
