@@ -21,12 +21,13 @@ from spikes_record import (
 )
 from test_html import read, words
 
-from keymix.analysis.spikes_record import Part, part_of, parts
+from keymix.analysis.spikes_record import Part, SpikesRecord, part_of, parts
+from keymix.records import from_json
 from keymix.report import formats
 from keymix.report.charts import as_file
 from keymix.studies.spikes.charts import LEFT, WIDTH, of_tokens, on_image
 from keymix.studies.spikes.page import files
-from keymix.studies.spikes.tables import headline, rates_of, tables
+from keymix.studies.spikes.tables import answer, headline, rates_of, tables
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -184,3 +185,39 @@ def test_energies_have_units() -> None:
         "1.23 mJ",
         "999 mJ",
     ]
+
+
+def answer_of(*studies: dict) -> str:
+    record = spikes_record() | {"studies": list(studies)}
+    return answer(from_json(SpikesRecord, record, where="the record"))
+
+
+def bounds(low: float, middle: float, high: float) -> dict:
+    return {"low": low, "middle": middle, "high": high}
+
+
+def test_the_answer_compares_with_the_network_without_spikes() -> None:
+    assert answer_of(study("a")) == (
+        "a takes 2.70 µJ per image, 10 times less than the same network without spikes"
+    )
+    assert answer_of(study("a", images=1)).endswith(", on one image")
+    dear = answer_of(study("a", energy=bounds(5.4e7, 5.52e7, 6e7)))
+    assert "2.0 times more than the same" in dear
+    assert "within what is certain" in answer_of(study("a", energy=bounds(1e7, 2e7, 3e7)))
+
+
+def test_the_answer_says_when_the_energy_means_nothing() -> None:
+    assert answer_of(study("a", random=True)).startswith("Random weights: spikes and energy of a")
+    hardly = study("a", twin={"macs": 6e6, "energy": 2.76e7, "ratio": None})
+    assert answer_of(hardly).startswith("a hardly fires: the energy says nothing")
+    assert answer_of(study("a", varies=False)).startswith("a answers all images alike: ")
+    assert answer_of(study("a", at_chance=True)).startswith("a is no better than chance: ")
+
+
+def test_the_answer_of_several_models_names_least_and_most() -> None:
+    dear = study("b", energy=bounds(8e6, 9e6, 9e6))
+    assert answer_of(dear, study("a")) == (
+        "a takes the least energy per image, 2.70 µJ, and b the most, 9.00 µJ"
+    )
+    assert "take about the same energy" in answer_of(study("a"), study("c"))
+    assert answer_of(study("a"), study("c", random=True)).startswith("a takes 2.70 µJ")

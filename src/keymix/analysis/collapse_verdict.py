@@ -223,7 +223,14 @@ def verdict_of(study: Collapse) -> Verdict:
     return Verdict(
         collapsed=any(run.one_pattern for run in runs),
         headline=_headline(study, runs),
-        evidence=(*evidence, *_advice(study, runs), _counts(study), *_rule(study, runs), *_sinks(study), *tokens),
+        evidence=(
+            *evidence,
+            *_advice(study, runs),
+            _counts(study),
+            *_rule(study, runs),
+            *_sinks(study),
+            *tokens,
+        ),
         caveats=(*_caveats(study, runs), *_apart(study), *_missing(study), *_few(study)),
     )
 
@@ -268,7 +275,9 @@ def _headline(study: Collapse, runs: Sequence[_Run]) -> str:
     parts = []
     if one:
         even = all((_entropy(study, run) or 0.0) >= EVEN for run in one)
-        alike = "attend nearly evenly, and so alike" if even else "compute nearly the same attention"
+        alike = (
+            "attend nearly evenly, and so alike" if even else "compute nearly the same attention"
+        )
         each = "each " if len(one) > 1 else ""
         parts.append(
             f"{_where(study, one)} {each}{alike}: similarity {_span([run.cosine for run in one])}"

@@ -183,7 +183,9 @@ def split_list(text: str | None) -> list[str] | None:
 
 def listed(parts: Sequence[str], most: int = 4) -> str:
     """Write parts as a list within a sentence; of more than `most`, how many more there are."""
-    shown = [*parts] if len(parts) <= most else [*parts[: most - 1], f"{len(parts) - most + 1} more"]
+    shown = (
+        [*parts] if len(parts) <= most else [*parts[: most - 1], f"{len(parts) - most + 1} more"]
+    )
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 

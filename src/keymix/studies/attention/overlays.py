@@ -332,9 +332,7 @@ def matrix(values: FloatArray, over: Range) -> FloatArray:
     return blended(np.full((*share.shape, 3), 0.5 * _DIM), share, over.signed)
 
 
-def shaded(
-    values: FloatArray, photo: npt.NDArray[np.uint8] | None, over: Range
-) -> FloatArray:
+def shaded(values: FloatArray, photo: npt.NDArray[np.uint8] | None, over: Range) -> FloatArray:
     """Draw a map over its photo, or by itself where it is whole: ``[H, W, 3]``, 0..1."""
     return matrix(values, over) if photo is None else overlaid(photo, values, over)
 

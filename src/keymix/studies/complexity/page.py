@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 
 from markupsafe import Markup
 
@@ -16,17 +15,10 @@ from keymix.analysis.complexity_record import (
     ScalingRow,
 )
 from keymix.report import charts
-from keymix.report.charts import Line, Look, log_curves, outside
+from keymix.report.charts import Chart, Line, Look, log_curves, outside
 from keymix.report.page import render_page
-from keymix.studies.complexity.tables import tables
-
-
-@dataclass(frozen=True)
-class LogChart:
-    """A chart with logarithmic axes; label and largest value of each curve that lies below it."""
-
-    svg: Markup
-    below: list[tuple[str, float]]
+from keymix.report.tables import Table
+from keymix.studies.complexity.tables import answer, tables
 
 
 def render(record: ComplexityRecord) -> str:
@@ -36,12 +28,19 @@ def render(record: ComplexityRecord) -> str:
         baseline=BASELINE,
         controls=[entry.label for entry in record.mixers if entry.control],
     )
+    made = {table.key: table for table in tables(record)}
+    counted, ratios = _ratio_charts(record, looks)
+    latency, memory = _scaling_charts(record, looks)
     view = {
         "r": record,
+        "answer": answer(record),
         "looks": looks,
-        "tables": {table.key: table for table in tables(record)},
-        "ratios": _ratio_charts(record, looks),
-        "scaling": _scaling_charts(record, looks),
+        "legend": (),
+        "tables": made,
+        "lost": _lost(made),
+        "charts": [*counted[:1], *(latency or ratios[:1])],
+        "ratios": ratios if latency else ratios[1:],
+        "memory": memory,
         "printed": any(point.formula is not None for point in record.by_tokens),
         "spiking": any(entry.domain == "spiking" for entry in record.mixers),
         "without": _without_parameters(record),
@@ -50,32 +49,47 @@ def render(record: ComplexityRecord) -> str:
     return render_page("own/page.html.j2", view, package=__package__ or "")
 
 
-def _ratio_charts(record: Complexity, looks: Mapping[str, Look]) -> list[LogChart]:
+def _lost(made: Mapping[str, Table]) -> dict[str, list[str]]:
+    """Name where mixers could not be counted or run; the reasons are in the files."""
+    found: dict[str, list[str]] = {}
+    for label, where, _ in made["missing"].rows if "missing" in made else ():
+        found.setdefault(label, []).append(where)
+    return found
+
+
+def _ratio_charts(record: Complexity, looks: Mapping[str, Look]) -> tuple[list[Chart], list[Chart]]:
+    """Draw the multiply-adds against tokens; and those per parameter, against tokens and width."""
     setting = record.setting
-    drawn = []
-    for points, axis, x_label in (
-        (record.by_tokens, "tokens", f"tokens N, at D = {setting.dim}"),
-        (record.by_dim, "dim", f"width D, at N = {setting.at}"),
-    ):
-        lines = _lines(points, looks, axis, "ratio")
-        printed = {p.mixer for p in points if p.formula is not None}
-        drawn.append(
-            _chart(lines, x_label, "multiply-adds per parameter", marked=printed.__contains__)
-        )
-    return [chart for chart in drawn if chart is not None]
+    printed = {p.mixer for p in record.by_tokens if p.formula is not None}
+    by_tokens, by_dim = f"tokens N, at D = {setting.dim}", f"width D, at N = {setting.at}"
+    per = "multiply-adds per parameter"
+    counts = _chart(
+        "macs", _lines(record.by_tokens, looks, "tokens", "macs"), by_tokens, "multiply-adds"
+    )
+    ratios = [
+        _chart(
+            "by-tokens", _lines(record.by_tokens, looks, "tokens", "ratio"), by_tokens, per, printed
+        ),
+        _chart("by-dim", _lines(record.by_dim, looks, "dim", "ratio"), by_dim, per, printed),
+    ]
+    return [*filter(None, [counts])], [*filter(None, ratios)]
 
 
-def _scaling_charts(record: Complexity, looks: Mapping[str, Look]) -> list[LogChart]:
+def _scaling_charts(
+    record: Complexity, looks: Mapping[str, Look]
+) -> tuple[list[Chart], list[Chart]]:
+    """Draw the latency against tokens; and peak memory of training and inference."""
     rows, batch = record.scaling, record.setting.batch_size
     images = "one image" if batch == 1 else f"a batch of {batch}"
-    drawn = []
-    for key, y_label in (
-        ("latency_ms", "latency of one image, ms"),
-        ("peak_training_mib", f"peak memory of training {images}, MiB"),
-        ("peak_inference_mib", f"peak memory of inference on {images}, MiB"),
-    ):
-        drawn.append(_chart(_lines(rows, looks, "tokens", key), "tokens N", y_label))
-    return [chart for chart in drawn if chart is not None]
+    drawn = [
+        _chart(key, _lines(rows, looks, "tokens", key), "tokens N", y_label)
+        for key, y_label in (
+            ("latency_ms", "latency of one image, ms"),
+            ("peak_training_mib", f"peak memory of training {images}, MiB"),
+            ("peak_inference_mib", f"peak memory of inference on {images}, MiB"),
+        )
+    ]
+    return [*filter(None, drawn[:1])], [*filter(None, drawn[1:])]
 
 
 def _lines(
@@ -93,24 +107,27 @@ def _lines(
 
 
 def _chart(
+    key: str,
     lines: Sequence[Line],
     x_label: str,
     y_label: str,
-    *,
-    marked: Callable[[str], bool] = lambda label: True,
-) -> LogChart | None:
-    """Draw a chart and say which curves lie below it; None if there is nothing to draw."""
+    marked: Collection[str] | None = None,
+) -> Chart | None:
+    """Draw a chart whose caption names the curves below it; None if there is nothing to draw."""
     if not lines:
         return None
     name = f"{y_label} against {x_label}"
+    name = name[0].upper() + name[1:]
     drawn: Markup = log_curves(
         lines,
         x_label=x_label,
         y_label=y_label,
-        name=name[0].upper() + name[1:],
-        marked=[line.label for line in lines if marked(line.label)],
+        name=name,
+        marked=[line.label for line in lines if marked is None or line.label in marked],
     )
-    return LogChart(drawn, [(line.label, max(line.ys)) for line in outside(lines)])
+    below = [f"{line.label} (at most {max(line.ys):.2g})" for line in outside(lines)]
+    left_out = f" Below the axis: {', '.join(below)}." if below else ""
+    return Chart(key, drawn, f"{name}; both axes logarithmic.{left_out}")
 
 
 def _without_parameters(record: Complexity) -> list[str]:

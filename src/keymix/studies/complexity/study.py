@@ -13,7 +13,7 @@ from keymix.analysis.study_record import joined
 from keymix.errors import UserError, whole_number
 from keymix.report.tables import Table
 from keymix.studies.complexity.page import render
-from keymix.studies.complexity.tables import tables
+from keymix.studies.complexity.tables import answer, tables
 from keymix.studies.study import Session, Study, found_files, machine_lines, saved_tables
 
 
@@ -110,6 +110,9 @@ examples:
         if out is None:
             return f"the tables above show what {measured}"
         return f"{out!r} has what {measured}; the same command with --overwrite measures all"
+
+    def answer(self, record: ComplexityRecord) -> str:
+        return answer(record)
 
     def tables(self, record: ComplexityRecord) -> Sequence[Table]:
         return tables(record)

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
-from keymix.analysis.complexity_record import Complexity, ScalingRow
+from keymix.analysis.complexity_record import BASELINE, Complexity, RatioPoint, ScalingRow
 from keymix.analysis.timing import LEVEL, SHORT
 from keymix.report import formats
 from keymix.report.tables import Column, Table
+from keymix.studies.study import listed
 
 _LONG = {
     SHORT["not distinguishable"]: (
@@ -18,6 +20,70 @@ _LONG = {
     SHORT["busy"]: "the machine was too busy to compare",
     SHORT["too few rounds"]: "too few rounds to compare",
 }
+
+
+def answer(record: Complexity) -> str:
+    """Say what the mixers need next to softmax attention, controls aside."""
+    domains = [each.domain for each in record.mixers if not each.control]
+    domain = "dense" if "dense" in domains else "spiking"
+    shown = [each.label for each in record.mixers if not each.control and each.domain == domain]
+    at, macs = _macs(record, shown)
+    if not macs:
+        return "No mixer could be counted"
+    where = f"at {at:,} tokens"
+    base = macs.get(BASELINE)
+    others = {label: found for label, found in macs.items() if label != BASELINE}
+    if base is None or not others:
+        least, most = min(macs, key=macs.__getitem__), max(macs, key=macs.__getitem__)
+        if len(macs) == 1 or macs[least] == macs[most]:
+            whole = listed(list(macs))
+            need = "needs" if len(macs) == 1 else "each need"
+            return f"{whole} {need} {formats.count(macs[least])} multiply-adds {where}"
+        return (
+            f"Of {len(macs)} mixers {least} needs the fewest multiply-adds {where}, "
+            f"{formats.count(macs[least])}, and {most} the most, {formats.count(macs[most])}"
+        )
+    least = [label for label, found in others.items() if found == min(others.values())]
+    change = min(others.values()) / base - 1
+    percent = round(100 * abs(change))
+    needs = f"{listed(least)} need{'s' if len(least) == 1 else ''}"
+    time = _time(record, least[0], at) if len(least) == 1 else ""
+    if len(others) == 1:
+        word = "fewer" if change < 0 else "more"
+        much = f"{percent} % {word} multiply-adds than" if percent else "as many multiply-adds as"
+        return f"{needs} {much} {BASELINE} {where}{time}"
+    if change >= 0 or not percent:
+        more = f"; {needs} {percent} % more" if percent else ""
+        return f"No mixer needs fewer multiply-adds than {BASELINE} {where}{more}"
+    return (
+        f"Of {len(macs)} mixers {needs} the fewest multiply-adds {where}: {percent} % fewer than "
+        f"{BASELINE}{time}"
+    )
+
+
+def _macs(record: Complexity, shown: Sequence[str]) -> tuple[int, dict[str, int]]:
+    """Return the most tokens where mixers were counted, and their multiply-adds there."""
+    rows: Sequence[ScalingRow | RatioPoint] = record.scaling
+    if not any(row.macs for row in rows):
+        rows = [point for point in record.by_tokens if point.tokens == record.setting.at]
+        rows = rows or record.by_tokens
+    rows = [row for row in rows if row.macs and row.mixer in shown]
+    at = max((row.tokens for row in rows), default=0)
+    return at, {row.mixer: row.macs for row in rows if row.tokens == at and row.macs}
+
+
+def _time(record: Complexity, mixer: str, at: int) -> str:
+    """Say what it takes longer or shorter, where that was measured."""
+    rows = [row for row in record.scaling if (row.mixer, row.tokens) == (mixer, at)]
+    if not rows or rows[0].latency_verdict is None:
+        return ""
+    if rows[0].latency_verdict == "different" and rows[0].latency_ratio is not None:
+        change = rows[0].latency_ratio - 1
+        return f", and takes {100 * abs(change):.0f} % {'less' if change < 0 else 'more'} time"
+    return {
+        "busy": "; the machine was too busy to compare their times",
+        "too few rounds": "; too few rounds were timed to compare their times",
+    }.get(rows[0].latency_verdict, "; no difference in time can be measured")
 
 
 def tables(record: Complexity) -> list[Table]:

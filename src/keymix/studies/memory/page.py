@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from markupsafe import Markup
-
+from keymix.analysis.complexity_record import BASELINE
 from keymix.analysis.memory_record import MemoryGrowth, MemoryRecord
-from keymix.report import charts
-from keymix.report.charts import Line, log_curves
+from keymix.report import charts, formats
+from keymix.report.charts import Chart, Line, log_curves
 from keymix.report.page import render_page
 from keymix.report.tables import Column, Table
+from keymix.studies.study import listed
 
 
 def table(record: MemoryGrowth) -> Table:
@@ -49,14 +49,62 @@ def rows(record: MemoryGrowth) -> Table:
     return Table("", "", columns, cells)
 
 
+SOME = 1.2
+"""Times from which a ratio is given in the answer."""
+
+SAME = 0.05
+"""Relative difference up to which two peaks count as the same."""
+
+
+def answer(record: MemoryGrowth) -> str:
+    """Compare the mixers at the most tokens where two or more of them were measured."""
+    if not any(row.mib for row in record.rows):
+        return f"The memory of {listed(record.mixers)} could not be measured"
+    sides: dict[int, list[tuple[float, str]]] = {}
+    for row in record.rows:
+        if row.mib:
+            sides.setdefault(row.side, []).append((row.mib, row.mixer))
+    wanted = max(map(len, sides.values()))
+    side = max(side for side, found in sides.items() if len(found) >= min(2, wanted))
+    found = sorted(sides[side])
+    (least, first), (most, last) = found[0], found[-1]
+    at = f"at {side * side:,} tokens"
+    if len(found) == 1:
+        return f"The attention of {first} takes {_mib(least)} {at}"
+    times = most / least
+    if times < 1 + SAME:
+        return f"The attention of {listed([name for _, name in found])} takes the same memory {at}"
+    often = f"{times:.{0 if times >= 10 else 1}f} times less" if times >= SOME else "less"
+    if len(found) == 2:
+        return (
+            f"The attention of {first} takes {often} memory than that of {last} {at}: "
+            f"{_mib(least)} against {_mib(most)}"
+        )
+    return (
+        f"Of {len(found)} mixers {first} takes the least memory for its attention {at}, "
+        f"{_mib(least)}, and {last} the most, {_mib(most)}"
+    )
+
+
+def _mib(value: float) -> str:
+    return f"{value / 1024:.1f} GiB" if value >= 1024 else f"{formats.mib(value)} MiB"
+
+
 def render(record: MemoryRecord) -> str:
     """Render the page."""
+    chart = _chart(record)
+    lost: dict[str, list[int]] = {}
+    for row in record.rows:
+        if row.reason:
+            lost.setdefault(row.mixer, []).append(row.tokens)
     view = {
         "r": record,
+        "answer": answer(record),
         "heads": _heads(record),
         "table": table(record),
-        "chart": _chart(record),
-        "missing": [row for row in record.rows if row.reason],
+        "charts": [] if chart is None else [chart],
+        "legend": (),
+        "missing": lost,
         "printed": any(row.paper_mib for row in record.rows),
     }
     return render_page("own/page.html.j2", view, package=__package__ or "")
@@ -67,7 +115,7 @@ def _heads(record: MemoryGrowth) -> str:
     return "1 head" if count == 1 else f"{count} heads"
 
 
-def _chart(record: MemoryGrowth) -> Markup | None:
+def _chart(record: MemoryGrowth) -> Chart | None:
     """Draw ours as curves and the paper's next to them; None if nothing was measured."""
     series: dict[str, list[tuple[int, float]]] = {}
     for key, suffix in (("mib", ""), ("paper_mib", ", paper")):
@@ -77,13 +125,18 @@ def _chart(record: MemoryGrowth) -> Markup | None:
     if not series:
         return None
     papers = [label for label in series if label.endswith(", paper")]
-    looks = charts.looks(list(series), baseline=record.mixers[0], controls=papers)
+    looks = charts.looks(list(series), baseline=BASELINE, controls=papers)
     lines = [Line(label, looks[label], *zip(*at, strict=True)) for label, at in series.items()]
-    drawn: Markup = log_curves(
+    drawn = log_curves(
         lines,
         x_label="√N, square root of the tokens",
         y_label="peak memory, MiB",
         name="Peak memory of attention against the square root of the tokens",
         marked=list(series),
     )
-    return drawn
+    caption = (
+        "Peak memory of the attention alone, one image and one time step; both axes logarithmic."
+    )
+    if papers:
+        caption += " Grey: what QKFormer’s Table 8 prints."
+    return Chart("memory", drawn, caption)

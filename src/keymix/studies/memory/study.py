@@ -86,6 +86,9 @@ The largest of the defaults needs 6 GB for a map; what does not fit is reported 
         frame = session.frame()
         return joined(MemoryRecord, found, frame, environment=machine_lines(frame, found.device))
 
+    def answer(self, record: MemoryRecord) -> str:
+        return page.answer(record)
+
     def stopped(self, known: MemoryGrowth | None, out: str | None) -> str:
         if known is None:
             return "nothing was measured yet"

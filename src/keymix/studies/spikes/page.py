@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
 from keymix.analysis.spikes_record import SpikesRecord, SpikesStudy
 from keymix.report import charts
-from keymix.report.charts import as_file
+from keymix.report.charts import Look, as_file
 from keymix.report.page import render_page
 from keymix.studies.spikes.charts import (
     along_blocks,
@@ -19,18 +20,24 @@ from keymix.studies.spikes.charts import (
     on_image,
     title,
 )
-from keymix.studies.spikes.tables import headline, neurons, operations, tables
+from keymix.studies.spikes.tables import answer, headline, neurons, operations, tables
 from keymix.studies.study import file_words, saved_tables
 
 
 def render(record: SpikesRecord) -> str:
     """Render the page."""
     studies = {study.label: study for study in record.studies}
-    looks = charts.looks(list(studies), baseline="")
+    looks = _looks(studies)
     made = tables(record)
+    steps, blocks = along_steps(studies, looks), along_blocks(studies, looks)
+    energy = energy_by_part(studies, looks)
     view = {
         "r": record,
+        "answer": answer(record),
         "looks": looks,
+        "legend": studies,
+        "charts": [energy, *steps[:1]],
+        "trained": any(not study.random for study in record.studies),
         "studies": studies,
         "headlines": {label: headline(study) for label, study in studies.items()},
         "first": record.studies[0],
@@ -42,9 +49,8 @@ def render(record: SpikesRecord) -> str:
             if table.key == "rates_by_stage"
             for column in table.columns
         ),
-        "blocks": along_blocks(studies, looks),
-        "steps": along_steps(studies, looks),
-        "energy": energy_by_part(studies, looks),
+        "blocks": blocks,
+        "steps": steps[1:],
         "operations": {label: operations([study]) for label, study in studies.items()},
         "neurons": {label: neurons([study]) for label, study in studies.items()},
         "drawn": {label: _drawn(study) for label, study in studies.items()},
@@ -52,10 +58,18 @@ def render(record: SpikesRecord) -> str:
     return render_page("own/page.html.j2", view, package=__package__ or "")
 
 
+def _looks(studies: Mapping[str, SpikesStudy]) -> dict[str, Look]:
+    """Give models the colours of their mixers where no two have the same."""
+    mixers = {label: {f.mixer for f in s.firings if f.mixer} for label, s in studies.items()}
+    single = {label: found.pop() for label, found in mixers.items() if len(found) == 1}
+    distinct = len(set(single.values())) == len(studies)
+    return charts.looks(list(studies), mixers=single if distinct else None)
+
+
 def files(record: SpikesRecord) -> dict[str, str]:
     """Return every chart and every table as a file of its own, by its name."""
     studies = {study.label: study for study in record.studies}
-    looks = charts.looks(list(studies), baseline="")
+    looks = _looks(studies)
     every = [*along_blocks(studies, looks), *along_steps(studies, looks)]
     every.append(energy_by_part(studies, looks))
     made = {f"spikes-{chart.key}.svg": as_file(chart.svg, looks) for chart in every}

@@ -17,7 +17,7 @@ from keymix.report.tables import Table
 from keymix.studies.inputs import RANDOM_NOTE, Images, Loaded
 from keymix.studies.on_images import StudyOnImages
 from keymix.studies.spikes import page
-from keymix.studies.spikes.tables import headline, tables
+from keymix.studies.spikes.tables import answer, headline, tables
 from keymix.studies.study import Session, found_files
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ examples:
   keymix analyze spikes my-run --raster-image 5 --raster-layers 0,1 --head 2 --step 0 --out spikes
   keymix analyze spikes my-run --json > spikes.json
 
-A run on recordings of events is shown recordings, as frames. Heads, steps, tokens and images of
-rasters count from 0. docs/spikes.md explains every measure and
+A run on recordings of events is shown recordings, as frames. Blocks, heads and steps are numbered
+from 1; options count layers, heads, steps, tokens and images of rasters from 0. docs/spikes.md explains every measure and
 every assumption."""
     writes = "spikes.html, spikes.json, CSV and SVG files"
     also_written = "spikes.json, CSV files and charts"
@@ -115,11 +115,13 @@ every assumption."""
                 batch_size=given.batch_size,
                 progress=progress,
             )
+        at_chance = _at_chance(loaded)
         return joined(
             SpikesStudy,
             found.reading(),
             loaded.studied_on(images),
-            notes=(*_at_chance(loaded), *found.notes),
+            at_chance=bool(at_chance),
+            notes=(*at_chance, *found.notes),
             raster_image=raster_image,
             photo=photo,
             rasters=rasters,
@@ -130,6 +132,9 @@ every assumption."""
             (study.label, [headline(study), *study.notes, *([RANDOM_NOTE] * study.random)])
             for study in record.studies
         ]
+
+    def answer(self, record: SpikesRecord) -> str:
+        return answer(record)
 
     def notes(self, record: SpikesRecord) -> Sequence[str]:
         return [

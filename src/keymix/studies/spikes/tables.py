@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from keymix.analysis.spikes_record import SpikesRecord, SpikesStudy, StageRates
 from keymix.report import formats
 from keymix.report.tables import Column, Table
+from keymix.studies.study import listed, untrained
 
 KINDS = {"binary": "0 and 1", "counts": "above 1", "real": "real numbers"}
 WHATS = {
@@ -41,6 +42,60 @@ def headline(study: SpikesStudy) -> str:
         f"{text} The same network without spikes makes {formats.count(counterpart.macs)} "
         f"multiply-adds, {formats.energy(counterpart.energy)}: {times} times as much."
     )
+
+
+def answer(record: SpikesRecord) -> str:
+    """Say what an image costs in spikes, next to the same network without, or why it says nothing."""
+    trained = [study for study in record.studies if not study.random]
+    if not trained:
+        return untrained("spikes and energy", [study.label for study in record.studies])
+    useless = {study.label: _useless(study) for study in trained}
+    known = [study for study in trained if not useless[study.label]]
+    if not known:
+        why = " and ".join(dict.fromkeys(useless.values()))
+        return f"{listed(list(useless))} {why}: the energy says nothing of a network that works"
+    few = _on_few(known)
+    if len(known) == 1:
+        study = known[0]
+        middle, without = study.energy.middle, study.twin.energy
+        text = f"{study.label} takes {formats.energy(middle)} per image, "
+        if study.energy.low <= without <= study.energy.high:
+            return (
+                f"{text}as much as the same network without spikes ({formats.energy(without)}) "
+                f"within what is certain{few}"
+            )
+        times = without / middle if middle < without else middle / without
+        word = "less" if middle < without else "more"
+        return f"{text}{_times(times)} {word} than the same network without spikes{few}"
+    known.sort(key=lambda study: study.energy.middle)
+    least, most = known[0], known[-1]
+    if least.energy.high >= most.energy.low:
+        return (
+            f"{listed([study.label for study in known])} take about the same energy per image: "
+            f"{formats.energy(least.energy.middle)} to {formats.energy(most.energy.middle)}{few}"
+        )
+    return (
+        f"{least.label} takes the least energy per image, {formats.energy(least.energy.middle)}, "
+        f"and {most.label} the most, {formats.energy(most.energy.middle)}{few}"
+    )
+
+
+def _useless(study: SpikesStudy) -> str:
+    """Say why the energy of a network means nothing, if so."""
+    if study.twin.ratio is None:
+        return "hardly fires"
+    if not study.varies:
+        return "answers all images alike"
+    return "is no better than chance" if study.at_chance else ""
+
+
+def _times(value: float) -> str:
+    return f"{value:.{0 if value >= 10 else 1}f} times"
+
+
+def _on_few(studies: Sequence[SpikesStudy]) -> str:
+    fewest = min(study.images for study in studies)
+    return ", on one image" if fewest == 1 else ""
 
 
 def tables(record: SpikesRecord) -> list[Table]:
