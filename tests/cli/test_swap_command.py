@@ -81,7 +81,7 @@ def test_the_record_reports_measured_numbers(trained: str, swapped: Path) -> Non
     assert result["before"]["top1"] == pytest.approx(before["top1"])
     assert result["after"]["top1"] == pytest.approx(after["top1"])
     assert result["after"]["loss"] == pytest.approx(after["loss"], rel=1e-4)
-    assert result["sentence"].startswith("2 of 3 layers, ")
+    assert result["sentence"].startswith("Replacing attention in blocks 2 to 3 with")
     assert result["after"]["share"] == pytest.approx(2 / 3)
     assert result["test"]["before"]["top1"] == evaluate(trained)["top1"]
     assert result["test"]["after"]["top1"] == evaluate(swapped)["top1"]
@@ -113,7 +113,7 @@ def test_the_terminal_gets_the_layers_and_the_sentence(
     lines = said.out.splitlines()
     assert lines[0].startswith("layer\twas\tis\t")
     assert lines[1].startswith("blocks.0.attn\tsoftmax\tstatic_key")
-    assert lines[2] == record(tmp_path / "out")["sentence"]
+    assert lines[-1] == record(tmp_path / "out")["sentence"]
     assert "In brackets: 95 % interval over 8 held-out images" in said.err
     assert f"keymix eval {out}" in said.err
     assert main(words) == 0
@@ -270,7 +270,7 @@ def test_a_swap_killed_while_it_writes_is_done_again(
             main(words)
     assert (tmp_path / "out" / "weights_last.safetensors").exists()
     assert main(words) == 0
-    assert "1 of 3 layers" in record(tmp_path / "out")["sentence"]
+    assert "in block 2 with" in record(tmp_path / "out")["sentence"]
 
 
 def test_a_folder_of_other_things_is_refused(trained: str, tmp_path: Path) -> None:

@@ -40,7 +40,9 @@ def test_the_command_calls_drift_and_cost_undefined(
     assert main(words) == 0
     said = capsys.readouterr()
     nothing = "undefined: the model's outputs do not vary from image to image"
-    assert f"2 of 2 layers; what it costs is {nothing}" in said.out
+    assert (
+        f"What replacing attention in all 2 blocks with static_key costs is {nothing}" in said.out
+    )
     assert "points" not in said.out
     assert f"drift of the output is {nothing}" in said.err
     stored = json.loads((tmp_path / "out" / "swap.json").read_text(encoding="utf-8"))

@@ -25,7 +25,7 @@ from keymix.hosts.layers import find_layers
 from keymix.models import create_model
 from keymix.records import from_json
 from keymix.report import swap as pages
-from keymix.swap.record import Attention, Cost, Search, Step, Trial
+from keymix.swap.record import Attention, Cost, Search, Step, Trial, sentence
 from keymix.swap.run import swap
 from keymix.swap.search import HeldOut, attention_costs, search
 from mixer_cases import stir
@@ -255,11 +255,20 @@ def test_the_sentence_reports_measured_numbers() -> None:
         ),
     )
     assert result.order == (0, 2, 1, 3)
-    doubt = "points of held-out top-1 (−1.1 to +0.5)"
-    assert result.sentence() == f"2 of 4 layers, −0.3 {doubt}, −18 % latency"
-    assert result.sentence(1) == f"1 of 4 layers, 0.0 {doubt}, latency not distinguishable"
-    assert result.sentence(3).endswith(", latency unclear, the machine was busy")
-    assert result.sentence(4).endswith(", latency not tested")  # of an earlier version
+    doubt = "points, which may be chance (95 %: −1.1 to +0.5)"
+    assert result.sentence() == (
+        f"Replacing attention in blocks 1, 3 with static_key changes accuracy by −0.3 {doubt} and "
+        "saves 18 % of the time"
+    )
+    assert result.sentence(0) == "This is the original model, with nothing replaced"
+    assert result.sentence(1) == (
+        f"Replacing attention in block 1 with static_key changes accuracy by 0.0 {doubt}; no "
+        "difference in time can be measured"
+    )
+    assert "in blocks 1 to 3 with" in result.sentence(3)
+    assert result.sentence(3).endswith("; the machine was too busy to compare times")
+    assert "in all 4 blocks with" in result.sentence(4)
+    assert result.sentence(4).endswith("; times were not compared")  # of an earlier version
     assert result.basis() == "the parameters of the original model's attention"
     assert replace(result, budget=0.9, steps=result.steps[:3]).met is None
     dear = replace(attention[2], share=0.5)
@@ -269,6 +278,29 @@ def test_the_sentence_reports_measured_numbers() -> None:
         trials=tuple(replace(t, loss=1.1) for t in result.trials),
     )
     assert costs.order == (2, 0, 1, 3), "equal rises: the layer that costs more comes first"
+
+
+def test_the_sentence_grades_the_change_by_its_interval() -> None:
+    def said(top1: float, low: float, high: float, images: int = 100, **more: Any) -> str:
+        after = step((6, 7), top1=top1, change_low=low, change_high=high, **more)
+        return sentence(step(()), after, 12, mixer="ska", images=images)
+
+    start = "Replacing attention in blocks 7 to 8 with ska"
+    assert said(0.777, -0.035, -0.011).startswith(
+        f"{start} costs 2.3 points of accuracy (95 %: 1.1 to 3.5)"
+    )
+    assert said(0.823, 0.011, 0.035).startswith(f"{start} gains 2.3 points of accuracy (95 %: 1.1")
+    assert said(0.8, 0.0, 0.0).startswith(f"{start} changes accuracy by 0.0 points, which may be")
+    slower = said(0.8, -0.01, 0.01, latency_verdict="different", latency_ratio=1.052)
+    assert slower.endswith(" and takes 5 % more time")
+    same = said(0.8, -0.01, 0.01, latency_verdict="different", latency_ratio=1.001)
+    assert same.endswith("no difference in time can be measured")
+    few = said(0.8, -0.01, 0.01, latency_verdict="too few rounds")
+    assert few.endswith("; too few rounds were timed to compare times")
+    assert said(0.5, -0.9, 0.3, images=1) == (
+        "One held-out image is too few to say what replacing attention in blocks 7 to 8 with ska "
+        "costs"
+    )
 
 
 def test_a_busy_machine_leaves_times_and_their_change_open() -> None:

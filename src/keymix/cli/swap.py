@@ -53,7 +53,7 @@ _MIXER = (
 )
 _LAYERS = (
     "which layers: numbers from 0, ranges with both ends, patterns on module paths; e.g. 4-7, "
-    "0,3 or blocks.[0-3].*; default all"
+    "0,3 or blocks.[0-3].*; default all; what is printed counts blocks from 1"
 )
 
 
@@ -187,6 +187,7 @@ def _swap(
     """Swap, measure and write the model; return the record."""
     from keymix.analysis.study_record import joined
     from keymix.hosts.layers import find_layers
+    from keymix.studies.inputs import RANDOM
     from keymix.swap.calibration import gather
     from keymix.swap.record import LayerTable, SwapRecord, sentence, undefined
     from keymix.swap.run import swap
@@ -249,9 +250,13 @@ def _swap(
     _write_models(source, folder.path, model, swapped, held_out.images[:4])
     test = _test(source, model, swapped) if given.test else None
     why = held_out.says_nothing(model)
-    text = (
-        sentence(before, after, len(places)) if why is None else undefined(after, len(places), why)
-    )
+    if source.weights == RANDOM:
+        why = "its weights are random"
+    if why is None:
+        count = len(held_out.labels)
+        text = sentence(before, after, len(places), mixer=spec.label, images=count)
+    else:
+        text = undefined(after, len(places), why, mixer=spec.label)
     return joined(
         SwapRecord,
         console.frame("swap", *argv),
@@ -335,7 +340,6 @@ def _print_result(record: SwapRecord, folder: Path, *, as_json: bool) -> None:
     from keymix.report.swap import latency_text
 
     console.table(record.layers.heads, record.layers.rows, left=7)
-    console.say(record.sentence)
     console.note(
         f"In brackets: 95 % interval over {record.held_out} held-out images. Latency of one "
         f"image: {latency_text(record.after)}."
@@ -348,6 +352,7 @@ def _print_result(record: SwapRecord, folder: Path, *, as_json: bool) -> None:
     console.note(f"{folder / 'report.html'} shows it. Then:")
     for line in record.next:
         console.note(f"  {line}")
+    console.say(record.sentence)
 
 
 @contextmanager

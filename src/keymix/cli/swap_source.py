@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from keymix.data.kinds import IMAGE, InputKind
 from keymix.data.specs import kind_of_spec, task_name
 from keymix.errors import UserError, unknown
-from keymix.studies.inputs import evenly, is_run, load_models
+from keymix.studies.inputs import RANDOM, evenly, is_run, load_models
 from keymix.task import Task, get_task
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def _by_name(given: argparse.Namespace) -> Source:
     )
     data = load_data(recipe.data, crop_pct=None if shown is None else shown.view.crop_pct)
     model = model_for(recipe, data.record())
-    weights = "random weights"
+    weights = RANDOM
     if shown is not None:
         theirs = getattr(shown.model, "num_classes", None)
         if theirs != len(data.classes):

@@ -371,7 +371,7 @@ def _with_room(x: Scale, values: Sequence[float]) -> list[tuple[float, str]]:
 
 
 def _shortened(value: float) -> str:
-    for unit, size in ((" M", 1e6), (" k", 1e3)):
+    for unit, size in ((" G", 1e9), (" M", 1e6), (" k", 1e3)):
         if value >= 10 * size:
             return f"{value / size:,.10g}{unit}"
     return f"{value:,.10g}"

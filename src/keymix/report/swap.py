@@ -7,10 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from markupsafe import Markup
-
 from keymix.analysis.timing import WORDS
-from keymix.report.charts import Line, Look, curves
+from keymix.report.charts import Chart, Line, Look, curves
 from keymix.report.formats import MISSING, percent, points, three_digits
 from keymix.report.page import render_page
 from keymix.report.tables import Cell, Column, Table, text_table
@@ -33,10 +31,19 @@ def tables(record: SwapRecord) -> dict[str, Table]:
         left=len(record.layers.heads),
     )
     unsorted = [replace(column, sort="none") for column in layers.columns]
-    made = {"layers": replace(layers, columns=unsorted)}
+    numbers = sorted(record.after.layers)
+    rows = layers.rows
+    if len(numbers) == len(rows):
+        rows = [[_block(n, row[0].value), *row[1:]] for n, row in zip(numbers, rows, strict=True)]
+    made = {"layers": replace(layers, columns=unsorted, rows=rows)}
     if record.search is not None:
         made |= {"steps": _steps_table(record.search), "trials": _trials_table(record.search)}
     return made
+
+
+def _block(number: int, path: str) -> Cell:
+    """Name a block as people count, from 1, with its path."""
+    return Cell(path, f"{number + 1} ({path})")
 
 
 def _steps_table(search: Search) -> Table:
@@ -47,7 +54,7 @@ def _steps_table(search: Search) -> Table:
     """
     columns = (
         Column("step", "step", "whole"),
-        Column("layer added", "layer"),
+        Column("block added", "layer"),
         Column("share of the cost", "share", "percent", write=_percent_sign),
         Column("loss", "loss", "rate"),
         Column("top-1, %", "top1", "percent"),
@@ -73,7 +80,10 @@ def _steps_table(search: Search) -> Table:
         quartiles = _quartiles(step) if shows_times(step) else (None, None)
         rows.append(
             [
-                *(number, search.attention[step.layers[-1]].path if step.layers else None),
+                number,
+                _block(step.layers[-1], search.attention[step.layers[-1]].path)
+                if step.layers
+                else None,
                 *(step.share, step.loss, step.top1),
                 change if step.layers else Cell(change, MISSING),
                 *(step.change_low, step.change_high),
@@ -106,7 +116,7 @@ def _quartiles(step: Step) -> tuple[float, float]:
 
 def _trials_table(search: Search) -> Table:
     columns = [
-        Column("layer", "layer"),
+        Column("block", "layer"),
         Column("share of the cost", "share", "percent", write=_percent_sign),
         Column("loss", "loss", "rate"),
         Column("rise of the loss", "rise", "rate"),
@@ -121,7 +131,7 @@ def _trials_table(search: Search) -> Table:
     for trial in search.trials:
         attention, rise = search.attention[trial.layer], trial.loss - search.steps[0].loss
         text = f"{rise:+.4f}".replace("-", "−")
-        name = Cell(trial.layer, attention.path)
+        name = Cell(trial.layer, _block(trial.layer, attention.path).text)
         row = [name, attention.share, trial.loss, Cell(rise, text), trial.top1]
         if search.cost == "latency":
             quartiles = (attention.latency_q1_ms, attention.latency_q3_ms)
@@ -154,20 +164,28 @@ def latency_text(step: Step) -> str:
     return f"{change} % (quartiles of the rounds {low} to {high} %)"
 
 
+LEAD = ("top1", "latency_change")
+"""Charts that are shown first."""
+
+
 def render(record: SwapRecord) -> str:
     """Render a swap's record as an HTML document."""
     search = record.search
+    drawn = [] if search is None else _charts(search)
     view = {
         "r": record,
+        "answer": record.sentence,
         "tables": tables(record),
         "latency": latency_text(record.after),
         "timed": shows_times(record.after),
-        "charts": [] if search is None else _charts(search),
+        "legend": (),
+        "charts": [chart for chart in drawn if chart.key in LEAD],
+        "more": [chart for chart in drawn if chart.key not in LEAD],
     }
     return render_page("swap.html.j2", view)
 
 
-def _charts(search: Search) -> list[tuple[Markup, str]]:
+def _charts(search: Search) -> list[Chart]:
     start, met = search.steps[0].top1, search.met
     drawn = []
     curves_of: tuple[tuple[str, str, bool, _Value, _Value | None], ...] = (
@@ -208,12 +226,14 @@ def _charts(search: Search) -> list[tuple[Markup, str]]:
         )
         reach = [v for line in lines for each in (line.ys, line.low or ()) for v in each]
         note = "The y axis starts above zero." if min(reach) > 0 else ""
-        drawn.append((chart, f"{_BANDS.get(name, '')} {note}".strip()))
+        caption = f"{label[0].upper()}{label[1:]}, after each step. {_BANDS.get(name, '')} {note}"
+        drawn.append(Chart(name, chart, caption.strip()))
     return drawn
 
 
 _BANDS = {
-    "top1": "Band: the first step’s accuracy with the 95 % interval of the change.",
+    "top1": "Diamond: the swap that was written. Band: the first step’s accuracy with the 95 % "
+    "interval of the change.",
     "latency_change": "Band: quartiles of the rounds. Steps that were measured while the machine "
     "was busy are left out.",
 }

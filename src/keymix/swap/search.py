@@ -329,7 +329,7 @@ def search(
     done = {trial.layer for trial in state.trials}
     for i in candidates:
         if i not in done:
-            note.report(f"layer {i} alone", 2 + len(state.trials))
+            note.report(f"block {i + 1} alone", 2 + len(state.trials))
             state = note.save(replace(state, trials=(*state.trials, work.trial(i))))
     grown, picked = copy.deepcopy(model), state.order
     for number, i in enumerate(picked, start=1):
@@ -337,7 +337,7 @@ def search(
             break
         work.put(grown, i)
         if number >= len(state.steps):
-            note.report(f"{number} of {len(found)} layers", 1 + len(candidates) + number)
+            note.report(f"{number} of {len(found)} blocks", 1 + len(candidates) + number)
             share = math.fsum(state.attention[j].share for j in picked[:number])
             step = held_out.step(model, grown, picked[:number], share, len(candidates))
             state = note.save(replace(state, steps=(*state.steps, step)))

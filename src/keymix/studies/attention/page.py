@@ -338,8 +338,8 @@ def _sheet(drawn: Drawn, scale: Scale) -> dict[str, Any]:
                 continue
             over = ranges[cell.apart] if scale == "shared" else Range.own(cell.values)
             uri = _uri(shaded(cell.values, row.photo, over))
-            text = {"heading": heading, "uri": uri, "span": span(cell.values)}
-            cells.append({**text, "mark": cell.mark})
+            shown: dict[str, Any] = {"heading": heading, "uri": uri, "mark": cell.mark}
+            cells.append({**shown, "span": span(cell.values)})
         photo = None if row.photo is None else _uri(np.asarray(picture(row.photo)) / 255)
         rows.append({"label": row.label, "photo": photo, "cells": cells})
     bars = [

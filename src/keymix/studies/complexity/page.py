@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from markupsafe import Markup
 
@@ -61,11 +62,19 @@ def _ratio_charts(record: Complexity, looks: Mapping[str, Look]) -> tuple[list[C
     """Draw the multiply-adds against tokens; and those per parameter, against tokens and width."""
     setting = record.setting
     printed = {p.mixer for p in record.by_tokens if p.formula is not None}
+    lines = _lines(record.by_tokens, looks, "tokens", "macs")
+    y_label = "multiply-adds"
+    base = next((line for line in lines if line.label == BASELINE), None)
+    if base is not None and len(lines) > 1:
+        of = dict(zip(base.xs, base.ys, strict=True))
+        shares = ([y / of[x] for x, y in zip(n.xs, n.ys, strict=True) if x in of] for n in lines)
+        places = ([x for x in line.xs if x in of] for line in lines)
+        changed = zip(lines, places, shares, strict=True)
+        lines = [replace(line, xs=xs, ys=ys) for line, xs, ys in changed if xs]
+        y_label = f"multiply-adds, × {BASELINE}"
     by_tokens, by_dim = f"tokens N, at D = {setting.dim}", f"width D, at N = {setting.at}"
     per = "multiply-adds per parameter"
-    counts = _chart(
-        "macs", _lines(record.by_tokens, looks, "tokens", "macs"), by_tokens, "multiply-adds"
-    )
+    counts = _chart("macs", lines, by_tokens, y_label)
     ratios = [
         _chart(
             "by-tokens", _lines(record.by_tokens, looks, "tokens", "ratio"), by_tokens, per, printed
@@ -116,7 +125,7 @@ def _chart(
     """Draw a chart whose caption names the curves below it; None if there is nothing to draw."""
     if not lines:
         return None
-    name = f"{y_label} against {x_label}"
+    name = f"{y_label}{',' if ', ' in y_label else ''} against {x_label}"
     name = name[0].upper() + name[1:]
     drawn: Markup = log_curves(
         lines,

@@ -34,14 +34,14 @@ def answer(record: Complexity) -> str:
     base = macs.get(BASELINE)
     others = {label: found for label, found in macs.items() if label != BASELINE}
     if base is None or not others:
-        least, most = min(macs, key=macs.__getitem__), max(macs, key=macs.__getitem__)
-        if len(macs) == 1 or macs[least] == macs[most]:
+        first, last = min(macs, key=macs.__getitem__), max(macs, key=macs.__getitem__)
+        if len(macs) == 1 or macs[first] == macs[last]:
             whole = listed(list(macs))
             need = "needs" if len(macs) == 1 else "each need"
-            return f"{whole} {need} {formats.count(macs[least])} multiply-adds {where}"
+            return f"{whole} {need} {formats.count(macs[first])} multiply-adds {where}"
         return (
-            f"Of {len(macs)} mixers {least} needs the fewest multiply-adds {where}, "
-            f"{formats.count(macs[least])}, and {most} the most, {formats.count(macs[most])}"
+            f"Of {len(macs)} mixers {first} needs the fewest multiply-adds {where}, "
+            f"{formats.count(macs[first])}, and {last} the most, {formats.count(macs[last])}"
         )
     least = [label for label, found in others.items() if found == min(others.values())]
     change = min(others.values()) / base - 1

@@ -43,8 +43,8 @@ examples:
   keymix analyze spikes my-run --json > spikes.json
 
 A run on recordings of events is shown recordings, as frames. Blocks, heads and steps are numbered
-from 1; options count layers, heads, steps, tokens and images of rasters from 0. docs/spikes.md explains every measure and
-every assumption."""
+from 1; options count layers, heads, steps, tokens and images of rasters from 0. docs/spikes.md
+explains every measure and every assumption."""
     writes = "spikes.html, spikes.json, CSV and SVG files"
     also_written = "spikes.json, CSV files and charts"
     record_type = SpikesRecord

@@ -45,7 +45,7 @@ def headline(study: SpikesStudy) -> str:
 
 
 def answer(record: SpikesRecord) -> str:
-    """Say what an image costs in spikes, next to the same network without, or why it says nothing."""
+    """Say what an image costs next to the same network without spikes, or why it says nothing."""
     trained = [study for study in record.studies if not study.random]
     if not trained:
         return untrained("spikes and energy", [study.label for study in record.studies])
