@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from keymix.analysis.rollout import attention_rollout
 from keymix.cli import analyze, main
 from keymix.errors import NoAttentionMap, UserError
 from keymix.records import from_json
-from keymix.studies.attention.page import caption
+from keymix.studies.attention.page import answer, caption
 from keymix.studies.attention.study import pictures_of
 from keymix.studies.inputs import load_images, load_models
 
@@ -88,8 +90,15 @@ def test_numbers_are_those_of_the_maps_and_every_picture_opens(
         with Image.open(out / name) as picture:
             assert min(picture.size) > 150
     page = (out / "attention.html").read_text()
-    assert page.count("data:image/png;base64,") == 6
-    assert "Random weights." in page
+    assert "<h1>Random weights: the attention maps of" in page
+    first, *folded = page.partition("</header>")[2].split('<details class="part">')
+    assert (first.count("<figure"), "<table" in first) == (2, False)
+    assert (len(re.findall(r">block [14]</span>", first)), "rollout, 2 of 4 blocks" in first) == (
+        2,
+        True,
+    )
+    assert sum(part.count('class="looks"') for part in folded) == 5
+    assert "<dt>machine</dt>" in folded[-1]
     assert "covers blocks 1, 4 only, 2 of 4 blocks" in page
     assert "(mean)</td>" in page
     assert page.count('<th scope="row"') == 2
@@ -315,3 +324,50 @@ def test_only_pictures_that_a_look_drew_are_taken_for_its_own(tmp_path: Path) ->
     assert pictures_of(tmp_path / "attention.json") == {"01-jay.png", "04.png"}
     (tmp_path / "attention.json").write_text('{"figures": 5}', "utf-8")
     assert pictures_of(tmp_path / "attention.json") == set()
+
+
+def record_of(peaks: dict[str, list[float]], **changes: Any) -> AttentionRecord:
+    """A record of models whose blocks have these largest weights, as multiples of even."""
+    layer = {"array": "a", "heads": 1, "heads_read": 1, "keys": 9, "even": [9]}
+    model = {"name": "m", "weights": "w", "random": False, "photos": "p", "missing": {}}
+    models = [
+        model
+        | {"label": label, "rollout": None, "no_rollout": None}
+        | {"layers": [layer | {"number": i, "path": str(i), "peak": p} for i, p in enumerate(own)]}
+        for label, own in peaks.items()
+    ]
+    shown = {"stage": "softmax", "heads": "mean", "view": "image", "scale": "shared"}
+    frame = {"command": "", "created": "", "environment": {}, "rollout": False, "queries": ["mean"]}
+    found = {"origin": "photos", "images": ["a", "b"], "left_out": {}, "models": models}
+    return from_json(AttentionRecord, {**shown, **frame, **found, **changes}, where="the record")
+
+
+def test_the_answer_names_the_block_that_looks_most_sharply() -> None:
+    assert answer(record_of({"vit": [1.2, 4.25]})) == (
+        "vit looks most sharply in block 2: its strongest position gets 4.25 times even attention"
+    )
+    assert answer(record_of({"vit": [2.0]}, images=["a"])).endswith(", on one image")
+    assert answer(record_of({"vit": [1.2, 4.0], "deit": [6.0, 3.0]})) == (
+        "deit looks most sharply, 6 times even attention in block 1; vit least, 4 times in block 2"
+    )
+
+
+def test_the_answer_says_where_nothing_stands_out() -> None:
+    assert answer(record_of({"vit": [1.2, 1.4]})) == (
+        "vit looks everywhere alike: no position gets more than 1.4 times even attention"
+    )
+    whole = record_of({"vit": [1.2]}, view="matrix")
+    assert answer(whole).startswith("Whole attention maps of vit")
+    untrained = replace(whole, models=tuple(replace(m, random=True) for m in whole.models))
+    assert answer(untrained) == (
+        "Random weights: the attention maps of vit say nothing about a trained model"
+    )
+
+
+def test_the_answer_names_prefix_tokens_that_take_most() -> None:
+    found = record_of({"vit": [2.0, 3.0]})
+    first, last = found.models[0].layers
+    model = replace(found.models[0], layers=(first, replace(last, prefix_share=0.62)))
+    assert answer(replace(found, models=(model,))).endswith(
+        "and in block 2 prefix tokens get 62 % of all"
+    )

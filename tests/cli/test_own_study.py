@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from keymix import studies
-from keymix.cli import analyze
+from keymix.cli import analyze, console
 from keymix.studies.study import get_study, list_studies
 
 STUDY = """
@@ -36,6 +36,9 @@ class Toy(Study):
 
     def record(self, found, session):
         return joined(Record, session.frame(), numbers=found)
+
+    def answer(self, record):
+        return f"There are {len(record.numbers)} numbers"
 
     def tables(self, record):
         column = Column("n", "n", "whole")
@@ -71,12 +74,28 @@ def test_a_folder_is_an_analysis(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "toy         counts" in capsys.readouterr().out
     out = tmp_path / "out"
     assert analyze.main(["toy", "--to", "3", "--out", str(out)]) == 0
-    assert capsys.readouterr().out.splitlines() == [f"numbers\t{n}" for n in ("n", 0, 1, 2)]
+    said = capsys.readouterr()
+    assert said.out.splitlines() == [f"numbers\t{n}" for n in ("n", 0, 1, 2)]
+    assert said.err.splitlines()[-1] == "There are 3 numbers"
     assert {path.name for path in out.iterdir()} == {"toy.json", "toy.html", "toy-numbers.csv"}
-    assert json.loads((out / "toy.json").read_text())["numbers"] == [0, 1, 2]
+    kept = json.loads((out / "toy.json").read_text())
+    assert (kept["numbers"], kept["answer"]) == ([0, 1, 2], "There are 3 numbers")
     assert "<title>Toy" in (out / "toy.html").read_text()
     assert analyze.main(["toy", "--markdown"]) == 0
     assert capsys.readouterr().out.startswith("Numbers\n\n| n |")
+    assert analyze.main(["toy", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["answer"] == "There are 2 numbers"
+    assert "There are" not in said.err
+
+
+@pytest.mark.usefixtures("_toy")
+def test_the_last_line_at_a_terminal_is_the_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(console.out, "_force_terminal", True)
+    assert analyze.main(["toy", "--out", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "There are 2 numbers"
 
 
 def test_every_analysis_is_reported_in_the_docs() -> None:

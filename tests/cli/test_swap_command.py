@@ -88,7 +88,10 @@ def test_the_record_reports_measured_numbers(trained: str, swapped: Path) -> Non
     assert [row["path"] for row in result["report"]["rows"]] == ["blocks.1.attn", "blocks.2.attn"]
     page = (swapped / "report.html").read_text(encoding="utf-8")
     assert f"<h1>{result['sentence']}</h1>" in page
-    assert "blocks.2.attn" in page
+    assert "3 (blocks.2.attn)" in page
+    first, *folded = page.partition("</header>")[2].split('<details class="part">')
+    assert "<table" not in first
+    assert "<dt>machine</dt>" in folded[-1]
 
 
 def test_the_command_it_names_recovers_with_the_original_as_teacher(swapped: Path) -> None:

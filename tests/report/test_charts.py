@@ -67,7 +67,9 @@ def test_an_axis_that_holds_zero_begins_there_unless_values_are_below(ys, lowest
     line = Line("softmax", LOOKS["softmax"], [1, 2], ys)
     chart = curves([line], x_label="x", y_label="rate", name="n", holds=(0.0,))
     texts = [t for t in ET.fromstring(chart).iter(f"{SVG}text") if t.get("class") == "tick"]
-    drawn = [float(t.text or "") for t in texts if t.get("text-anchor") == "end"]
+    drawn = [
+        float((t.text or "").replace("−", "-")) for t in texts if t.get("text-anchor") == "end"
+    ]
     assert min(drawn) == lowest
     (curve,) = (p for p in ET.fromstring(chart).iter(f"{SVG}path") if "curve" in p.get("class", ""))
     foot = max(float(line.get("y1", 0)) for line in ET.fromstring(chart).iter(f"{SVG}line"))

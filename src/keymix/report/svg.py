@@ -226,7 +226,7 @@ def draw_frame(
     """Draw grid lines, tick labels and titles of both axes; an empty label leaves its tick."""
     for value, label in at[1]:
         drawing.line((x.start, x.end), (y(value), y(value)), "grid")
-        drawing.text(x.start - 6, y(value) + 4, label, "tick", "end")
+        drawing.text(x.start - 6, y(value) + 4, label.replace("-", "−"), "tick", "end")
     for value, label in at[0]:
         drawing.line((x(value), x(value)), (y.start, y.start + 4), "axis")
         if label:

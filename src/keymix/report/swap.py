@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from keymix.analysis.timing import WORDS
-from keymix.report.charts import Chart, Line, Look, curves
+from keymix.report.charts import Chart, Line, Look, curves, looks
 from keymix.report.formats import MISSING, percent, points, three_digits
 from keymix.report.page import render_page
 from keymix.report.tables import Cell, Column, Table, text_table
@@ -188,6 +188,7 @@ def render(record: SwapRecord) -> str:
 def _charts(search: Search) -> list[Chart]:
     start, met = search.steps[0].top1, search.met
     drawn = []
+    colour = looks([search.mixer])[search.mixer].colour
     curves_of: tuple[tuple[str, str, bool, _Value, _Value | None], ...] = (
         (
             "top1",
@@ -209,7 +210,7 @@ def _charts(search: Search) -> list[Chart]:
         known = [step for step in search.steps if value(step) is not None]
         if not known:
             continue
-        lines = [_line("every step", "c0", known, value)]
+        lines = [_line("every step", colour, known, value)]
         if ends is not None:
             low, high = zip(*map(ends, known), strict=True)
             lines[0] = replace(lines[0], low=low, high=high)
@@ -241,5 +242,5 @@ _BANDS = {
 
 def _line(label: str, colour: str, steps: Sequence[Step], value: _Value) -> Line:
     xs = [100 * step.share for step in steps]
-    marker = "circle" if colour == "c0" else "diamond"
+    marker = "diamond" if colour == "ink" else "circle"
     return Line(label, Look(colour, marker, label), xs, [value(step) for step in steps])
