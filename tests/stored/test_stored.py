@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from markupsafe import escape
 
 from keymix import cli
 from keymix.analysis.attention_record import AttentionRecord
@@ -193,6 +194,7 @@ def test_an_analysis_opens_and_renders(stored: Path, name: str) -> None:
         with np.load(folder / "maps.npz") as maps:
             files[study.page_file] = render(record, list(figures(record, dict(maps))))
     page = files[study.page_file]
+    assert f"<h1>{escape(study.answer(record))}</h1>" in page.replace("<wbr>", "")
     assert html.escape(record.command) in page
     assert {*files, study.record_file} <= {path.name for path in folder.iterdir()}
     for file, text in files.items():

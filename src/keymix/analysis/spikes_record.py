@@ -167,7 +167,8 @@ class SpikesStudy(SpikeReading, ModelOnImages):
     raster_image: str | None  # name of the image that rasters are of; None without rasters
     photo: str | None  # the image as a data URI; None without rasters
     rasters: tuple[RasterReading, ...]  # spikes of Q-K token attention on it
-    at_chance: bool = False  # whether the run's test accuracy is no better than chance
+    # whether the run's test accuracy is no better than chance; earlier versions did not record it
+    at_chance: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,7 +67,7 @@ class SortableTable {
       else this.sort(this.columns[Number(index)], order);
     });
     const label = make("label", { class: "sort-by no-print" }, "Sort by ", this.select);
-    const place = this.table.closest("section").querySelector(".sort-here");
+    const place = this.table.closest("section, .part").querySelector(".sort-here");
     if (place && this.table.matches(".by-class")) place.append(label);
     else this.table.parentElement.before(label);
   }

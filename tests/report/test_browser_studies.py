@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the pages of analyses show themselves on a screen, on a phone, on paper and by keyboard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from browser import PHONE, WIDE, complaints, find, look, requests, visit
+from test_browser_looks import SMALLEST, WIDTHS
+from test_study_pages import PAGES
+
+ENTER = "\ue007"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=PAGES)
+def page(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    file = tmp_path / "page.html"
+    file.write_text(PAGES[request.param](), encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize(("width", "dark"), [(WIDE, True), (PHONE, False)])
+def test_all_unfolded_is_offline_silent_and_no_wider_than_the_window(
+    driver, page, width, dark
+) -> None:
+    visit(driver, page, width=width, dark=dark)
+    driver.execute_script("for (const d of document.querySelectorAll('details')) d.open = true")
+    assert driver.execute_script(WIDTHS) == [width, width]
+    assert driver.execute_script(SMALLEST) >= 8
+    assert requests(driver, page) == []
+    assert complaints(driver) == []
+
+
+def test_parts_open_by_keyboard_and_on_paper(driver, page) -> None:
+    visit(driver, page)
+    shown = "return document.querySelector('details.part:last-of-type pre').checkVisibility()"
+    options = "({contentVisibilityAuto: true, visibilityProperty: true})"
+    shown = shown.replace("()", options)
+    assert not driver.execute_script(shown)
+    look(driver, media="print")
+    assert driver.execute_script(shown)
+    look(driver)
+    find(driver, "details.part:last-of-type summary").send_keys(ENTER)
+    assert driver.execute_script(shown)
