@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from browser import PHONE, WIDE, complaints, find, look, requests, visit
+from browser import PHONE, WIDE, complaints, find, requests, visit
 from test_browser_looks import SMALLEST, WIDTHS
 from test_study_pages import PAGES
 
@@ -36,12 +36,15 @@ def test_all_unfolded_is_offline_silent_and_no_wider_than_the_window(
 
 def test_parts_open_by_keyboard_and_on_paper(driver, page) -> None:
     visit(driver, page)
-    shown = "return document.querySelector('details.part:last-of-type pre').checkVisibility()"
-    options = "({contentVisibilityAuto: true, visibilityProperty: true})"
-    shown = shown.replace("()", options)
-    assert not driver.execute_script(shown)
-    look(driver, media="print")
-    assert driver.execute_script(shown)
-    look(driver)
+    folded = "return document.querySelectorAll('details.part:not([open])').length"
+    before = driver.execute_script(folded)
+    driver.execute_script(
+        "window.opened = [];"
+        "addEventListener('beforeprint', () => opened.push("
+        "document.querySelectorAll('details:not([open])').length))"
+    )
+    driver.execute_cdp_cmd("Page.printToPDF", {})
+    assert driver.execute_script("return opened") == [0]
+    assert driver.execute_script(folded) == before > 1
     find(driver, "details.part:last-of-type summary").send_keys(ENTER)
-    assert driver.execute_script(shown)
+    assert driver.execute_script(folded) == before - 1
