@@ -31,6 +31,7 @@ def tables(record: SwapRecord) -> dict[str, Table]:
         left=len(record.layers.heads),
     )
     unsorted = [replace(column, sort="none") for column in layers.columns]
+    unsorted[0] = replace(unsorted[0], heading="block")
     numbers = sorted(record.after.layers)
     rows = layers.rows
     if len(numbers) == len(rows):
@@ -225,11 +226,18 @@ def _charts(search: Search) -> list[Chart]:
             markers=True,
             holds=(0.0,) if name == "latency_change" else (),
         )
-        reach = [v for line in lines for each in (line.ys, line.low or ()) for v in each]
-        note = "The y axis starts above zero." if min(reach) > 0 else ""
+        reach = [
+            v for line in lines for each in (line.ys, line.low or (), line.high or ()) for v in each
+        ]
+        note = "The y axis starts above zero." if _above_zero(reach) else ""
         caption = f"{label[0].upper()}{label[1:]}, after each step. {_BANDS.get(name, '')} {note}"
         drawn.append(Chart(name, chart, caption.strip()))
     return drawn
+
+
+def _above_zero(values: Sequence[float]) -> bool:
+    """Return whether an axis around values, a little longer than they are, has no zero on it."""
+    return min(values) - 0.06 * (max(values) - min(values)) > 0
 
 
 _BANDS = {
