@@ -299,17 +299,13 @@ def test_a_strip_of_an_error_is_in_its_unit():
 
 
 def test_what_is_better_and_cheaper_than_the_baseline_is_shaded():
-    points = _points([1, 2, 3], [0.5, 0.6, 0.7])
-    root = ET.fromstring(
-        scatter(points, x_label="x", y_label="y", name="n", baseline=points[1].label)
-    )
+    points = _points([3, 1, 2], [0.6, 0.5, 0.7])
+    root = ET.fromstring(scatter(points, x_label="x", y_label="y", name="n", baseline="softmax"))
     (shade,) = [e for e in root.iter(SVG + "rect") if e.get("class") == "better"]
     right = float(shade.get("x", "")) + float(shade.get("width", ""))
     foot = float(shade.get("y", "")) + float(shade.get("height", ""))
-    (dot,) = [e for e in root.iter(SVG + "g") if (e[0].text or "").startswith(points[1].label)]
-    box = dot[1]
-    corner = (float(box.get("x", "")) + 4.5, float(box.get("y", "")) + 4.5)
-    assert (right, foot) == pytest.approx(corner)
+    (dot,) = [e for e in root.iter(SVG + "circle") if e.get("class") == "dot ink"]
+    assert (right, foot) == pytest.approx((float(dot.get("cx", "")), float(dot.get("cy", ""))))
 
 
 # ---- logarithmic axes ---------------------------------------------------------------------
