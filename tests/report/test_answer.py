@@ -111,6 +111,11 @@ def test_a_better_mixer_comes_before_a_worse_one_that_differs_more() -> None:
     assert said.degree == "provisional"
 
 
+def test_where_nothing_is_certain_the_numbers_are_the_best_mixers() -> None:
+    said = found(key_value=(-0.05, "unclear", None), static_key=(0.01, "unclear", None))
+    assert said.subject == "static_key"
+
+
 def test_nothing_learned_has_no_numbers() -> None:
     nothing = Diagnosis(kind="nothing_learned", text="No model learned this data: x.")
     said = found(diagnoses=(nothing,), static_key=(0.065, "clear", "better"), pick="static_key")

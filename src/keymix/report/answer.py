@@ -114,8 +114,8 @@ def _subject(record: ComparisonRecord, rows: dict[str, OutcomeRow]) -> str:
     def weight(row: OutcomeRow) -> tuple[bool, int, float]:
         assert row.interval is not None
         degree = certain.get(row.degree or "", 0)
-        better = row.direction == "better"
-        return better, degree, abs(row.interval.difference)
+        better, size = row.direction == "better", row.interval.difference
+        return better, degree, abs(size) if degree else record.task_kind.score.rank(size)
 
     return max(known, key=weight).mixer if known else record.baseline
 
