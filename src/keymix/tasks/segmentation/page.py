@@ -368,7 +368,12 @@ class MaskPage(Page):
         found = [] if classes is None else [Section(template="classes.html.j2", view=classes)]
         if sheet is not None:
             styles = "gallery.css.j2"
-            found.append(Section(template="gallery.html.j2", view=sheet, styles=styles))
+            seen = record.attention.images if record.attention else ()
+            named = {image.label: image.id for image in seen}  # as `label` names them
+            images = [named.get(each.id, each.id) for each in sheet.stored.slices]
+            found.append(
+                Section(template="gallery.html.j2", view=sheet, styles=styles, images=images)
+            )
         return found
 
     def of_run(self, run: DoneRun) -> ScriptRun:
