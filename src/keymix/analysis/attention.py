@@ -328,13 +328,9 @@ def token_masks(
 ) -> dict[str, Float[Tensor, "B h rows columns"]]:
     """Read in what share of the time steps each head lets a token through.
 
-    The model is left as it was. A `NoAttentionMap` says that a layer has no such mask, or that it
-    is not known where its tokens lie.
-
-    Args:
-        model: A model with mixers that name their ``token_mask``.
-        images: A batch as the model takes it, normalised.
-        layers: Which of its layers, as in :func:`keymix.attention_maps`; all if None.
+    The mixers of the model must name their ``token_mask``; layers and images are those of
+    `attention_maps`. A `NoAttentionMap` says that a layer has no such mask, or that it is not known
+    where its tokens lie.
     """
     found: dict[str, Tensor] = {}
 

@@ -47,7 +47,7 @@ class Maps:
     """A model's maps of a stage, ``[image, layer, 1 + heads, H, W]``, the mean over heads first."""
 
     weights: FloatArray
-    kind: Literal["attention", "mask"]
+    kind: Literal["mask"] | None = None
 
     @property
     def layer_bytes(self) -> float:
@@ -109,7 +109,7 @@ def pictures(plan: Plan, runs: Sequence[Reading], data: ImageData, *, images: bo
         if each.run.seed == seed and each.run.mixer in models
     }
     looked = Pictures(
-        attention=replace(seen, said={label: texts for label, texts in said.items() if texts}),
+        attention=replace(seen, said={m: each for m, each in said.items() if each} or None),
         collapse=collapse(models, data, seed=seed, notes=notes),
         own=own,
         notes=tuple(dict.fromkeys(notes)),  # of every stage that was tried
@@ -309,7 +309,7 @@ def thinned(layers: list[int], maps: dict[str, Maps]) -> tuple[list[int], dict[s
     return [layers[i] for i in positions], less
 
 
-def packed(weights: FloatArray, *, kind: Literal["attention", "mask"] = "attention") -> PackedMaps:
+def packed(weights: FloatArray, *, kind: Literal["mask"] | None = None) -> PackedMaps:
     """Pack weights ``[image, layer, 1 + heads, H, W]`` as base64 of little-endian uint16.
 
     A weight is its number / 65535 * ``scale``, the largest weight of all.
@@ -340,7 +340,7 @@ def _maps(model: nn.Module, images: Tensor, layers: Sequence[int], by_class_toke
     pictures = [
         _with_mean(on_image(maps, rows.layouts[path])[:, :, 0]) for path, maps in rows.items()
     ]
-    return Maps(weights=_stacked(pictures), kind="attention")
+    return Maps(weights=_stacked(pictures))
 
 
 def _stacked(pictures: Sequence[FloatArray]) -> FloatArray:

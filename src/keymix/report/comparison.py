@@ -161,7 +161,7 @@ def _attention(record: ComparisonRecord) -> dict[str, object] | None:
         "layers": stored.layers,
         "maps": to_json(stored.maps),
         "missing": stored.missing,
-        "said": to_json(stored.said),
+        "said": to_json(stored.said or {}),
         "levels": LEVELS,
         "heat": pictures.HEAT,
         "full": pictures.FULL,

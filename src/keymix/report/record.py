@@ -338,7 +338,7 @@ class MapImage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedMaps:
+class PackedMaps(Sparse):
     """A mixer's maps, ``[image, layer, 1 + heads, H, W]``, the mean over heads first.
 
     `weights` are base64 of little-endian uint16, of which 65535 is `scale`; `grid` is
@@ -350,7 +350,7 @@ class PackedMaps:
     grid: tuple[int, int]
     weights: str
     scale: float
-    kind: Literal["attention", "mask"] = "attention"
+    kind: Literal["mask"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,7 +362,7 @@ class Said:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention:
+class Attention(Sparse):
     """Where the trained models look, on the same test images, by mixer's label.
 
     `query` says in a sentence whose attention it is, `missing` why a mixer has no maps, and `said`
@@ -374,7 +374,7 @@ class Attention:
     query: str
     maps: Mapping[str, PackedMaps]
     missing: Mapping[str, str]
-    said: Mapping[str, tuple[Said, ...]] = field(default_factory=dict)
+    said: Mapping[str, tuple[Said, ...]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ import base64
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -69,7 +70,7 @@ def sections(shown: Shown) -> Iterator[Section]:
 
 def _in_numbers(stored: Attention, record: ComparisonRecord) -> Iterator[Section]:
     """Show a number for each map instead of its picture."""
-    maps = {m: each for m, each in _means(stored).items() if stored.maps[m].kind == "attention"}
+    maps = {m: each for m, each in _means(stored).items() if stored.maps[m].kind is None}
     if not maps:
         return
     shown = positions(stored)
@@ -127,27 +128,24 @@ def sheet(record: ComparisonRecord, stored: Attention) -> Sheet:
         if label not in maps:
             return []
         kind = partial(_figures, kind=stored.maps[label].kind)
-        said = stored.said.get(label) or [None] * len(stored.images)
+        said = (stored.said or {}).get(label) or [None] * len(stored.images)
         of_images = [image[position] for image in maps[label]]
         return [
             Cell(heat=pictures.heat_uri(weights), figures=kind(weights), said=answer)
             for weights, answer in zip(of_images, said, strict=True)
         ]
 
-    by_kind: dict[str, list[str]] = {"attention": [], "mask": []}
-    for label in (label for label in shown if label in maps):
-        by_kind[stored.maps[label].kind].append(label)
     return Sheet(
         layers={
             stored.layers[i]: {label: cells(i, label) for label in shown} for i in positions(stored)
         },
-        attending=by_kind["attention"],
-        masking=by_kind["mask"],
+        attending=[label for label in maps if stored.maps[label].kind is None],
+        masking=[label for label in maps if stored.maps[label].kind == "mask"],
         tiny=max(record.data.image_size) <= pictures.TINY,
     )
 
 
-def _figures(weights: npt.NDArray[np.float64], kind: str) -> str:
+def _figures(weights: npt.NDArray[np.float64], kind: Literal["mask"] | None) -> str:
     """Say in few words how strong a map is, since its colours have a scale of their own."""
     mean = float(weights.mean())
     if kind == "mask":
