@@ -250,6 +250,7 @@ def test_tokens_that_spiking_mixers_let_through_are_shown_as_maps_are() -> None:
     assert found.maps["qk_token"].kind == "mask"
     assert 0 < found.maps["qk_token"].scale <= 1
     assert set(found.missing) == {"qk_channel", "spiking_self"}
+    assert found.missing["qk_channel"].endswith("its attention is one spike per channel")
 
 
 # ---- how large a page is ---------------------------------------------------------------------

@@ -190,10 +190,13 @@ def _of_each(
 
 
 def _foreseen(error: BaseException) -> str:
-    """Return the sentence that says why a model cannot be read; empty where none was written."""
+    """Return the sentence that says why a model cannot be read; empty where none was written.
+
+    Which method of a mixer to call instead is for whoever calls, and not for a page.
+    """
     while isinstance(error, UserError) and error.__cause__ is not None:
         error = error.__cause__
-    return str(error) if isinstance(error, UserError) else ""
+    return str(error).partition("; mixer.")[0] if isinstance(error, UserError) else ""
 
 
 def evenly(split: Split, number: int) -> list[int]:
