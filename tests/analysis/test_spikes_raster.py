@@ -8,8 +8,9 @@ import torch
 from spiking_nets import images, small_net
 from torch import nn
 
+from keymix.analysis.attention import masks_tokens, token_masks
 from keymix.analysis.spikes_raster import Raster, spike_rasters
-from keymix.errors import UserError
+from keymix.errors import NoAttentionMap, UserError
 
 MIXER = "stages.0.blocks.0.attn.mixer"
 
@@ -87,3 +88,21 @@ def test_mistakes_are_one_line(options: dict[str, object], said: str) -> None:
 def test_layers_that_are_not_there_are_said_so() -> None:
     with pytest.raises(UserError, match="no layer of Q-K token attention"):
         spike_rasters(small_net("spiking_self"), images()[0], layers=0)
+
+
+def test_masks_of_tokens_are_the_share_of_steps_in_which_a_head_lets_them_pass() -> None:
+    model = small_net()
+    assert masks_tokens(model)
+    found = token_masks(model, images()[2:3])
+    assert list(found) == [MIXER]
+    passing = _formed(images()[2])["A_t"][:, 0, :, :, 0].mean(0)  # [h, N]
+    assert found[MIXER].shape == (1, 2, 3, 4)
+    assert torch.equal(found[MIXER][0].flatten(1), passing)
+    assert 0 < passing.mean() < 1
+
+
+def test_a_mixer_of_channels_has_no_mask_of_tokens() -> None:
+    model = small_net("qk_channel")
+    assert not masks_tokens(model)
+    with pytest.raises(NoAttentionMap, match=MIXER):
+        token_masks(model, images()[:1])

@@ -35,7 +35,13 @@ CHOSEN = (0, 3, 5, 7)
 
 def shown(models: Mapping[str, Any], images: Any, *, pooling: str) -> Attention:
     return attention(
-        models, images, pooling=pooling, seed=0, chosen=CHOSEN, label=lambda data, i: str(i)
+        models,
+        images,
+        pooling=pooling,
+        seed=0,
+        chosen=CHOSEN,
+        label=lambda data, i: str(i),
+        notes=[],
     )
 
 
@@ -94,7 +100,7 @@ def test_windows_are_put_back_on_the_image(digits: Any) -> None:
 
 def test_shifted_windows_are_not_compared_with_unshifted(digits: Any) -> None:
     _, model = looked("swin_micro_p2_32", digits)
-    alike = collapse({"ska": model}, digits, seed=0)
+    alike = collapse({"ska": model}, digits, seed=0, notes=[])
     assert alike.similarity == {}
     assert "windows" in alike.missing["ska"]
 
@@ -119,7 +125,7 @@ def test_of_a_model_in_stages_the_finest_with_most_maps_is_shown() -> None:
     assert attention.layers == ("Block 2 of 7", "Block 3 of 7")
     assert [attention.maps[label].grid for label in ("softmax", "placed")] == [(8, 8)] * 2
     assert list(attention.missing) == ["control"]
-    alike = collapse(models, photos, seed=0)
+    alike = collapse(models, photos, seed=0, notes=[])
     assert alike.pairs == ("4–5", "5–6")
     assert {label: len(v) for label, v in alike.similarity.items()} == {
         "softmax": 2,

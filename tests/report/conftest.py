@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from browser import started
-from synthetic import crowded_record, lose, make_record, render
+from synthetic import crowded_record, lose, make_record, render, with_answers
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +26,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     lose(holes, "re_attention", 2, "failed", "RuntimeError: out of luck")
     for seed in range(3):
         lose(holes, "key_value", seed, "missing", "it was not started")
-    records = {"plain": make_record(), "holes": holes, "crowded": crowded_record()}
+    plain, crowded = with_answers(make_record()), with_answers(crowded_record())
+    records = {"plain": plain, "holes": holes, "crowded": crowded}
     written = {}
     for name, record in records.items():
         written[name] = folder / f"{name}.html"

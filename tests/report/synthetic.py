@@ -265,6 +265,38 @@ def make_record(
     }
 
 
+def with_answers(record: dict[str, Any]) -> dict[str, Any]:
+    """Add what models answered to the images under their maps, and a gallery of eight images."""
+    rng = np.random.default_rng(1)
+    names, labels = record["classes"]["names"], [mixer["label"] for mixer in record["mixers"]]
+    asked = [label for label in labels if label not in CONTROLS]
+    record["attention"]["said"] = {
+        label: [{"text": names[(i * k) % len(names)], "right": k == 1} for i in range(4)]
+        for k, label in enumerate(asked, start=1)
+    }
+    images = [
+        {
+            "png": image_uri((rng.random((1, 12, 12)) * 255).astype(np.uint8)),
+            "id": f"{names[i]}/{i}.png",
+            "true": i,
+            "answers": {
+                label: {"answer": (i * k) % len(names), "probability": 0.5}
+                for k, label in enumerate(asked, start=1)
+            },
+        }
+        for i in range(8)
+    ]
+    record["gallery"] = {
+        "mixers": asked,
+        "seeds": 3,
+        "disputed": 40,
+        "at_least": False,
+        "disagreements": images,
+        "errors": images[1:],
+    }
+    return record
+
+
 HOSTILE = (
     "<script>alert(1)</script>",
     '"><img src=x onerror=alert(2)>',

@@ -168,12 +168,49 @@ def test_the_picker_draws_the_map_that_was_asked_for(driver, pages, mixer, image
     find(driver, f'input[name=map-image][value="{image}"]').click()
     width, height, alpha = driver.execute_script(ALPHA)
     assert [height, width] == stored["grid"]
+    span = weights.max() - weights.min()
+    expected = np.round(OPACITY * (weights - weights.min()) / span)
+    np.testing.assert_allclose(alpha, expected.ravel(), atol=1)
+    assert not texts(driver, "#map-shared")
+    driver.execute_script("document.getElementById('map-scale').focus()")
+    press(driver, DOWN)
+    assert focused(driver).get_property("value") == "shared"
+    assert len(texts(driver, "#map-shared")) == 1
+    *_, alpha = driver.execute_script(ALPHA)
     expected = np.round(OPACITY * np.clip(weights / (FULL * weights.mean()), 0, 1))
     np.testing.assert_allclose(alpha, expected.ravel(), atol=1)
+    assert complaints(driver) == []
     row, place = np.unravel_index(weights.argmax(), weights.shape)
     readout = find(driver, "#map-stage .readout").text
     assert f"in row {row + 1}, column {place + 1};" in readout
     assert f"Strongest patch {weights.max() * 100:.1f}" in readout
+
+
+def test_beneath_each_map_stands_the_answer_of_its_model(driver, pages):
+    visit(driver, pages["plain"])
+    find(driver, 'input[name=map-image][value="2"]').click()
+    answers = texts(driver, "#map-stage .said")
+    asked = [label for label in ACCURACY if label != "identity"]
+    expected = [
+        f"{'✓right' if k == 1 else '✗wrong'}: predicts {(2 * k) % 10}"
+        for k in range(1, len(asked) + 1)
+    ]
+    assert answers == expected
+    visit(driver, pages["holes"])  # of a record without answers
+    assert texts(driver, "#map-stage .said") == []
+
+
+@pytest.mark.parametrize("width", [WIDE, PHONE])
+def test_the_gallery_has_its_texts_next_to_images_of_a_useful_size(driver, pages, width):
+    visit(driver, pages["plain"], width=width)
+    cards = driver.find_elements("css selector", "#gallery .cards > li")
+    assert len(cards) == 8 + 7
+    first = cards[1]
+    assert first.find_element("css selector", "img").size["width"] >= 100
+    words = first.find_element("css selector", ".words")
+    assert words.size["width"] >= 150
+    camps = texts(driver, "#gallery .cards > li:nth-child(2) .camp .said")
+    assert camps[:5] == ["✓right: 1", "✗wrong: 2", "✗wrong: 3", "✗wrong: 4", "✗wrong: 5"]
 
 
 def test_all_mixers_stand_side_by_side_and_missing_ones_say_why(driver, pages):

@@ -245,13 +245,12 @@ def _decode(uri: str) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(body))))
 
 
-def test_heat_opacity_is_attention_over_even_attention():
-    even = _decode(pictures.heat_uri([[0.25, 0.25], [0.25, 0.25]]))
-    peaked = _decode(pictures.heat_uri([[1.0, 0.0], [0.0, 0.0]]))
-    assert len(np.unique(even[..., 3])) == 1
-    assert 0 < even[0, 0, 3] < 128
-    assert peaked[0, 0, 3] > 2.5 * even[0, 0, 3]
-    assert peaked[1, 1, 3] == 0
+def test_a_map_s_opacity_goes_from_its_least_weight_to_its_largest():
+    even = _decode(pictures.heat_uri(np.full((2, 2), 0.25)))
+    faint = _decode(pictures.heat_uri(np.array([[0.26, 0.25], [0.24, 0.25]])))
+    assert not even[..., 3].any()
+    half = pictures.OPACITY // 2
+    assert faint[..., 3].tolist() == [[pictures.OPACITY, half], [0, half]]
 
 
 def test_images_are_encoded_as_they_are_and_large_ones_made_small():
@@ -259,6 +258,16 @@ def test_images_are_encoded_as_they_are_and_large_ones_made_small():
     assert np.array_equal(_decode(pictures.image_uri(grey)), grey[0])
     large = np.zeros((3, 300, 200), dtype=np.uint8)
     assert max(_decode(pictures.image_uri(large)).shape) == pictures.MAX_SIDE
+
+
+def test_a_large_image_of_many_pixels_is_a_small_jpeg():
+    noise = np.random.default_rng(0).integers(0, 256, (3, 400, 600), dtype=np.uint8)
+    made = pictures.image_uri(noise)
+    assert made.startswith("data:image/jpeg;base64,")
+    assert pictures.IMAGE.fullmatch(made)
+    assert len(made) < 25_000
+    tiny = pictures.image_uri(noise[:, :32, :32])
+    assert np.array_equal(_decode(tiny), noise[:, :32, :32].transpose(1, 2, 0))
 
 
 def test_quantities_are_written_for_people():

@@ -157,7 +157,7 @@ def test_a_class_named_like_a_mixer_is_no_mixer():
         assert f'<th scope="row" data-value="{name}"><bdi>{name}</bdi></th>' in page
 
 
-def test_an_attention_image_that_is_no_png_is_refused():
+def test_an_attention_image_that_is_no_picture_is_refused():
     record = make_record()
     record["attention"]["images"][1]["png"] = 'data:image/png;base64,AAAA"); } body { x: url("y'
     with pytest.raises(UserError, match="row 1"):
@@ -257,16 +257,19 @@ def test_a_model_of_two_blocks_shows_its_similarity_in_a_table():
     assert "0.44" in page
 
 
-def test_where_no_blocks_can_be_compared_the_section_says_why():
+def test_mixers_without_maps_have_their_reason_once_and_an_empty_section_is_left_out():
     record = make_record()
     why = "they cut the image into other windows"
     missing = {m["label"]: why for m in record["mixers"]} | {"identity": "it forms no map"}
-    record["collapse"] |= {"similarity": {}, "missing": missing}
+    similar = {"softmax": record["collapse"]["similarity"]["softmax"]}
+    missing.pop("softmax")
+    record["collapse"] |= {"similarity": similar, "missing": missing}
     section = words(render(record)).partition("Do deep layers repeat themselves?")[2]
-    assert section.startswith(" No maps of neighbouring blocks can be compared in these models.")
     assert section.count(why) == 1  # with all labels that it holds for
-    assert "softmax , static_key" in section.partition(why)[0]
+    assert "static_key , conv_static_key" in section.partition(why)[0]
     assert "identity : it forms no map" in section
+    record["collapse"]["similarity"] = {}
+    assert "Do deep layers repeat themselves?" not in render(record)
 
 
 def test_equal_differences_show_a_dash_and_the_reason():

@@ -97,6 +97,11 @@ def test_a_class_s_difference_is_of_the_seeds_that_both_finished():
         )
 
 
+def unpacked(record: dict[str, Any], mixer: str) -> Any:
+    stored = from_json(PackedMaps, record["attention"]["maps"][mixer], where="it")
+    return attention.unpack(stored, 4, 4)
+
+
 def test_the_largest_difference_comes_first_and_no_control_decides_it():
     found = classes_view(typed(make_record()), LOOKS)
     assert found is not None
@@ -175,19 +180,79 @@ def test_packed_maps_come_back_within_a_level():
     np.testing.assert_allclose(back, weights, atol=stored["scale"] / 65535)
 
 
+def sheet_of(record: dict[str, Any]) -> attention.Sheet:
+    opened = typed(record)
+    assert opened.attention is not None
+    return attention.sheet(opened, opened.attention)
+
+
 def test_the_sheet_holds_a_middle_and_the_last_layer():
-    sheet = attention.sheet(typed(make_record()))
-    assert sheet is not None
-    assert list(sheet) == ["Block 2 of 4", "Block 4 of 4"]
+    assert list(sheet_of(make_record()).layers) == ["Block 2 of 4", "Block 4 of 4"]
     assert re.findall(r">head (\d)<", render(make_record())) == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize("layers", [[], ["Block 1 of 2", "Block 2 of 2"]])
-def test_where_no_mixer_has_a_map_the_reasons_remain(layers):
+def test_where_no_mixer_has_a_map_the_section_is_left_out(layers):
     record = make_record()
     record["attention"] |= {"maps": {}, "layers": layers, "missing": {"softmax": "no map"}}
-    assert "no map" in render(record).split("Where they look")[1].split("</section>")[0]
-    assert attention.sheet(typed(record)) == {}
+    page = render(record)
+    assert "Where they look" not in page
+    assert "It holds no picture of the data." in page
+
+
+def test_under_each_map_stands_what_its_model_answered_and_how_strong_it_is():
+    record = make_record()
+    answers = [{"text": str(i), "right": i != 2} for i in range(4)]
+    record["attention"]["said"] = {"softmax": answers}
+    found = sheet_of(record).layers["Block 4 of 4"]
+    assert [cell.said.right for cell in found["softmax"] if cell.said] == [True, True, False, True]
+    assert [cell.said for cell in found["key_value"]] == [None] * 4
+    maps = unpacked(record, "softmax")[:, 3, 0]
+    ratios = (maps.max((1, 2)) / maps.mean((1, 2))).tolist()
+    shown = [re.search(r"[\d.]+", cell.figures) for cell in found["softmax"]]
+    assert [float(each[0]) for each in shown if each] == pytest.approx(ratios, abs=0.01)
+    static = render(record).partition('class="maps static"')[2].partition("</section>")[0]
+    assert static.count("predicts") == 4 * 2
+    assert static.count("✓") == 3 * 2
+    assert static.count("wrong: ") == 2
+
+
+def test_masks_of_tokens_are_shown_as_what_they_are():
+    record = make_record()
+    record["attention"]["maps"]["key_value"]["kind"] = "mask"
+    found = sheet_of(record)
+    assert found.masking == ["key_value"]
+    assert "key_value" not in found.attending
+    assert found.layers["Block 4 of 4"]["key_value"][0].figures.endswith("% pass")
+    assert "tokens that pass of key_value" in render(record)
+
+
+def without_pictures() -> dict[str, Any]:
+    record = make_record()
+    record["images"] = False
+    for image in record["attention"]["images"]:
+        image["png"] = ""
+    return record
+
+
+def test_without_pictures_of_the_data_maps_are_numbers():
+    record = without_pictures()
+    page = render(record)
+    assert "data:image/" not in page
+    assert "It holds no picture of the data: they are left out." in page
+    section = page.partition("<h2>Where they look</h2>")[2].partition("</section>")[0]
+    maps = unpacked(record, "key_value")[:, 3, 0]
+    mean = float((maps.max((1, 2)) / maps.mean((1, 2))).mean())
+    assert f'data-value="{mean:.10g}'[:22] in section
+    assert "identity mixes no tokens" in section
+    assert "<svg" in page.partition("Do deep layers repeat themselves?")[2]
+
+
+def test_the_page_says_of_how_many_images_it_has_pictures():
+    assert "It holds pictures of 4 test images." in render(make_record())
+    record = make_record()
+    record["attention"]["images"][3] = dict(record["attention"]["images"][0])
+    assert "It holds pictures of 3 test images." in render(record)
 
 
 def test_long_names_keep_in_charts_what_sets_them_apart():

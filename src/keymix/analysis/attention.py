@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attention maps of a model: one forward pass, then the rows that were asked for."""
+"""The attention maps of a model: one forward pass, then the rows that were asked for.
+
+Of spiking mixers without a map it reads which tokens they let through.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,9 @@ from keymix.analysis.capture import (
 )
 from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts.attention_inputs import Layout
+from keymix.hosts.layers import by_name
 from keymix.mixers.base import Queries, Stage, check_stage
+from keymix.mixers.spiking import SpikingMixer
 
 __all__ = [
     "Asked",
@@ -37,8 +42,10 @@ __all__ = [
     "Layers",
     "Windows",
     "attention_maps",
+    "masks_tokens",
     "on_image",
     "select_layers",
+    "token_masks",
 ]
 
 Heads = Literal["each", "mean"]
@@ -305,3 +312,41 @@ class WindowsOnImage:
         there = places.where(places >= 0, self.tokens).to(rows.device).expand(rows.shape)
         scattered = rows.new_zeros(*rows.shape[:-1], self.tokens + 1)
         return scattered.scatter_(-1, there, rows)[..., :-1]
+
+
+# ---- masks of tokens -------------------------------------------------------------------------
+
+
+def masks_tokens(model: nn.Module, layers: Layers | None = None) -> bool:
+    """Say whether all mixers of some layers have a mask of tokens; see `token_masks`."""
+    seats = select_layers(model, layers).values()
+    return all(_mask_of(seat) for seat in seats)
+
+
+def token_masks(
+    model: nn.Module, images: Float[Tensor, "B ..."], *, layers: Layers | None = None
+) -> dict[str, Float[Tensor, "B h rows columns"]]:
+    """Read in what share of the time steps each head lets a token through.
+
+    The mixers of the model must name their ``token_mask``; layers and images are those of
+    `attention_maps`. A `NoAttentionMap` says that a layer has no such mask, or that it is not known
+    where its tokens lie.
+    """
+    found: dict[str, Tensor] = {}
+
+    def on_call(seat: Seat, call: Call) -> None:
+        mixer, name = seat.module, _mask_of(seat)
+        layout = seat.layout(unwrapped(model))
+        if not isinstance(mixer, SpikingMixer) or not name or layout is None:
+            raise NoAttentionMap(f"layer {seat.path} has no mask of tokens on the image")
+        named = by_name(*call)
+        passing = mixer.spikes(named["x"], named.get("grid"))[name].mean(0)  # [B, h, N, 1]
+        found[seat.path] = passing.reshape(*passing.shape[:2], *layout.grid)
+
+    run_once(model, images, select_layers(model, layers), on_call)
+    return found
+
+
+def _mask_of(seat: Seat) -> str:
+    """Name the mask of tokens among the spikes of a layer's mixer; empty where it has none."""
+    return seat.module.token_mask if isinstance(seat.module, SpikingMixer) else ""

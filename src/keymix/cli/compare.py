@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from keymix.cli import console
@@ -36,7 +36,7 @@ _OPTIONS = (
 )
 _FLAGS = (
     *("--plan", "--no-flip", "--no-controls", "--no-reference"),
-    *("--ann", "--overwrite", "--json", "--help"),
+    *("--ann", "--overwrite", "--images", "--no-images", "--json", "--help"),
 )
 _DEFAULT_OUT = "keymix-compare"
 
@@ -97,6 +97,7 @@ def main(argv: list[str]) -> int:
             "processes": _whole("--processes", named["--processes"]),
             "imports": imports,
             "overwrite": "--overwrite" in words.flags,
+            "images": _images(words.flags),
             "command": shlex.join(["keymix", "compare", *argv]),
             "progress": watch,
         }
@@ -110,6 +111,14 @@ def main(argv: list[str]) -> int:
         print_result(result)
     print_open_runs(result)
     return 1 if result.failed else 0
+
+
+def _images(flags: Collection[str]) -> bool | None:
+    """Whether pictures of the data were asked for, or not to be there; None for neither."""
+    asked = {"--images", "--no-images"} & {*flags}
+    if len(asked) > 1:
+        raise UserError("--images and --no-images exclude each other. Give one of them.")
+    return asked == {"--images"} if asked else None
 
 
 def _whole(option: str, text: str | None) -> int | None:
@@ -220,6 +229,12 @@ def _help() -> str:
     add("--import", metavar="FILE.py", help=IMPORT_HELP)
     add("--out", metavar="DIR", help=f"folder of the comparison (default: {_DEFAULT_OUT})")
     add("--overwrite", action="store_true", help="replace another comparison in that folder")
+    add(
+        "--no-images",
+        action="store_true",
+        help="leave every picture of the data out of the report, now and when the command runs "
+        "again; --images brings them back",
+    )
     add("--json", action="store_true", help="print the result as JSON")
     return parser.format_help()
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 
 from keymix.cli import console
@@ -19,6 +20,11 @@ def main(argv: list[str]) -> int:
         "trained and no cost is measured.",
     )
     parser.add_argument("folder", metavar="DIR", help="the folder given as --out to compare")
+    parser.add_argument(
+        "--images",
+        action=argparse.BooleanOptionalAction,
+        help="whether the page has pictures of the data (default: as it was last asked)",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_imports()
     given = parser.parse_args(argv)
@@ -26,7 +32,7 @@ def main(argv: list[str]) -> int:
     from keymix.compare.run import rebuild
 
     with watching() as watch:
-        result = rebuild(given.folder, imports=given.imports, progress=watch)
+        result = rebuild(given.folder, imports=given.imports, images=given.images, progress=watch)
     if given.json:
         console.say(json.dumps(plain(result), ensure_ascii=False))
     else:

@@ -98,10 +98,13 @@ class Manifest:
     damage: str = ""
     checked: Checked | None = None  # what the check of the data found before the first run
     looks: tuple[int, ...] = ()  # seeds of each time that all runs were finished
+    images: bool = True  # whether its report has pictures of the data
 
 
-def claim(plan: Plan, data: DataRecord, *, overwrite: bool) -> None:
+def claim(plan: Plan, data: DataRecord, *, overwrite: bool, images: bool) -> None:
     """Take the folder for this comparison: a new one, or the one that is there to resume.
+
+    `images` says whether its report has pictures of the data.
 
     A UserError refuses a folder of another comparison, or with files that are no comparison's.
     """
@@ -134,7 +137,7 @@ def claim(plan: Plan, data: DataRecord, *, overwrite: bool) -> None:
         if overwrite:
             clear(out, made)
             made, checked, looks = (), None, ()
-    write_manifest(plan, data, before=made, checked=checked, looks=looks)
+    write_manifest(plan, data, before=made, checked=checked, looks=looks, images=images)
 
 
 def _short(value: Any) -> str:
@@ -205,6 +208,7 @@ def write_manifest(
     before: Iterable[str] = (),
     checked: Checked | None = None,
     looks: Sequence[int] = (),
+    images: bool = True,
 ) -> None:
     """Write the manifest of a plan; `before` are run folders that it named before."""
     ours = [plan.folder(mixer, s).relative_to(plan.out).as_posix() for mixer, s in plan.pairs]
@@ -218,6 +222,7 @@ def write_manifest(
             "planned": planned,
             **({} if checked is None else {"checked": checked}),
             **({"looks": looks} if looks else {}),
+            **({} if images else {"images": False}),
         },
     )
 
@@ -255,6 +260,7 @@ def read_manifest(out: Path) -> Manifest:
         damage=damage,
         checked=checked,
         looks=_looks(values.get("looks")),
+        images=values.get("images") is not False,
     )
 
 
@@ -310,6 +316,23 @@ def keep_look(plan: Plan, runs: Sequence[Reading]) -> tuple[int, ...]:
         path = plan.out / MANIFEST
         write_json(path, {**read_json(path), "looks": looks})
     return looks
+
+
+def shows_images(out: Path) -> bool:
+    """Whether the report of a folder has pictures of the data, as it was asked for last.
+
+    Where the manifest is damaged, the record says it.
+    """
+    for name in (MANIFEST, RESULTS):
+        with suppress(UserError):
+            return read_json(out / name).get("images") is not False
+    return True
+
+
+def keep_images(out: Path, images: bool) -> None:  # the manifest has it
+    """Record whether the report has pictures of the data."""
+    kept = {key: each for key, each in read_json(out / MANIFEST).items() if key != "images"}
+    write_json(out / MANIFEST, kept if images else {**kept, "images": False})
 
 
 def planned_in(out: Path) -> Planned | None:

@@ -6,9 +6,9 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from keymix.analysis.answers import Answers
-from keymix.analysis.attention import attention_maps, on_image
+from keymix.analysis.attention import attention_maps, masks_tokens, on_image, token_masks
 from keymix.analysis.collapse import map_similarity
 from keymix.compare.executor import FAILURES, reason
 from keymix.compare.plan import Plan
 from keymix.compare.runs import Finished, Reading
 from keymix.data.dataset import ImageData, Split
-from keymix.errors import NoAttentionMap, UserError
+from keymix.errors import UserError
 from keymix.hosts import find_host, find_mixers
 from keymix.records import Own
 from keymix.report.part import Page, page_of
@@ -32,12 +32,31 @@ from keymix.train.runs import load_run
 
 T = TypeVar("T")
 FloatArray = npt.NDArray[np.float64]
-Stage = tuple[list[int], dict[str, PackedMaps], dict[str, str]]
-"""What was read of a stage: its blocks, and maps and reasons by mixer's label."""
 
 PICTURES, COLLAPSE_IMAGES = 4, 64
 MOST_LAYERS = 12
 """Layers of which attention maps are kept at most."""
+FEWEST_LAYERS = 2
+"""... and at least, before single heads are left out."""
+MOST_BYTES = 1_200_000
+"""Of all maps as they are packed, so that a page stays below 3 MB."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Maps:
+    """A model's maps of a stage, ``[image, layer, 1 + heads, H, W]``, the mean over heads first."""
+
+    weights: FloatArray
+    kind: Literal["mask"] | None = None
+
+    @property
+    def layer_bytes(self) -> float:
+        """Size of one layer as it is packed: two bytes per weight, in base64."""
+        return self.weights[:, 0].size * 2 * 4 / 3
+
+
+Stage = tuple[list[int], dict[str, Maps], dict[str, str]]
+"""What was read of a stage: its blocks, and maps and reasons by mixer's label."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,32 +66,63 @@ class Pictures:
     attention: Attention | None = None
     collapse: Collapse | None = None
     own: Own = field(default_factory=Own)  # the task's pictures of the models' answers
+    notes: tuple[str, ...] = ()  # what failed, for who ran it; the page has a plain sentence
+
+    def bare(self) -> Pictures:
+        """Leave every picture of the data out; numbers stay."""
+        if self.attention is None:
+            return replace(self, own=Own())
+        images = tuple(replace(image, png="") for image in self.attention.images)
+        return replace(self, attention=replace(self.attention, images=images), own=Own())
 
 
-def pictures(plan: Plan, runs: Sequence[Reading], data: ImageData) -> Pictures:
-    """Look into every mixer's model of one seed, last epoch.
+def pictures(plan: Plan, runs: Sequence[Reading], data: ImageData, *, images: bool) -> Pictures:
+    """Look into every mixer's model of one seed, last epoch; with pictures of the data or without.
 
     Attention is read where images have one size, so that maps of several images can be compared.
     """
     seed, models = trained_models(plan, runs)
     task = data.record().task_kind
-    page = page_of(task)
-    answers = next(r.answers["last"] for r in runs if isinstance(r, Finished))
-    own = Own.of(_drawn(page, models, data, answers, seed=seed))
+    page, notes = page_of(task), list[str]()
+    done = [each for each in runs if isinstance(each, Finished)]
+    answers = done[0].answers["last"]
+    own = Own()
+    if images:
+        drawn = Own.of(_drawn(page, models, data, answers, seed=seed, notes=notes))
+        found = Own.of(page.gallery(data, [each.tested for each in _to_show(plan, done)]))
+        own = Own({**drawn.values, **found.values})
     if task.whole_images:
-        return Pictures(own=own)
-    return Pictures(
-        attention=attention(
-            models,
-            data,
-            pooling=plan.pooling,
-            seed=seed,
-            chosen=page.chosen(answers, PICTURES),
-            label=page.label,
-        ),
-        collapse=collapse(models, data, seed=seed),
-        own=own,
+        return Pictures(own=own, notes=tuple(notes))
+    chosen = page.chosen(answers, PICTURES)
+    seen = attention(
+        models,
+        data,
+        pooling=plan.pooling,
+        seed=seed,
+        chosen=chosen,
+        label=page.label,
+        notes=notes,
     )
+    said = {
+        each.run.mixer: tuple(page.said(each.answers["last"], chosen))
+        for each in done
+        if each.run.seed == seed and each.run.mixer in models
+    }
+    looked = Pictures(
+        attention=replace(seen, said={m: each for m, each in said.items() if each} or None),
+        collapse=collapse(models, data, seed=seed, notes=notes),
+        own=own,
+        notes=tuple(dict.fromkeys(notes)),  # of every stage that was tried
+    )
+    return looked if images else looked.bare()
+
+
+def _to_show(plan: Plan, done: Sequence[Finished]) -> list[Finished]:
+    """Leave out controls and points of reference, unless fewer than two mixers are left."""
+    mixed = {each.label for each in plan.mixed}
+    tried = {each.label for each in plan.mixed if not each.control}
+    shown = tried if len({r.run.mixer for r in done} & tried) > 1 else mixed
+    return [each for each in done if each.run.mixer in shown]
 
 
 def trained_models(plan: Plan, runs: Sequence[Reading]) -> tuple[int, dict[str, nn.Module]]:
@@ -92,7 +142,13 @@ def trained_models(plan: Plan, runs: Sequence[Reading]) -> tuple[int, dict[str, 
 
 
 def _drawn(
-    page: Page, models: Mapping[str, nn.Module], data: ImageData, answers: Answers, *, seed: int
+    page: Page,
+    models: Mapping[str, nn.Module],
+    data: ImageData,
+    answers: Answers,
+    *,
+    seed: int,
+    notes: list[str],
 ) -> object:
     """Let the task draw what each model answers to the test images that it chose."""
     chosen = page.drawn(answers)
@@ -104,23 +160,43 @@ def _drawn(
     else:
         images = normalised(data, data.test, chosen)
     with torch.inference_mode():
-        outputs, missing = _of_each(models, lambda model: model.eval()(images))
+        outputs, missing = _of_each(
+            models, lambda model: model.eval()(images), what="answers", notes=notes
+        )
     return page.draw(data, chosen, outputs, missing, seed=seed)
 
 
 def _of_each(
-    models: Mapping[str, nn.Module], look: Callable[[nn.Module], T]
+    models: Mapping[str, nn.Module],
+    look: Callable[[nn.Module], T],
+    *,
+    what: str,
+    notes: list[str],
 ) -> tuple[dict[str, T], dict[str, str]]:
-    """Look into each model; what was found, and why nothing was, by mixer's label."""
+    """Look into each model; what was found, and why nothing was, by mixer's label.
+
+    What nobody foresaw is a plain sentence there, and in words among the notes.
+    """
     found: dict[str, T] = {}
     missing: dict[str, str] = {}
     for label, model in models.items():
         try:
             found[label] = look(model)
         except FAILURES as error:  # UserError included
-            cause = error.__cause__
-            missing[label] = reason(cause if isinstance(cause, NoAttentionMap) else error)
+            missing[label] = _foreseen(error) or f"its {what} could not be read"
+            if not _foreseen(error):
+                notes.append(f"the {what} of {label} could not be read: {reason(error)}")
     return found, missing
+
+
+def _foreseen(error: BaseException) -> str:
+    """Return the sentence that says why a model cannot be read; empty where none was written.
+
+    Which method of a mixer to call instead is for whoever calls, and not for a page.
+    """
+    while isinstance(error, UserError) and error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).partition("; mixer.")[0] if isinstance(error, UserError) else ""
 
 
 def evenly(split: Split, number: int) -> list[int]:
@@ -142,6 +218,7 @@ def attention(
     seed: int,
     chosen: Sequence[int],
     label: Callable[[ImageData, int], str],
+    notes: list[str],
 ) -> Attention:
     """Record where every mixer's trained model looks on the same few test images.
 
@@ -149,7 +226,8 @@ def attention(
     token where the model reads out by it and it passes through the mixers, else the mean of the
     rows of all patch tokens. Prefix keys are left out, and windows are put back on the image. Of
     a model in stages one is shown: that in which most mixers have maps, and of those the one with
-    the finest. `chosen` says which test images, `label` what one of them is.
+    the finest. `chosen` says which test images, `label` what one of them is, and `notes` takes
+    what failed.
     """
     images = normalised(data, data.test, chosen)
     found = [list(find_mixers(model).values()) for model in models.values()]
@@ -157,8 +235,9 @@ def attention(
     # CaiT's class token is not there yet where its mixers sit
     present = all(mixer.site.num_prefix_tokens for mixers in found for mixer in mixers)
     by_class_token = pooling == "token" and present
-    read = [_read(models, images, stage, by_class_token) for stage in _stages(models)]
+    read = [_read(models, images, stage, by_class_token, notes) for stage in _stages(models)]
     layers, maps, missing = max(read, key=_worth)
+    layers, maps = thinned(layers, maps)
     query = (
         "Attention of the class token to the patches"
         if by_class_token
@@ -175,7 +254,7 @@ def attention(
         ),
         layers=tuple(f"Block {i + 1} of {depth}" for i in layers),
         query=f"{query}, after the softmax, weights of the last epoch, seed {seed}.",
-        maps=maps,
+        maps={mixer: packed(each.weights, kind=each.kind) for mixer, each in maps.items()},
         missing=missing,
     )
 
@@ -190,12 +269,19 @@ def _stages(models: Mapping[str, nn.Module]) -> list[list[int]]:
 
 
 def _read(
-    models: Mapping[str, nn.Module], images: Tensor, stage: Sequence[int], by_class_token: bool
+    models: Mapping[str, nn.Module],
+    images: Tensor,
+    stage: Sequence[int],
+    by_class_token: bool,
+    notes: list[str],
 ) -> Stage:
     """Read every model's maps in some blocks: the blocks, maps and reasons by label."""
     layers = chosen_layers(stage)
     maps, missing = _of_each(
-        models, lambda model: packed(_weights(model, images, layers, by_class_token))
+        models,
+        lambda model: _maps(model, images, layers, by_class_token),
+        what="attention maps",
+        notes=notes,
     )
     return layers, maps, missing
 
@@ -203,19 +289,30 @@ def _read(
 def _worth(read: Stage) -> tuple[int, int, int]:
     """How much a stage shows: mixers with maps, then positions of a map, then blocks."""
     layers, maps, _ = read
-    finest = max((math.prod(found.grid) for found in maps.values()), default=0)
+    finest = max((math.prod(found.weights.shape[-2:]) for found in maps.values()), default=0)
     return len(maps), finest, len(layers)
 
 
-def chosen_layers(blocks: Sequence[int]) -> list[int]:
-    """Return all of some blocks, or `MOST_LAYERS` of them evenly, first and last included."""
+def chosen_layers(blocks: Sequence[int], most: int = MOST_LAYERS) -> list[int]:
+    """Return all of some blocks, or a number of them evenly, first and last included."""
     last = len(blocks) - 1
-    if last < MOST_LAYERS:
+    if last < most:
         return list(blocks)
-    return [blocks[round(i * last / (MOST_LAYERS - 1))] for i in range(MOST_LAYERS)]
+    return [blocks[round(i * last / (most - 1))] for i in range(most)]
 
 
-def packed(weights: FloatArray) -> PackedMaps:
+def thinned(layers: list[int], maps: dict[str, Maps]) -> tuple[list[int], dict[str, Maps]]:
+    """Leave out layers, and then single heads, of maps that would make the page too large."""
+    each = sum(of_mixer.layer_bytes for of_mixer in maps.values())
+    if each * len(layers) <= MOST_BYTES:
+        return layers, maps
+    positions = chosen_layers(range(len(layers)), max(FEWEST_LAYERS, int(MOST_BYTES // each)))
+    heads = slice(None) if each * len(positions) <= MOST_BYTES else slice(1)
+    less = {m: replace(of, weights=of.weights[:, positions, heads]) for m, of in maps.items()}
+    return [layers[i] for i in positions], less
+
+
+def packed(weights: FloatArray, *, kind: Literal["mask"] | None = None) -> PackedMaps:
     """Pack weights ``[image, layer, 1 + heads, H, W]`` as base64 of little-endian uint16.
 
     A weight is its number / 65535 * ``scale``, the largest weight of all.
@@ -227,16 +324,18 @@ def packed(weights: FloatArray) -> PackedMaps:
         grid=(weights.shape[3], weights.shape[4]),
         weights=base64.b64encode(numbers.astype("<u2").tobytes()).decode("ascii"),
         scale=scale,
+        kind=kind,
     )
 
 
-def _weights(
-    model: nn.Module, images: Tensor, layers: Sequence[int], by_class_token: bool
-) -> FloatArray:
-    """Read the maps of some layers, ``[image, layer, 1 + heads, H, W]``; slice 0 is the mean.
+def _maps(model: nn.Module, images: Tensor, layers: Sequence[int], by_class_token: bool) -> Maps:
+    """Read the maps of some layers, or the masks of tokens of mixers that have these instead.
 
-    A `UserError` says that a layer has no map, or that maps of different layers differ in shape.
+    A `UserError` says that a layer has neither, or that maps of different layers differ in shape.
     """
+    if masks_tokens(model, layers):
+        masks = token_masks(model, images, layers=layers)
+        return Maps(weights=_stacked([_with_mean(each) for each in masks.values()]), kind="mask")
     query: Any = "cls" if by_class_token else "mean"
     rows = attention_maps(model, images, layers=layers, queries=query, windows="image")
     if lost := [path for path in rows if path not in rows.layouts]:
@@ -244,6 +343,11 @@ def _weights(
     pictures = [
         _with_mean(on_image(maps, rows.layouts[path])[:, :, 0]) for path, maps in rows.items()
     ]
+    return Maps(weights=_stacked(pictures))
+
+
+def _stacked(pictures: Sequence[FloatArray]) -> FloatArray:
+    """Put the maps of layers into one array, the layer behind the image."""
     for which, shapes in (
         ("heads", {picture.shape[1] - 1 for picture in pictures}),
         ("grids", {picture.shape[2:] for picture in pictures}),
@@ -266,7 +370,9 @@ def _with_mean(heads: Tensor) -> FloatArray:
     return found
 
 
-def collapse(models: Mapping[str, nn.Module], data: ImageData, *, seed: int) -> Collapse:
+def collapse(
+    models: Mapping[str, nn.Module], data: ImageData, *, seed: int, notes: list[str]
+) -> Collapse:
     """Record how alike the maps of neighbouring blocks are (DeepViT, Eq. 2).
 
     Maps of different stages have different sizes and are not compared: of a model in stages that
@@ -274,10 +380,8 @@ def collapse(models: Mapping[str, nn.Module], data: ImageData, *, seed: int) -> 
     """
     images = normalised(data, data.test, evenly(data.test, COLLAPSE_IMAGES))
     stages = [stage for stage in _stages(models) if len(stage) > 1] or _stages(models)[:1]
-    read = [
-        (stage, *_of_each(models, partial(_likeness, images=images, stage=stage)))
-        for stage in stages
-    ]
+    look = partial(_of_each, models, what="similarity of blocks", notes=notes)
+    read = [(stage, *look(partial(_likeness, images=images, stage=stage))) for stage in stages]
     blocks, similarity, missing = max(read, key=lambda r: (len(r[1]), len(r[0])))
     return Collapse(
         pairs=tuple(f"{i + 1}–{i + 2}" for i in blocks[:-1]),

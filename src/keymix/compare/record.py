@@ -78,6 +78,7 @@ def make_record(
     costs: Mapping[str, CostRow],
     measured: Measured,
     pictures: Pictures,
+    images: bool,
     spikes: SpikeRows | None,
     checked: Checked | None,
     references: References,
@@ -178,6 +179,7 @@ def make_record(
             else r
             for r in readings
         ),
+        images=images,
         attention=pictures.attention,
         collapse=pictures.collapse,
         own=Own({**own.values, **pictures.own.values}),

@@ -107,6 +107,7 @@ def compare(
     processes: int | None = None,
     imports: Sequence[str | Path] = (),
     overwrite: bool = False,
+    images: bool | None = None,
     command: str | None = None,
     progress: Watcher | None = None,
     twin: bool | None = None,
@@ -150,6 +151,8 @@ def compare(
         imports: Python files that register mixers, tasks or data sources of one's own. Those of an
             earlier call are not run again unless they are given again; a note names them.
         overwrite: Throw away another comparison that is in the folder.
+        images: Whether the report has pictures of the data; if None, as the folder was last asked,
+            and at first it has.
         command: The command that repeats this, for the record; the call itself if None.
         progress: Called with every :class:`keymix.compare.events.Event`.
         twin: The old name of ``ann``; it works for one release, with a warning.
@@ -174,7 +177,7 @@ def compare(
     if command is None:
         command = _call(locals())
 
-    plan, images = _prepared(
+    plan, loaded = _prepared(
         watch,
         reference=reference,
         processes=processes,
@@ -201,29 +204,29 @@ def compare(
     def say(text: str) -> None:
         watch(Event(kind="stage", text=text))
 
-    known = images.record()
+    known = loaded.record()
+    shown = folder.shows_images(out) if images is None else images
     with locked(out, "comparison"):
         tuning = None
         if tune is not None:
-            plan, tuning = tuned(plan, images, watch=watch)
-        folder.claim(plan, known, overwrite=overwrite)
-        checked = _checked(out, images, watch)
-        failures = train_runs(plan, images, watch=watch)
+            plan, tuning = tuned(plan, loaded, watch=watch)
+        folder.claim(plan, known, overwrite=overwrite, images=shown)
+        checked = _checked(out, loaded, watch)
+        failures = train_runs(plan, loaded, watch=watch)
         identity = folder.read_manifest(out).identity
         runs = read_runs(plan, images=identity.data, failures=failures)
         if not any(isinstance(reading, Finished) for reading in runs):
             why = next(reading.reason for reading in runs if isinstance(reading, OpenRun))
             raise UserError(f"no run could be finished; the first says: {why}")
-        found = references(out, images, say=say) if reference else References()
+        found = references(out, loaded, say=say) if reference else References()
         trained = {each.run.mixer for each in runs if isinstance(each, Finished)}
         costs, measured = measured_costs(plan, known, trained=trained, say=say)
-        spikes = measured_spikes(plan, images, runs, say=say)
+        spikes = measured_spikes(plan, loaded, runs, say=say)
         say("reading attention maps")
-        note = ""
         try:
-            looked = pictures(plan, runs, images)
+            looked = pictures(plan, runs, loaded, images=shown)
         except UserError as error:  # where weights cannot be read, the scores are reported without
-            looked, note = Pictures(), f"attention maps are left out: {error}"
+            looked = Pictures(notes=(f"attention maps are left out: {error}",))
         result = make_record(
             plan,
             known,
@@ -231,6 +234,7 @@ def compare(
             costs=costs,
             measured=measured,
             pictures=looked,
+            images=shown,
             spikes=spikes,
             checked=checked,
             references=found,
@@ -238,7 +242,7 @@ def compare(
             tuning=tuning,
         )
         folder.write_results(result, out)
-    return Comparison(out=out, record=result, notes=(note,) if note else ())
+    return Comparison(out=out, record=result, notes=looked.notes)
 
 
 def _prepared(
@@ -330,7 +334,7 @@ def plan_comparison(*, progress: Watcher | None = None, **arguments: Any) -> str
     watch: Watcher = progress or ignore
     bound = inspect.signature(compare).bind(**arguments)
     bound.apply_defaults()
-    unread = ("progress", "twin", "tune")
+    unread = ("progress", "twin", "tune", "images")
     given = {key: each for key, each in bound.arguments.items() if key not in unread}
     given |= {"out": Path(given["out"]), "command": given["command"] or ""}
     tune = bound.arguments["tune"]
@@ -394,7 +398,11 @@ class Before:
 
 
 def rebuild(
-    out: str | Path, *, imports: Sequence[str | Path] = (), progress: Watcher | None = None
+    out: str | Path,
+    *,
+    imports: Sequence[str | Path] = (),
+    images: bool | None = None,
+    progress: Watcher | None = None,
 ) -> Comparison:
     """Make ``report.html``, ``results.csv`` and ``results.json`` again from the run folders.
 
@@ -406,6 +414,7 @@ def rebuild(
         out: The comparison's folder.
         imports: Files that register mixers of one's own. Those that the folder names are not run:
             a note names them.
+        images: Whether the report has pictures of the data; if None, as the folder was last asked.
         progress: Called with every :class:`keymix.compare.events.Event`.
 
     Returns:
@@ -422,6 +431,7 @@ def rebuild(
         import_file(path)
     stamp = _stamp(out)
     before = _before(out)
+    shown = folder.shows_images(out) if images is None else images
     there = folder.read_manifest(out)
     plan = folder.plan_of(out, there, before.record)
     runs = read_runs(plan, images=there.identity.data, failures=_failures(before.record))
@@ -436,7 +446,7 @@ def rebuild(
         )
     costs, measured = known_costs(plan, data, before.record)
     watch(Event(kind="stage", text="reading attention maps"))
-    looked, note = _pictures(plan, there, runs, before)
+    looked, note = _pictures(plan, there, runs, before, images=shown)
     result = make_record(
         plan,
         data,
@@ -444,6 +454,7 @@ def rebuild(
         costs=costs,
         measured=measured,
         pictures=looked,
+        images=shown,
         spikes=known_spikes(plan, runs),
         checked=there.checked,
         references=known_references(out, data),
@@ -458,8 +469,10 @@ def rebuild(
         newer = _before(out).record
         if newer is not None:
             return Comparison(out=out, record=newer)
+    if shown != there.images:
+        folder.keep_images(out, shown)
     folder.write_results(result, out)
-    notes = filter(None, (folder.imports_note(out, imports), note))
+    notes = filter(None, (folder.imports_note(out, imports), note, *looked.notes))
     return Comparison(out=out, record=result, notes=tuple(notes))
 
 
@@ -530,14 +543,14 @@ def _shows(record: ComparisonRecord) -> bool:
 
 
 def _pictures(
-    plan: Plan, there: Manifest, runs: Sequence[Reading], before: Before
+    plan: Plan, there: Manifest, runs: Sequence[Reading], before: Before, *, images: bool
 ) -> tuple[Pictures, str]:
     """Look into the models again; where that cannot be done, keep the earlier ones and say why."""
     try:
-        images = load_data(plan.recipe.data)
-        if SameImages.of(images.record()) != there.identity.data:
-            raise UserError(f"the data {images.spec!r} has changed since")
-        return pictures(plan, runs, images), ""
+        data = load_data(plan.recipe.data)
+        if SameImages.of(data.record()) != there.identity.data:
+            raise UserError(f"the data {data.spec!r} has changed since")
+        return pictures(plan, runs, data, images=images), ""
     except FAILURES as error:  # UserError included: the images or a mixer may be elsewhere
         why = reason(error)
     if before.damage:
@@ -547,4 +560,5 @@ def _pictures(
         return Pictures(), f"attention maps are left out: {why}"
     own = {key: record.own.values.get(key) for key in _drawn(record.task_kind)}
     kept = Pictures(attention=record.attention, collapse=record.collapse, own=Own(own))
+    kept = kept if images else kept.bare()
     return kept, f"attention maps are kept as they were: {why}"

@@ -99,6 +99,7 @@ class TokenMixer(nn.Module):
     collapse_remedy: ClassVar[str] = ""  # what it has against maps that are alike, in words
     # submodule to the paper's name of its spikes; of "proj" it names what comes in
     spiking_roles: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    token_mask: ClassVar[str] = ""  # which of its spikes let tokens through, [T, *, h, N, 1]
     mixer_name: ClassVar[str] = ""  # set by register_mixer
     built_with: Mapping[str, Any] = MappingProxyType({})  # its options, set by registry.build
 

@@ -41,6 +41,7 @@ class QKTokenAttention(SpikingMixer):
     traits = Traits(domain="spiking", maskable=False, mixes_prefix=False)
     short_name = "qkta"
     spiking_roles = MappingProxyType({**SpikingMixer.spiking_roles, "attn_sn": "A_t"})
+    token_mask = "A_t"
     why_no_map = "its attention is one spike per token and head; mixer.spikes(x) returns it as A_t"
 
     def gather(

@@ -9,7 +9,7 @@ says what holds for every page, `keymix.report.sections` what this one shows, an
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 
@@ -37,6 +37,7 @@ def render(record: ComparisonRecord) -> str:
     page = page_of(record.task_kind)
     own: list[Script] = [(page.package, name) for name in page.scripts] or ["contrast"]
     done = [run for run in record.runs if isinstance(run, DoneRun)]
+    made = list(sections_of(Shown(record=record, looks=looks, page=page)))
     view = {
         "r": record,
         "looks": looks,
@@ -47,7 +48,8 @@ def render(record: ComparisonRecord) -> str:
         "score": record.task_kind.score,
         "w": wording(record),
         "label_is": page.label_is,
-        "sections": list(sections_of(Shown(record=record, looks=looks, page=page))),
+        "sections": made,
+        "pictured": _pictured(record, made),
         "answer": answer(record),
         "pick": record.recommendation.pick if record.recommendation else None,
     }
@@ -58,6 +60,14 @@ def render(record: ComparisonRecord) -> str:
         scripts=(*SCRIPTS, *own, "pair"),
         package=page.package,
     )
+
+
+def _pictured(record: ComparisonRecord, made: Sequence[Section]) -> str:
+    """Say how many images of the data the page has pictures of."""
+    number, kind = len({name for section in made for name in section.images}), record.data.kind
+    if not number:
+        return f"It holds no picture of the data{'' if record.images else ': they are left out'}."
+    return f"It holds pictures of {number} test {kind.noun if number == 1 else kind.nouns}."
 
 
 def sections_of(shown: Shown) -> Iterator[Section]:
@@ -147,13 +157,14 @@ def _short(value: float | None) -> float | None:
 
 def _attention(record: ComparisonRecord) -> dict[str, object] | None:
     stored = record.attention
-    if not stored or not stored.maps:
+    if not stored or not stored.maps or not any(image.png for image in stored.images):
         return None
     return {
         "images": [{"label": image.label, "id": image.id} for image in stored.images],
         "layers": stored.layers,
         "maps": to_json(stored.maps),
         "missing": stored.missing,
+        "said": to_json(stored.said or {}),
         "levels": LEVELS,
         "heat": pictures.HEAT,
         "full": pictures.FULL,

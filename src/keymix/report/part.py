@@ -14,7 +14,7 @@ from keymix.analysis.answers import Answers
 from keymix.data.record import DataRecord
 from keymix.records import Own
 from keymix.report.charts import Look
-from keymix.report.record import ComparisonRecord, DoneRun, OutcomeRow
+from keymix.report.record import ComparisonRecord, DoneRun, OutcomeRow, Said
 from keymix.report.tables import Table
 from keymix.task import Score, Task
 
@@ -45,6 +45,7 @@ class Section:
         template: Its template, in the ``templates`` of the task's package; empty for none.
         view: What the template reads, under the name ``view``.
         styles: Template of rules that it adds to the page's style sheet, with the same view.
+        images: Names of the images of the data that it holds pictures of.
     """
 
     name: str = ""
@@ -58,6 +59,7 @@ class Section:
     template: str = ""
     view: object = None
     styles: str = ""
+    images: Collection[str] = ()
 
     @property
     def link(self) -> str:
@@ -155,6 +157,21 @@ class Page:
     def label(self, data: ImageData, i: int) -> str:
         """Say under a test image what it is."""
         return data.test.ids(i)
+
+    def said(self, answers: Answers, chosen: Sequence[int]) -> Sequence[Said]:
+        """Say in a few words what a run answered to some test images; nothing to leave it out."""
+        del answers, chosen
+        return ()
+
+    def gallery(self, data: ImageData, tested: Sequence[RunAnswers]) -> object:
+        """Draw test images that the answers of many runs choose: a `pictures`, or None.
+
+        Args:
+            data: The data.
+            tested: The finished runs of the mixers to choose by, mixer by mixer.
+        """
+        del data, tested
+        return None
 
     def drawn(self, answers: Answers) -> Sequence[int]:
         """Choose test images of which the models' answers are drawn; none to draw nothing."""

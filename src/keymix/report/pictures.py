@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small pictures inside the page: test images and attention maps as PNG data URIs."""
+"""Small pictures inside the page: test images and attention maps as data URIs."""
 
 from __future__ import annotations
 
 import base64
 import io
 import re
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,22 +15,36 @@ HEAT = (255, 122, 24)
 """Colour of attention; its opacity is the weight."""
 
 FULL = 3.0
-"""Times even attention at which a patch is drawn opaque."""
+"""Times even attention at which a patch is drawn opaque where pictures share one scale."""
 
-OPACITY = 240
+OPACITY = 200
 """Opacity of a patch that is drawn opaque, of 255: the image shows through a little."""
 
 MAX_SIDE = 128
 
-PNG = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+={0,2}")
-"""What `png_uri` makes."""
+TINY = 64
+"""Pixels per side up to which the page enlarges an image pixel by pixel."""
+
+LOSSLESS = 6_000
+"""Bytes of a PNG above which an image is a JPEG, where that is smaller."""
+
+IMAGE = re.compile(r"data:image/(png|jpeg);base64,[A-Za-z0-9+/]+={0,2}")
+"""What `png_uri` and `image_uri` make."""
 
 
 def png_uri(made: Image.Image) -> str:
     """Encode a picture as the data URI of a PNG."""
+    return _uri("png", _encoded(made, "PNG"))
+
+
+def _encoded(made: Image.Image, kind: str) -> bytes:
     stream = io.BytesIO()
-    made.save(stream, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode("ascii")
+    made.save(stream, kind, optimize=True, quality=85)
+    return stream.getvalue()
+
+
+def _uri(kind: str, content: bytes) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"
 
 
 def jpeg_uri(made: Image.Image) -> str:
@@ -49,22 +62,28 @@ def picture(pixels: npt.NDArray[np.uint8]) -> Image.Image:
 
 
 def image_uri(pixels: npt.NDArray[np.uint8], *, most: int = MAX_SIDE) -> str:
-    """Encode an image as `picture` takes it, at most ``most`` pixels per side."""
+    """Encode an image as `picture` takes it, at most ``most`` pixels per side.
+
+    Few pixels are kept as they are, many as a JPEG.
+    """
     made = picture(pixels)
     if max(made.size) > most:
         made.thumbnail((most, most))
-    return png_uri(made)
+    exact = _encoded(made, "PNG")
+    if len(exact) <= LOSSLESS:
+        return _uri("png", exact)
+    small = _encoded(made, "JPEG")
+    return _uri("jpeg", small) if len(small) < len(exact) else _uri("png", exact)
 
 
-def heat_uri(values: Sequence[Sequence[float]]) -> str:
-    """Encode an attention map as one colour whose opacity is weight over even attention.
+def heat_uri(weights: npt.NDArray[np.float64]) -> str:
+    """Encode a map as one colour whose opacity goes from its least weight to its largest.
 
-    All maps share this scale: even attention is faint, `FULL` times as much is opaque.
+    A map of one weight throughout is clear.
     """
-    weights = np.asarray(values, dtype=np.float64)
-    even = weights.mean()
-    alpha = weights / (FULL * even) if even > 0 else weights
+    low, high = weights.min(), weights.max()
+    alpha = (weights - low) / (high - low) if high > low else np.zeros_like(weights)
     rgba = np.zeros((*weights.shape, 4), dtype=np.uint8)
     rgba[..., :3] = HEAT
-    rgba[..., 3] = np.round(OPACITY * np.clip(alpha, 0, 1))
+    rgba[..., 3] = np.round(OPACITY * alpha)
     return png_uri(Image.fromarray(rgba))

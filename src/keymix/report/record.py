@@ -327,7 +327,10 @@ class Spikes:
 
 @dataclass(frozen=True, kw_only=True)
 class MapImage:
-    """A test image under attention maps: a PNG data URI, its class or name, where it is from."""
+    """A test image under attention maps: a data URI, its class or name, where it is from.
+
+    The data URI is empty where pictures of the data are left out.
+    """
 
     png: str
     label: str
@@ -335,24 +338,35 @@ class MapImage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedMaps:
+class PackedMaps(Sparse):
     """A mixer's maps, ``[image, layer, 1 + heads, H, W]``, the mean over heads first.
 
     `weights` are base64 of little-endian uint16, of which 65535 is `scale`; `grid` is
-    (H, W).
+    (H, W). A ``mask`` is no attention: its weight is the share of time steps in which a head lets
+    the token through.
     """
 
     heads: int
     grid: tuple[int, int]
     weights: str
     scale: float
+    kind: Literal["mask"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention:
+class Said:
+    """What a model answered to an image, in a few words, and whether that is right."""
+
+    text: str
+    right: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(Sparse):
     """Where the trained models look, on the same test images, by mixer's label.
 
-    `query` says in a sentence whose attention it is, `missing` why a mixer has no maps.
+    `query` says in a sentence whose attention it is, `missing` why a mixer has no maps, and `said`
+    what these models answered to each image, where that is a few words.
     """
 
     images: tuple[MapImage, ...]
@@ -360,6 +374,7 @@ class Attention:
     query: str
     maps: Mapping[str, PackedMaps]
     missing: Mapping[str, str]
+    said: Mapping[str, tuple[Said, ...]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -503,6 +518,7 @@ class ComparisonRecord(Sparse):
         method: How it was done, one paragraph per question.
         curves_note: What to keep in mind of the training loss.
         runs: The runs, mixer by mixer.
+        images: Whether pictures of the data may be in it.
         attention: Attention maps; None where they could not be read.
         collapse: How alike neighbouring blocks are; None where that could not be read.
         own: What the task keeps of it: its page's ``comparison`` and ``pictures``.
@@ -547,6 +563,7 @@ class ComparisonRecord(Sparse):
     method: tuple[Paragraph, ...]
     curves_note: str
     runs: tuple[OpenRun | DoneRun, ...]
+    images: bool = True
     attention: Attention | None
     collapse: Collapse | None
     own: Own = field(default_factory=Own, metadata=spread())

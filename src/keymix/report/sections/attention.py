@@ -6,42 +6,97 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from keymix.errors import UserError
 from keymix.report import pictures
+from keymix.report.page import by_reason
 from keymix.report.part import Section, Shown
-from keymix.report.record import ComparisonRecord, PackedMaps
+from keymix.report.record import Attention, ComparisonRecord, PackedMaps, Said
+from keymix.report.tables import Column, Table
 
 PLACE = 60
+HEADING = "Where they look"
 
 LEVELS = 65535
 """A stored weight of this many is the map's ``scale``."""
 
+Maps = Mapping[str, npt.NDArray[np.float64]]
+"""The mean over heads, ``[image, layer, H, W]``, by mixer's label."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A map as a picture, its largest weight, and that of even attention."""
+    """A map as a picture, what its numbers are in words, and what its model answered."""
 
     heat: str
-    peak: float
-    even: float
+    figures: str
+    said: Said | None
 
 
-Blocks = Mapping[str, Mapping[str, list[Cell]]]
-"""Maps of all images by layer and mixer; of a mixer without maps, none."""
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    """What is shown without a script: maps of all images by layer and mixer, none without maps.
+
+    `attending` and `masking` name the mixers with attention, and those with masks of tokens; `tiny`
+    says that images have few pixels.
+    """
+
+    layers: Mapping[str, Mapping[str, list[Cell]]]
+    attending: list[str]
+    masking: list[str]
+    tiny: bool
 
 
 def sections(shown: Shown) -> Iterator[Section]:
-    """Show the maps, where the record has images."""
-    view = sheet(shown.record)
-    if view is not None:
-        template = "sections/attention.html.j2"
-        yield Section(
-            name="Attention", template=template, view=view, styles="sections/attention.css.j2"
-        )
+    """Show the maps, where there are any; without pictures of the data their numbers alone."""
+    stored = shown.record.attention
+    if not stored or not stored.images or not stored.maps:
+        return
+    if not any(image.png for image in stored.images):
+        yield from _in_numbers(stored, shown.record)
+        return
+    yield Section(
+        name="Attention",
+        template="sections/attention.html.j2",
+        view=sheet(shown.record, stored),
+        styles="sections/attention.css.j2",
+        images=[image.id for image in stored.images],
+    )
+
+
+def _in_numbers(stored: Attention, record: ComparisonRecord) -> Iterator[Section]:
+    """Show a number for each map instead of its picture."""
+    maps = {m: each for m, each in _means(stored).items() if stored.maps[m].kind is None}
+    if not maps:
+        return
+    shown = positions(stored)
+    columns = (
+        Column("mixer", "mixer", "name"),
+        *(Column(stored.layers[i], f"layer_{i}", "ratio", most_first=True) for i in shown),
+    )
+    rows = [[m, *(_peak(maps[m][:, i]) for i in shown)] for m in record.labels if m in maps]
+    yield Section(
+        name="Attention",
+        heading=HEADING,
+        about=(
+            f"{stored.query} Pictures of the data are left out of this page. The strongest patch "
+            "of a map, mean over heads, as a multiple of even attention: the mean of "
+            f"{len(stored.images)} test {record.data.kind.nouns}."
+        ),
+        tables=[Table("attention", "Attention of the strongest patch", columns, rows)],
+        notes=[(labels, reason) for reason, labels in by_reason(stored.missing)],
+    )
+
+
+def _peak(maps: npt.NDArray[np.float64]) -> float | None:
+    """Say how many times even attention the strongest patch has, the mean over images."""
+    even, most = maps.mean(axis=(1, 2)), maps.max(axis=(1, 2))
+    return float((most / even).mean()) if (even > 0).all() else None
 
 
 def unpack(stored: PackedMaps, images: int, layers: int) -> npt.NDArray[np.float64]:
@@ -52,31 +107,49 @@ def unpack(stored: PackedMaps, images: int, layers: int) -> npt.NDArray[np.float
     return weights * (stored.scale / LEVELS)
 
 
-def sheet(record: ComparisonRecord) -> Blocks | None:
-    """Make the static sheet: mean over heads, a middle and the last layer, all images.
-
-    Without any map there is nothing to pick or show but the reasons.
-    """
-    stored = record.attention
-    if not stored or not stored.images:
-        return None
-    for image in stored.images:
-        if not pictures.PNG.fullmatch(image.png):
-            raise UserError(f"record's attention image {image.id!r} is no PNG data URI")
+def _means(stored: Attention) -> Maps:
     images, layers = len(stored.images), len(stored.layers)
-    maps = {m: unpack(s, images, layers)[:, :, 0] for m, s in stored.maps.items()}
+    return {m: unpack(each, images, layers)[:, :, 0] for m, each in stored.maps.items()}
+
+
+def positions(stored: Attention) -> list[int]:
+    """Choose the layers that are shown without a script: a middle and the last one."""
+    layers = len(stored.layers)
+    return sorted({max(0, layers // 2 - 1), layers - 1})
+
+
+def sheet(record: ComparisonRecord, stored: Attention) -> Sheet:
+    """Make the static sheet: mean over heads, a middle and the last layer, all images."""
+    for image in stored.images:
+        if not pictures.IMAGE.fullmatch(image.png):
+            raise UserError(f"record's attention image {image.id!r} is no data URI of an image")
+    maps = _means(stored)
     shown = [label for label in record.labels if label in maps or label in stored.missing]
-    positions = sorted({max(0, layers // 2 - 1), layers - 1}) if layers and maps else ()
 
     def cells(position: int, label: str) -> list[Cell]:
-        return [_cell(image[position]) for image in maps.get(label, ())]
+        if label not in maps:
+            return []
+        kind = partial(_figures, kind=stored.maps[label].kind)
+        said = (stored.said or {}).get(label) or [None] * len(stored.images)
+        of_images = [image[position] for image in maps[label]]
+        return [
+            Cell(heat=pictures.heat_uri(weights), figures=kind(weights), said=answer)
+            for weights, answer in zip(of_images, said, strict=True)
+        ]
 
-    return {stored.layers[i]: {label: cells(i, label) for label in shown} for i in positions}
-
-
-def _cell(weights: npt.NDArray[np.float64]) -> Cell:
-    return Cell(
-        heat=pictures.heat_uri(weights.tolist()),
-        peak=float(weights.max()),
-        even=float(weights.mean()),
+    return Sheet(
+        layers={
+            stored.layers[i]: {label: cells(i, label) for label in shown} for i in positions(stored)
+        },
+        attending=[label for label in maps if stored.maps[label].kind is None],
+        masking=[label for label in maps if stored.maps[label].kind == "mask"],
+        tiny=max(record.data.image_size) <= pictures.TINY,
     )
+
+
+def _figures(weights: npt.NDArray[np.float64], kind: Literal["mask"] | None) -> str:
+    """Say in few words how strong a map is, since its colours have a scale of their own."""
+    mean = float(weights.mean())
+    if kind == "mask":
+        return f"{100 * mean:.0f}\u00a0% pass"
+    return f"up to {weights.max() / mean:.2f}\u00a0× even" if mean > 0 else "no attention"

@@ -20,16 +20,14 @@ PLACE = 70
 def sections(shown: Shown) -> Iterator[Section]:
     """Show the similarity of neighbours: drawn, or of two blocks as a table."""
     found = shown.record.collapse
-    if found is None or not (found.similarity or found.missing):
+    if found is None or not found.similarity:
         return
-    about = "No maps of neighbouring blocks can be compared in these models."
-    if found.similarity:
-        about = (
-            "Cosine similarity of the attention maps of neighbouring blocks, the maps that "
-            f"multiply the values, averaged over heads, tokens and {found.images} test images "
-            f"(DeepViT, Eq. 2), seed {found.seed}. Near 1 the deeper block attends as the one "
-            "before it: attention has collapsed."
-        )
+    about = (
+        "Cosine similarity of the attention maps of neighbouring blocks, the maps that multiply "
+        f"the values, averaged over heads, tokens and {found.images} test images (DeepViT, Eq. 2), "
+        f"seed {found.seed}. Near 1 the deeper block attends as the one before it: attention has "
+        "collapsed."
+    )
     drawn = chart(found, shown.looks)
     yield Section(
         name="Collapse",
@@ -37,7 +35,7 @@ def sections(shown: Shown) -> Iterator[Section]:
         about=about,
         legend=() if drawn is None else list(found.similarity),
         charts=() if drawn is None else (drawn,),
-        tables=[table(found)] if found.similarity and drawn is None else (),
+        tables=[table(found)] if drawn is None else (),
         notes=[(labels, reason) for reason, labels in by_reason(found.missing)],
         layout="narrow",
     )
@@ -57,7 +55,7 @@ def table(found: Collapse) -> Table:
 def chart(found: Collapse, looks: Mapping[str, Look]) -> Markup | None:
     """Draw the similarities along the blocks; two blocks make no chart."""
     pairs = found.pairs
-    if len(pairs) < 2 or not found.similarity:
+    if len(pairs) < 2:
         return None
     lines = [
         Line(label, looks[label], list(range(len(values))), values)

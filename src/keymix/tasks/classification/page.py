@@ -20,9 +20,11 @@ from keymix.report.charts import Look
 from keymix.report.formats import MISSING, percent, points
 from keymix.report.page import breakable
 from keymix.report.part import Page, RunAnswers, Section
-from keymix.report.record import ComparisonRecord, DoneRun, OutcomeRow, Sparse
+from keymix.report.record import ComparisonRecord, DoneRun, OutcomeRow, Said, Sparse
 from keymix.report.tables import Cell, Column, Table
 from keymix.task import Task
+from keymix.tasks.classification import gallery
+from keymix.tasks.classification.gallery import OfPictures
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -95,6 +97,13 @@ def spread_out(labels: Sequence[int], number: int) -> list[int]:
     chosen = [labels.index(c) for c in classes[::step][:number]]
     spare = (i for i in range(len(labels)) if i not in chosen)
     return [*chosen, *spare][:number]
+
+
+def _by_mixer(tested: Sequence[RunAnswers]) -> dict[str, list[ClassAnswers]]:
+    found: dict[str, list[ClassAnswers]] = {}
+    for each in tested:
+        found.setdefault(each.mixer, []).append(_classes(each.answers))
+    return found
 
 
 def _classes(answers: Answers) -> ClassAnswers:
@@ -236,6 +245,7 @@ class ClassPage(Page):
     scripts = ("answers",)
     run = OfRun
     comparison = OfComparison
+    pictures = OfPictures
     heading = "Accuracy"
     phrase = "accuracy"
     reaches = "gets {score} of the test {inputs} right"
@@ -255,9 +265,7 @@ class ClassPage(Page):
 
     def keep_comparison(self, tested: Sequence[RunAnswers], data: DataRecord) -> OfComparison:
         """Keep the images of each class, and the most frequent confusions of each mixer."""
-        answers: dict[str, list[ClassAnswers]] = {}
-        for each in tested:
-            answers.setdefault(each.mixer, []).append(_classes(each.answers))
+        answers = _by_mixer(tested)
         first = next((found[0] for found in answers.values()), None)
         return OfComparison(
             classes=Classes(
@@ -273,6 +281,18 @@ class ClassPage(Page):
     def label(self, data: ImageData, i: int) -> str:
         """Name the class of a test image."""
         return data.classes[int(data.test.labels[i])]
+
+    def said(self, answers: Answers, chosen: Sequence[int]) -> list[Said]:
+        """Name the class that a model gave each image."""
+        found = _classes(answers)
+        return [
+            Said(text=found.classes[found.predicted[i]], right=bool(found.correct[i]))
+            for i in chosen
+        ]
+
+    def gallery(self, data: ImageData, tested: Sequence[RunAnswers]) -> OfPictures:
+        """Draw what mixers disagree on, and their most confident errors."""
+        return OfPictures(gallery=gallery.draw(data, _by_mixer(tested)))
 
     def about_data(self, data: DataRecord) -> str:
         """Count the classes."""
@@ -298,13 +318,26 @@ class ClassPage(Page):
         return "right no more often than by chance"
 
     def sections(self, record: ComparisonRecord, looks: Mapping[str, Look]) -> Sequence[Section]:
-        """Show the classes."""
+        """Show the classes and the pictures."""
         view = classes_view(record, looks)
-        return (
-            ()
+        found = (
+            []
             if view is None
-            else (Section(name="By class", template="classes.html.j2", view=view),)
+            else [Section(name="By class", template="classes.html.j2", view=view)]
         )
+        cards = gallery.gallery_view(record, record.data.classes)
+        if cards is not None:
+            every = (*cards.stored.disagreements, *cards.stored.errors)
+            found.append(
+                Section(
+                    name="Pictures",
+                    template="gallery.html.j2",
+                    view=cards,
+                    styles="gallery.css.j2",
+                    images=[image.id for image in every],
+                )
+            )
+        return found
 
     def of_run(self, run: DoneRun) -> OfRun:
         """Give the script what is right."""

@@ -19,7 +19,7 @@ from keymix.analysis.overlap import mean_jaccard, overlap_counts
 from keymix.data.kinds import IGNORE
 from keymix.errors import UserError
 from keymix.report.formats import percent
-from keymix.report.pictures import PNG, image_uri, png_uri
+from keymix.report.pictures import IMAGE, image_uri, png_uri
 from keymix.report.record import ComparisonRecord, Sparse
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class LegendEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class GallerySlice:
-    """A test image with its true mask, both PNG data URIs; ``area`` counts true pixels."""
+    """A test image with its true mask, both data URIs; ``area`` counts true pixels."""
 
     id: str
     case: str
@@ -104,15 +104,15 @@ class Sheet:
 
 
 def sheet(record: ComparisonRecord) -> Sheet | None:
-    """Make the sheet of masks; None without pictures. Only PNG data URIs are taken."""
+    """Make the sheet of masks; None without pictures. Only data URIs of images are taken."""
     stored = record.own.read(OfPictures).gallery
     if not stored or not stored.slices:
         return None
     slices = stored.slices
     pictures = [uri for each in slices for uri in (each.png, each.truth)]
     pictures += [cell.png for cells in stored.predictions.values() for cell in cells]
-    if not all(PNG.fullmatch(uri) for uri in pictures):
-        raise UserError("a picture of the record's gallery is no PNG data URI")
+    if not all(IMAGE.fullmatch(uri) for uri in pictures):
+        raise UserError("a picture of the record's gallery is no data URI of an image")
     qualities = {
         label: [_quality(each, mask) for each, mask in zip(slices, masks, strict=True)]
         for label, masks in stored.predictions.items()

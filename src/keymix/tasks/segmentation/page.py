@@ -372,8 +372,17 @@ class MaskPage(Page):
         )
         if sheet is not None:
             styles = "gallery.css.j2"
+            seen = record.attention.images if record.attention else ()
+            named = {image.label: image.id for image in seen}  # as `label` names them
+            images = [named.get(each.id, each.id) for each in sheet.stored.slices]
             found.append(
-                Section(name="Pictures", template="gallery.html.j2", view=sheet, styles=styles)
+                Section(
+                    name="Pictures",
+                    template="gallery.html.j2",
+                    view=sheet,
+                    styles=styles,
+                    images=images,
+                )
             )
         return found
 

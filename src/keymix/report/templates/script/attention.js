@@ -18,20 +18,36 @@ function unpackMaps(stored) {
   };
 }
 
-function drawHeat(map, even) {
-  const { heat, full, opacity } = data.attention;
+/** The weights at which a picture is clear and full orange: its own, or the same for all. */
+function heatScale({ weights }, even, kind, shared) {
+  if (!shared) return [Math.min(...weights), Math.max(...weights)];
+  return [0, kind === "mask" ? 1 : data.attention.full * even];
+}
+
+function drawHeat(map, [low, high]) {
+  const { heat, opacity } = data.attention;
   const canvas = make("canvas", { class: "heat", width: map.width, height: map.height });
   const context = canvas.getContext("2d");
   const pixels = context.createImageData(map.width, map.height);
   map.weights.forEach((weight, i) => {
-    const share = even > 0 ? Math.min(1, weight / (full * even)) : 0;
+    const share = high > low ? Math.min(1, (weight - low) / (high - low)) : 0;
     pixels.data.set([...heat, Math.round(opacity * share)], 4 * i);
   });
   context.putImageData(pixels, 0, 0);
   return canvas;
 }
 
-function mapCell(map, image, label) {
+function answerOf(label, image) {
+  const answer = data.attention.said[label]?.[image];
+  if (!answer) return [];
+  const [mark, word] = answer.right ? ["\u2713", "right"] : ["\u2717", "wrong"];
+  return [make("p", { class: `said ${word}` },
+    make("span", { class: "mark", "aria-hidden": "true" }, mark),
+    make("span", { class: "visually-hidden" }, `${word}: `), "predicts ", breakable(answer.text))];
+}
+
+function mapCell(map, image, label, shared) {
+  const { kind } = data.attention.maps[label];
   const even = map.weights.reduce((sum, weight) => sum + weight, 0) / map.weights.length;
   const peak = map.weights.reduce((best, weight, i) => (weight > map.weights[best] ? i : best), 0);
   const row = Math.floor(peak / map.width);
@@ -41,13 +57,15 @@ function mapCell(map, image, label) {
   frame.style.top = `${(100 * row) / map.height}%`;
   frame.style.width = `${100 / map.width}%`;
   frame.style.height = `${100 / map.height}%`;
-  const text = `attention of ${label} on test image ${data.attention.images[image].label}`;
+  const seen = kind === "mask" ? "tokens that pass" : "attention";
+  const text = `${seen} of ${label} on test image ${data.attention.images[image].label}`;
   const picture = make("div", { class: "cell", role: "img", "aria-label": text },
-    make("div", { class: `under p${image}` }), drawHeat(map, even), frame);
-  const readout = make("p", { class: "readout" },
-    `Strongest patch ${percent(map.weights[peak])}\u00a0% in row ${row + 1}, column ${column + 1}; ` +
-    `even attention would be ${percent(even)}\u00a0%.`);
-  return [picture, readout];
+    make("div", { class: `under p${image}` }), drawHeat(map, heatScale(map, even, kind, shared)), frame);
+  const readout = make("p", { class: "readout" }, kind === "mask"
+    ? `${percent(even)}\u00a0% of tokens pass, over time steps; most often that in row ${row + 1}, column ${column + 1}.`
+    : `Strongest patch ${percent(map.weights[peak])}\u00a0% in row ${row + 1}, column ${column + 1}; ` +
+      `even attention would be ${percent(even)}\u00a0%.`);
+  return [picture, ...answerOf(label, image), readout];
 }
 
 function startAttention() {
@@ -55,7 +73,7 @@ function startAttention() {
   if (!stage) return;
   const { maps, missing, images } = data.attention;
   const unpacked = {};
-  const [mixer, layer, head] = ["map-mixer", "map-layer", "map-head"].map(byId);
+  const [mixer, layer, head, scale] = ["map-mixer", "map-layer", "map-head", "map-scale"].map(byId);
   const radios = [...document.querySelectorAll("input[name=map-image]")];
 
   const tile = (label, image) => {
@@ -66,13 +84,14 @@ function startAttention() {
     }
     unpacked[label] ??= unpackMaps(maps[label]);
     const map = unpacked[label](image, Number(layer.value), Number(head.value));
-    return make("div", {}, title(label), ...mapCell(map, image, label));
+    return make("div", {}, title(label), ...mapCell(map, image, label, scale.value === "shared"));
   };
 
   const draw = () => {
     const image = Number(radios.find((radio) => radio.checked).value);
     const labels = mixer.value ? [mixer.value] : [...mixer.options].slice(1).map((o) => o.value);
     stage.classList.toggle("one", labels.length === 1);
+    byId("map-shared").hidden = scale.value !== "shared";
     stage.replaceChildren(...labels.map((label) => tile(label, image)));
     if (labels.length === 1) {
       const { label, id } = images[image];
@@ -99,7 +118,7 @@ function startAttention() {
     event.preventDefault();
     keys[event.key]();
   });
-  for (const control of [mixer, layer, head, ...radios]) control.addEventListener("change", draw);
+  for (const control of [mixer, layer, head, scale, ...radios]) control.addEventListener("change", draw);
   draw();
 }
 

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pictures of a comparison: what is under them, how to leave them out, and how large a page is.
+
+`test_maps` has what the maps themselves are.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from few_digits import small
+from PIL import Image
+
+from keymix import data
+from keymix.cli import main
+from keymix.compare import pictures as looked
+from keymix.compare.folder import write_record
+from keymix.compare.pictures import MOST_BYTES, Maps, attention, collapse, packed, thinned
+from keymix.compare.run import compare, rebuild
+from keymix.errors import KeymixWarning, UserError
+from keymix.models import create_model
+
+PICTURE = "data:image/"
+
+
+@pytest.fixture
+def done(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "copy"))
+
+
+@pytest.fixture
+def done_masks(finished_masks: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished_masks / "out", tmp_path / "copy"))
+
+
+def record_of(out: Path) -> dict[str, Any]:
+    return json.loads((out / "results.json").read_text(encoding="utf-8"))
+
+
+def page_of(out: Path) -> str:
+    return (out / "report.html").read_text(encoding="utf-8")
+
+
+def has_pictures(out: Path) -> bool:
+    """Whether page or record have any; they agree."""
+    stored, shown = PICTURE in (out / "results.json").read_text("utf-8"), PICTURE in page_of(out)
+    assert stored == shown
+    return shown
+
+
+def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(config: Any) -> None:
+        raise UserError("the images are elsewhere")
+
+    monkeypatch.setattr("keymix.compare.run.load_data", gone)
+
+
+def test_under_the_maps_stand_the_answers_of_the_runs_that_were_read(done: Path) -> None:
+    seen = record_of(done)["attention"]
+    assert set(seen["said"]) == {"softmax", "static_key", "identity"}
+    with np.load(done / "runs/static_key/seed0/predictions_test.npz") as stored:
+        answers = dict(zip(stored["index"].tolist(), stored["last_pred"].tolist(), strict=True))
+    truth = [image["label"] for image in seen["images"]]
+    for said, label, image in zip(seen["said"]["static_key"], truth, seen["images"], strict=True):
+        assert said["right"] == (said["text"] == label)
+        place = next(i for i in answers if data_ids()[i] == image["id"])
+        assert said["text"] == str(answers[place])
+
+
+def data_ids() -> list[str]:
+    images = data.load("digits", limit=100)
+    return [images.test.ids(i) for i in range(len(images.test))]
+
+
+def test_the_gallery_is_of_the_mixers_without_the_control(done: Path) -> None:
+    gallery = record_of(done)["gallery"]
+    assert gallery["mixers"] == ["softmax", "static_key"]
+    assert gallery["seeds"] == 2
+    assert 0 < len(gallery["disagreements"]) <= 12
+    for image in gallery["disagreements"]:
+        assert len({answer["answer"] for answer in image["answers"].values()}) == 2
+    for image in gallery["errors"]:
+        assert any(answer["answer"] != image["true"] for answer in image["answers"].values())
+
+
+def test_pictures_are_left_out_for_good_until_they_are_asked_for(done: Path) -> None:
+    assert has_pictures(done)
+    before = record_of(done)
+    rebuild(done, images=False)
+    assert not has_pictures(done)
+    kept = record_of(done)
+    assert kept["images"] is False
+    assert kept["attention"]["maps"] == before["attention"]["maps"]
+    assert kept["collapse"] == before["collapse"]
+    rebuild(done)
+    assert not has_pictures(done)
+
+
+def test_a_comparison_that_resumes_does_not_bring_them_back(done: Path) -> None:
+    settings: dict[str, Any] = {"mixers": "mhsa,ska", "seeds": 2, "epochs": 2}
+    small(done, **settings, images=False)
+    assert not has_pictures(done)
+    small(done, **settings)
+    assert not has_pictures(done)
+    (done / "comparison.json").write_text("{", encoding="utf-8")
+    with pytest.warns(KeymixWarning, match="written again"):
+        small(done, **settings)
+    assert not has_pictures(done)
+    assert "images=False" in small(done, **settings, images=False).record.command
+    small(done, **settings, images=True)
+    assert has_pictures(done)
+    assert "images" not in json.loads((done / "comparison.json").read_text("utf-8"))
+
+
+def test_the_command_says_it_both_ways(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, shown in (["--no-images"], False), ([], False), (["--images"], True), ([], True):
+        assert main(["report", str(done), *words]) == 0
+        assert has_pictures(done) is shown
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"), [([], None), (["--images"], True), (["--no-images"], False)]
+)
+def test_a_comparison_is_asked_by_its_command(
+    words: list[str], asked: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    def stop(**arguments: Any) -> None:
+        given.update(arguments)
+        raise UserError("far enough")
+
+    monkeypatch.setattr("keymix.compare.run.compare", stop)
+    assert main(["compare", *words, "--out", str(tmp_path / "out")]) == 2
+    assert given["images"] is asked
+
+
+def test_where_the_data_are_gone_the_earlier_pictures_stay_or_go(
+    done: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = record_of(done)
+    no_data(monkeypatch)
+    rebuild(done)
+    assert record_of(done)["gallery"] == before["gallery"]
+    assert record_of(done)["attention"] == before["attention"]
+    rebuild(done, images=False)
+    assert not has_pictures(done)
+    rebuild(done, images=True)  # they cannot be had again
+    assert not has_pictures(done)
+    assert "It holds no picture of the data." in page_of(done)
+
+
+def test_a_record_without_answers_and_gallery_opens_and_gets_them(
+    done: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = record_of(done)
+    old = {key: value for key, value in first.items() if key not in ("gallery", "images")}
+    old["attention"] = {k: v for k, v in first["attention"].items() if k != "said"}
+    write_record(done / "results.json", old)
+    with monkeypatch.context() as patch:
+        no_data(patch)
+        rebuild(done)
+    assert "Answers in pictures" not in page_of(done)
+    assert "Where they look" in page_of(done)
+    rebuild(done)
+    assert record_of(done)["gallery"] == first["gallery"]
+
+
+def test_masks_leave_their_gallery_out_too(done_masks: Path) -> None:
+    assert has_pictures(done_masks)
+    rebuild(done_masks, images=False)
+    assert not has_pictures(done_masks)
+    assert "gallery" not in record_of(done_masks)
+    assert record_of(done_masks)["attention"]["maps"]
+
+
+def test_an_image_of_two_sections_is_counted_once(done_masks: Path) -> None:
+    rebuild(done_masks)
+    record = record_of(done_masks)
+    names = {image["label"] for image in record["attention"]["images"]}
+    names |= {image["id"] for image in record["gallery"]["slices"]}
+    assert f"It holds pictures of {len(names)} test images." in page_of(done_masks)
+
+
+# ---- what cannot be read ---------------------------------------------------------------------
+
+
+def test_what_nobody_foresaw_is_a_plain_sentence_on_the_page(
+    done: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = looked.attention_maps
+
+    def broken(model: Any, *args: Any, **more: Any) -> Any:
+        if "StaticKey" in repr(model):
+            raise RuntimeError("shape '[2, 3]' is invalid for input of size 7")
+        return read(model, *args, **more)
+
+    monkeypatch.setattr(looked, "attention_maps", broken)
+    result = rebuild(done)
+    assert "[2, 3]" not in (done / "results.json").read_text("utf-8")
+    assert "[2, 3]" not in page_of(done)
+    reasons = record_of(done)["attention"]["missing"]
+    assert reasons["static_key"] == "its attention maps could not be read"
+    assert "no queries and keys" in reasons["identity"]
+    assert any("[2, 3]" in note and "static_key" in note for note in result.notes)
+
+
+def test_a_model_that_cannot_take_the_images_is_no_quotation_either() -> None:
+    images = data.load("digits", limit=100)
+    model = create_model("vit_nano_p2_12", mixer="softmax", in_chans=3, num_classes=10)
+    notes: list[str] = []
+    found = collapse({"softmax": model}, images, seed=0, notes=notes)
+    assert found.missing == {"softmax": "its similarity of blocks could not be read"}
+    assert len(notes) == 1
+    assert "cannot take images" in notes[0]
+
+
+# ---- spiking mixers --------------------------------------------------------------------------
+
+
+def test_tokens_that_spiking_mixers_let_through_are_shown_as_maps_are() -> None:
+    torch.manual_seed(0)
+    images = data.load("digits", limit=100, image_size=32)
+    options = {"in_chans": 1, "num_classes": 10}
+    models = {
+        name: create_model("qkformer_micro_32", mixer=name, **options)
+        for name in ("qk_token", "qk_channel", "spiking_self")
+    }
+    for model in models.values():
+        for norm in model.modules():
+            if isinstance(norm, torch.nn.BatchNorm1d | torch.nn.BatchNorm2d):
+                torch.nn.init.constant_(norm.weight, 4.0)  # so that neurons fire untrained
+    found = attention(
+        models,
+        images,
+        pooling="avg",
+        seed=0,
+        chosen=(0, 3),
+        label=lambda data, i: str(i),
+        notes=[],
+    )
+    assert set(found.maps) == {"qk_token"}
+    assert found.maps["qk_token"].kind == "mask"
+    assert 0 < found.maps["qk_token"].scale <= 1
+    assert set(found.missing) == {"qk_channel", "spiking_self"}
+    assert found.missing["qk_channel"].endswith("its attention is one spike per channel")
+
+
+# ---- how large a page is ---------------------------------------------------------------------
+
+
+def test_maps_that_would_be_too_large_lose_layers_and_then_single_heads() -> None:
+    fine = {m: Maps(weights=np.ones((4, 12, 4, 14, 14))) for m in "ab"}
+    assert thinned(list(range(12)), fine) == (list(range(12)), fine)
+    many = {str(m): Maps(weights=np.ones((4, 12, 7, 14, 14))) for m in range(12)}
+    layers, less = thinned(list(range(12)), many)
+    assert (layers[0], layers[-1]) == (0, 11)
+    assert 2 <= len(layers) < 12
+    assert size_of(less) <= MOST_BYTES
+    assert less["0"].weights.shape[1:3] == (len(layers), 7)
+    huge = {str(m): Maps(weights=np.ones((4, 4, 5, 56, 56))) for m in range(12)}
+    layers, less = thinned([2, 3, 4, 5], huge)
+    assert layers == [2, 5]
+    assert less["0"].weights.shape == (4, 2, 1, 56, 56)
+    assert size_of(less) <= MOST_BYTES
+
+
+def size_of(maps: dict[str, Maps]) -> int:
+    return sum(len(packed(each.weights).weights) for each in maps.values())
+
+
+@pytest.mark.slow
+def test_the_page_of_large_photographs_stays_below_3_mb(tmp_path: Path) -> None:
+    """Noise is the worst that can be encoded."""
+    rng = np.random.default_rng(0)
+    for name in ("left", "right"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(60):
+            pixels = rng.integers(0, 256, (420, 560, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.jpg")
+    result = compare(
+        data=f"folder:{tmp_path / 'photos'}",
+        mixers="mhsa,ska,kv",
+        seeds=1,
+        epochs=1,
+        processes=1,
+        reference=False,
+        overrides={"data.image_size": 224, "model.options.depth": 1},
+        out=tmp_path / "out",
+    )
+    assert len(result.record.attention.images) == 4
+    page = page_of(tmp_path / "out")
+    assert page.count(f"{PICTURE}jpeg") >= 4 + 12
+    assert len(page.encode()) < 3e6
