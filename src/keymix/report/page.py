@@ -82,6 +82,7 @@ def environment(package: str = "") -> jinja2.Environment:
         "energy": formats.energy,
         "duration": formats.duration,
         "breakable": breakable,
+        "by_reason": by_reason,
         "nice_json": lambda value: json.dumps(to_json(value), indent=2, ensure_ascii=False),
     }
     env.filters.update(filters)
