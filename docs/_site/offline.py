@@ -15,3 +15,8 @@ _ASKS = ' data-md-component="source"'
 def on_post_page(output: str, /, **_: Any) -> str:
     """Take the mark out of a finished page."""
     return output.replace(_ASKS, "")
+
+
+def on_post_template(output: str, /, **_: Any) -> str:
+    """Do the same to what is no page: the answer to a wrong address."""
+    return on_post_page(output)
