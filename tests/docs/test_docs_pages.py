@@ -93,6 +93,17 @@ def test_the_api_pages_report_every_public_name() -> None:
     assert not missing
 
 
+def test_the_reference_lists_every_public_name_with_its_page() -> None:
+    index = (DOCS / "api" / "index.md").read_text(encoding="utf-8")
+    listed = []
+    for names, page in re.findall(r"^\| (`.+?`) \| .+ \| \[.+\]\((\w+\.md)\) \|$", index, re.M):
+        text = (DOCS / "api" / page).read_text(encoding="utf-8")
+        for name in re.findall(r"`(\w+)`", names):
+            assert re.search(rf"\b{name}\b", text), (name, page)
+            listed.append(name)
+    assert sorted(listed) == sorted(n for n in keymix.__all__ if not n.startswith("_"))
+
+
 def test_the_page_of_ones_own_mixers_lists_the_rules() -> None:
     text = (DOCS / "own-mixer.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| `([a-z_ ]+)` \|", text.partition("| rule |")[2], re.MULTILINE) == [
