@@ -21,7 +21,7 @@ OF_KINDS = {
     "compare/plan.py": 2,  # the spiking model's 32 pixels, and frames that are larger
     "train/evaluation.py": 1,
     "train/model.py": 1,
-    "train/runs.py": 3,
+    "train/predict.py": 1,
     "train/validate.py": 1,
 }
 """The same of kinds of input, outside the data room."""

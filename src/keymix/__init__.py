@@ -42,8 +42,9 @@ _getattr, __dir__, _public = attach(
         "count": "keymix.analysis.counting",
         "spike_study": "keymix.analysis.spikes",
         "evaluate": "keymix.train.runs",
+        "load": "keymix.train.predict",
         "load_run": "keymix.train.runs",
-        "predict": "keymix.train.runs",
+        "predict": "keymix.train.predict",
         "predict_masks": "keymix.tasks.segmentation.predict_masks",
     },
 )

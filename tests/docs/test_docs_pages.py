@@ -93,8 +93,32 @@ def test_the_api_pages_report_every_public_name() -> None:
     assert not missing
 
 
+def test_the_reference_lists_every_public_name_with_its_page() -> None:
+    index = (DOCS / "api" / "index.md").read_text(encoding="utf-8")
+    listed = []
+    for names, page in re.findall(r"^\| (`.+?`) \| .+ \| \[.+\]\((\w+\.md)\) \|$", index, re.M):
+        text = (DOCS / "api" / page).read_text(encoding="utf-8")
+        for name in re.findall(r"`(\w+)`", names):
+            assert re.search(rf"\b{name}\b", text), (name, page)
+            listed.append(name)
+    assert sorted(listed) == sorted(n for n in keymix.__all__ if not n.startswith("_"))
+
+
 def test_the_page_of_ones_own_mixers_lists_the_rules() -> None:
     text = (DOCS / "own-mixer.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| `([a-z_ ]+)` \|", text.partition("| rule |")[2], re.MULTILINE) == [
         rule.name for rule in RULES
     ]
+
+
+def test_a_picture_of_the_gallery_stands_with_its_command() -> None:
+    page = DOCS / "gallery.md"
+    sections = page.read_text(encoding="utf-8").split("\n## ")[1:]
+    assert len(sections) >= 5
+    for section in sections:
+        assert re.search(r"^!\[[^\]]{20,}\]\(", section, re.MULTILINE)
+        assert re.search(r"^keymix (analyze|predict) ", section, re.MULTILINE)
+    drawn = list((DOCS / "figures" / "gallery").iterdir())
+    linked = re.findall(r"\]\((figures/gallery/[^)]+)\)", page.read_text(encoding="utf-8"))
+    assert sorted(path.relative_to(DOCS).as_posix() for path in drawn) == sorted(linked)
+    assert sum(path.stat().st_size for path in drawn) < 1_000_000

@@ -69,18 +69,24 @@ def visit(driver: Any, page: Path, **how: Any) -> None:
     driver.get(page.as_uri())
 
 
+def asked(driver: Any) -> list[str]:
+    """Return every address asked for since the log was read last."""
+    found = []
+    for entry in driver.get_log("performance"):
+        message = json.loads(entry["message"])["message"]
+        if message["method"] == "Network.requestWillBeSent":
+            found.append(message["params"]["request"]["url"])
+    return found
+
+
 def requests(driver: Any, page: Path) -> list[str]:
     """Return the addresses asked for after the page itself, data URIs apart.
 
     What was under way before it (Chromium's own start page) is not the page's doing.
     """
-    asked = []
-    for entry in driver.get_log("performance"):
-        message = json.loads(entry["message"])["message"]
-        if message["method"] == "Network.requestWillBeSent":
-            asked.append(message["params"]["request"]["url"])
-    assert page.as_uri() in asked, "the log of requests is empty"
-    later = asked[asked.index(page.as_uri()) + 1 :]
+    log = asked(driver)
+    assert page.as_uri() in log, "the log of requests is empty"
+    later = log[log.index(page.as_uri()) + 1 :]
     return [a for a in later if a != page.as_uri() and not a.startswith("data:")]
 
 

@@ -23,8 +23,9 @@ from keymix.train import engine, files
 from keymix.train.checkpoints import checkpoints
 from keymix.train.engine import train
 from keymix.train.evaluation import score_split
+from keymix.train.predict import predict
 from keymix.train.recipe import Recipe, read_recipe
-from keymix.train.runs import evaluate, load_run, predict
+from keymix.train.runs import evaluate, load_run
 
 Vary = Callable[[dict[str, Any]], Recipe]
 FILES = {

@@ -21,11 +21,12 @@ from keymix.errors import Interrupted, KeymixWarning, UserError
 from keymix.tasks.classification.training import ClassificationTask
 from keymix.train import engine, files
 from keymix.train.engine import train
+from keymix.train.predict import predict
 from keymix.train.recipe import (
     from_dict,
     replace_path,
 )
-from keymix.train.runs import evaluate, load_run, predict
+from keymix.train.runs import evaluate, load_run
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ from keymix.tasks.segmentation.predict_masks import COLUMNS, MANIFEST, predict_m
 from keymix.train.evaluation import data_for
 from keymix.train.files import read_weights, weights_file, write_weights
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe
-from keymix.train.runs import Run, predict
+from keymix.train.runs import Run
 from made_masks import ORGANS, write_uwgi
 from written_masks_run import written_masks_run
 
@@ -111,9 +111,7 @@ def test_the_model_is_shown_the_pixels_of_an_evaluation_to_the_bit(
     run, shown = runs["stack"], []
     model, seen = run.model_and_data()
     model.register_forward_pre_hook(lambda _, given: shown.append(given[0].clone()))
-    monkeypatch.setattr(
-        "keymix.tasks.segmentation.predict_masks.at_size", lambda *_: (model, seen, (SEEN, SEEN))
-    )
+    monkeypatch.setattr("keymix.train.predict.at_size", lambda *_: (model, seen, (SEEN, SEEN)))
     predict_masks(run, out=tmp_path / "out")
     data, _ = data_for(run.recipe.data, seen, None, (SEEN, SEEN))
     evaluated = [batch.images for batch in Loader(data.test, data, batch_size=8, train=False)]
@@ -369,8 +367,6 @@ def test_runs_that_do_not_fit_are_refused(runs: dict[str, Run], tmp_path: Path) 
     )
     with pytest.raises(UserError, match="classifies images"):
         predict_masks(Run(tmp_path, recipe), out=tmp_path / "out")
-    with pytest.raises(UserError, match="predict_masks"):
-        predict(runs["exclusive"], [tmp_path])
     with pytest.raises(UserError, match="not both"):
         predict_masks(runs["exclusive"], [tmp_path], out=tmp_path / "out", split="val")
     with pytest.raises(UserError, match="choose 'train'"):

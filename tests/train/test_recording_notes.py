@@ -11,7 +11,8 @@ from PIL import Image
 
 from keymix.cli import main
 from keymix.errors import UserError
-from keymix.train.runs import evaluate, predict
+from keymix.train.predict import predict
+from keymix.train.runs import evaluate
 
 SMALL = ["--epochs", "1", "--limit", "40", "--schedule.warmup_epochs=0", "--data.batch_size", "16"]
 EVENTS = ["train", "moving_digits_qkformer", "--data", "moving_digits:100", *SMALL]

@@ -20,8 +20,9 @@ from keymix.errors import KeymixWarning, UserError
 from keymix.tasks.classification.answers import Scores
 from keymix.train import files
 from keymix.train.engine import train
+from keymix.train.predict import predict
 from keymix.train.recipe import Recipe, replace_path
-from keymix.train.runs import Run, evaluate, load_run, predict
+from keymix.train.runs import Run, evaluate, load_run
 from keymix.train.scoring import Metrics
 from tolerances import close
 

@@ -30,8 +30,9 @@ from keymix.swap import load_swapped, save_swapped, swap
 from keymix.train import files
 from keymix.train.engine import train
 from keymix.train.model import settled
+from keymix.train.predict import predict
 from keymix.train.recipe import from_dict, from_record, replace_path
-from keymix.train.runs import evaluate, load_run, predict
+from keymix.train.runs import evaluate, load_run
 from keymix.train.swapped import recipe_of
 from tolerances import differs
 

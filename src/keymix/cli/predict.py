@@ -44,7 +44,8 @@ def main(argv: list[str]) -> int:
     size = image_size_of(given)
 
     from keymix.train.parts import answers_of
-    from keymix.train.runs import load_run, predict
+    from keymix.train.predict import predict
+    from keymix.train.runs import load_run
 
     run = load_run(given.run)
     task = get_task(task_name(run.recipe.data.spec))

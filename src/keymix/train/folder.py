@@ -99,9 +99,25 @@ def run_folder(path: Path) -> Path:
     folder = path if path.is_dir() else path.parent
     if not path.exists():
         raise UserError(f"there is no run {str(path)!r}: name the folder given as --out to train.")
-    if not holds_run(folder):
+    if holds_run(folder):
+        return folder
+    below = _runs_below(folder)
+    if not below:
         raise UserError(f"{str(path)!r} is no run's folder: it holds no {files.RECIPE}.")
-    return folder
+    raise UserError(
+        f"{str(path)!r} is no run's folder, but has runs; name one: {', '.join(below)}."
+    )
+
+
+def _runs_below(folder: Path) -> list[str]:
+    """List the runs of a comparison's folder, a mixer's together: ``…/seed0 to seed2``."""
+    found: dict[Path, list[str]] = {}
+    for recipe in sorted(folder.glob(f"*/*/*/{files.RECIPE}"), key=lambda p: (len(str(p)), p)):
+        found.setdefault(recipe.parent.parent, []).append(recipe.parent.name)
+    return [
+        str(place / names[0]) + (f" to {names[-1]}" if names[1:] else "")
+        for place, names in found.items()
+    ]
 
 
 def clear(folder: Path, *, recipe: bool = True) -> None:

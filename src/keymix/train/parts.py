@@ -170,6 +170,20 @@ class Prediction:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Answered:
+    """An input that a model has answered.
+
+    Args:
+        path: Its file; empty of an image in memory.
+        size: Its own height and width, pixels, which the model may not have seen it at; of what
+            was prepared before, and of recordings, those that the model saw.
+    """
+
+    path: str
+    size: tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
 class PredictionRows:
     """Predictions as a table or as CSV.
 
@@ -218,12 +232,14 @@ class AnswersPart(ABC):
     ``prediction`` is what is said of a file, and ``predict_options`` are the options that
     ``keymix predict`` takes besides those of all tasks: ``top``, ``time_steps``, ``data``,
     ``split``. Predictions are printed; a task that writes them into a folder names keymix's public
-    function that does so as ``writer``. ``chance`` is what `skill` compares with, in a clause.
+    function that does so as ``writer``. ``at_once`` is how many inputs a model is given together to
+    predict. ``chance`` is what `skill` compares with, in a clause.
     """
 
     prediction: type[Prediction] = Prediction
     predict_options: frozenset[str] = frozenset({"time_steps"})
     writer: str = ""
+    at_once: int = 64
     chance: str = ""
 
     @abstractmethod
@@ -300,6 +316,21 @@ class AnswersPart(ABC):
         """
         del outputs, paths, seen, top
         raise UserError("this task predicts no files; score it with `keymix eval`.")
+
+    def predicted(
+        self, outputs: Any, inputs: Sequence[Answered], seen: DataRecord, *, top: int
+    ) -> Iterable[Prediction]:
+        """Say what a model gave for some inputs, one prediction each.
+
+        `predictions`, unless an answer depends on an input's own size.
+
+        Args:
+            outputs: Of the model, for a batch.
+            inputs: The inputs.
+            seen: The record of the data that the run was trained on.
+            top: Most answers per input, for tasks that rank answers.
+        """
+        return self.predictions(outputs, [each.path for each in inputs], seen, top=top)
 
     def table(self, found: Sequence[Prediction], noun: str) -> PredictionRows:
         """Arrange predictions for a person to read; see `csv`.

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run after training: read its folder, build its model, evaluate it, classify images with it."""
+"""A run after training: read its folder, build its model, evaluate it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,23 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from keymix.data.decode import (
-    checked_size,
-    convert,
-    open_image,
-    read_image,
-    reading,
-    to_array,
-)
-from keymix.data.events.files import is_recording, read_frames
+from keymix.data.decode import checked_size
+from keymix.data.events.files import is_recording
 from keymix.data.files import is_image
 from keymix.data.record import DataRecord
-from keymix.data.specs import task_name
 from keymix.errors import UserError
 from keymix.models.image_size import set_image_size, take_time_steps
 from keymix.models.preprocessing import describe, preprocessing_of
 from keymix.records import to_json
-from keymix.task import LOSS, get_task
+from keymix.task import LOSS
 from keymix.train import files
 from keymix.train.evaluation import (
     SplitName,
@@ -38,13 +30,9 @@ from keymix.train.evaluation import (
     warn_of_degenerate,
 )
 from keymix.train.folder import Which, read_summary, recorded_recipe, run_folder
-from keymix.train.model import device_of_this_machine, enough_memory, model_for
-from keymix.train.parts import Prediction, answers_of
+from keymix.train.model import enough_memory, model_for
 from keymix.train.recipe import Recipe
 from keymix.train.record import Evaluation, RunRecord, WeightsFacts
-from keymix.train.scoring import Inputs, autocast, device_of
-
-_PREDICT_BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -243,113 +231,3 @@ def image_files(paths: Iterable[str | Path], *, events: bool = False) -> list[Pa
         else:
             raise UserError(f"there is no {what} or folder {str(path)!r}.")
     return found
-
-
-def predict(
-    run: Run | str | Path,
-    paths: Sequence[str | Path],
-    *,
-    which: Which = "last",
-    top: int = 5,
-    image_size: int | tuple[int, int] | None = None,
-    resize: str | None = None,
-    time_steps: int | None = None,
-) -> list[Prediction]:
-    """Say what a run answers to files, such as the classes of images.
-
-    A broken file gets its error as an answer; the others are answered.
-
-    Args:
-        run: The run, or its folder.
-        paths: Image files and folders; recordings of events for a run on those.
-        which: Weights of the ``last`` or the ``best`` epoch.
-        top: How many classes to name for an image.
-        image_size: As in `evaluate`.
-        resize: As in `evaluate`.
-        time_steps: As in `evaluate`.
-
-    Returns:
-        Predictions of the run's task: of classes ``path``, ``classes``, ``probabilities`` and
-        ``error``.
-
-    Raises:
-        UserError: If a path does not exist, the weights are unfit, or the model, or the memory,
-            cannot take the image size or the time steps.
-    """
-    refuse_lone(resize, image_size)
-    run = run if isinstance(run, Run) else load_run(run)
-    if top < 1:
-        raise UserError(f"top = {top}: name at least one class.")
-    task = get_task(task_name(run.recipe.data.spec))
-    part = answers_of(task)
-    if part.writer:
-        raise UserError(f"the run {str(run.folder)!r} {task.does}: use keymix.{part.writer}.")
-    with enough_memory(image_size):
-        model, seen, size = at_size(run, which, image_size, resize)
-        frames = seen.events
-        if time_steps is not None:
-            take_time_steps(model, time_steps)
-            seen = replace(seen, time_steps=time_steps) if frames else seen
-        wanted = image_files(paths, events=frames)
-        model.to(device_of_this_machine())
-        return [
-            answer
-            for start in range(0, len(wanted), _PREDICT_BATCH)
-            for answer in _answers(
-                model, wanted[start : start + _PREDICT_BATCH], seen, size, top, run.recipe.precision
-            )
-        ]
-
-
-def _answers(
-    model: nn.Module,
-    paths: Sequence[Path],
-    seen: DataRecord,
-    size: tuple[int, int],
-    top: int,
-    precision: str,
-) -> Iterator[Prediction]:
-    """Answer a batch of files; one that cannot be read gets its error as an answer."""
-    part, read = answers_of(seen.task_kind), [_read(path, seen, size) for path in paths]
-    pairs = list(zip(map(str, paths), read, strict=True))
-    whole = [(path, pixels) for path, pixels in pairs if isinstance(pixels, Tensor)]
-    found: Iterator[Prediction] = iter(())
-    if whole:
-        inputs = _inputs([pixels for _, pixels in whole], seen)
-        with torch.inference_mode():
-            with autocast(device_of(inputs), precision):
-                outputs = model(inputs)
-            names = [path for path, _ in whole]
-            found = iter(list(part.predictions(outputs, names, seen, top=top)))
-    for path, pixels in pairs:
-        yield part.prediction(path=path, error=pixels) if isinstance(pixels, str) else next(found)
-
-
-def _read(path: Path, seen: DataRecord, size: tuple[int, int]) -> Tensor | str:
-    """Read an image as the run's model sees it, or a recording's frames; or why it cannot be."""
-    frames = seen.events
-    if frames and is_image(path.name):
-        return f"{path}: is an image; the run was trained on recordings of events (.npz, .aedat)."
-    if not frames and is_recording(path.name):
-        return f"{path}: is a recording of events; the run was trained on images."
-    try:
-        if frames:
-            return read_frames(path, seen, size)
-        if seen.task_kind.whole_images:
-            with reading(str(path)), open_image(path) as image:
-                return torch.from_numpy(to_array(convert(image, seen.in_chans)).copy())
-        return read_image(path, size, seen.in_chans, crop_pct=seen.crop_pct)
-    except UserError as error:
-        return str(error)
-
-
-def _inputs(read: Sequence[Tensor], seen: DataRecord) -> Inputs:
-    """Make a batch of what `_read` gave of some files: a list where images keep their own size."""
-    device = device_of_this_machine()
-    if seen.events:  # counts of events, as they are
-        return torch.stack(list(read)).float().to(device)
-    mean = torch.tensor(seen.mean).view(-1, 1, 1)
-    std = torch.tensor(seen.std).view(-1, 1, 1)
-    if seen.task_kind.whole_images:
-        return [((pixels.float() / 255 - mean) / std).to(device) for pixels in read]
-    return ((torch.stack(list(read)).float() / 255 - mean) / std).to(device)

@@ -179,7 +179,7 @@ class Slices(ScanTable):
             try:
                 with open_image(path) as image:
                     _check_mode(image)
-                    planes[file] = _scaled(np.asarray(image))
+                    planes[file] = scaled(np.asarray(image))
             except DAMAGE as error:
                 message = f"cannot read image {path}: {reason(error)}"
                 refuse([Fault("unreadable image", message, str(path))])
@@ -272,14 +272,15 @@ def _check_mode(image: Image.Image) -> None:
         raise ValueError(f"its pixels are {image.mode}, not grey of 16 or 8 bits")
 
 
-def _scaled(values: NDArray[Any]) -> Pixels:
+def scaled(values: NDArray[Any]) -> Pixels:
+    """Scale a slice from its least and largest value to 0..255; one of a single value is 0."""
     low, high = int(values.min()), int(values.max())
     if low == high:
         return np.zeros(values.shape, dtype=np.uint8)
-    scaled: Pixels = np.rint((values.astype(np.float64) - low) * (255 / (high - low))).astype(
+    full: Pixels = np.rint((values.astype(np.float64) - low) * (255 / (high - low))).astype(
         np.uint8
     )
-    return scaled
+    return full
 
 
 @dataclass(frozen=True, kw_only=True)

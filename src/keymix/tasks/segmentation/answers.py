@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -30,9 +30,15 @@ from keymix.errors import UserError
 from keymix.report.formats import distance, percent
 from keymix.task import LOSS, Task
 from keymix.tasks.segmentation.facts import ClassScores, MaskDetails
-from keymix.tasks.segmentation.predict_masks import MaskPrediction, predict_masks
+from keymix.tasks.segmentation.predict_masks import (
+    AT_ONCE,
+    MaskPrediction,
+    predict_masks,
+    predictions_of,
+)
 from keymix.tasks.segmentation.scoring import MaskScores, overlap_scores, predicted_masks
 from keymix.train.parts import (
+    Answered,
     AnswersPart,
     DetailsTable,
     Evaluated,
@@ -161,6 +167,7 @@ class SegmentationAnswers(AnswersPart):
     prediction = MaskPrediction
     predict_options = frozenset({"data", "split"})
     writer = "predict_masks"
+    at_once = AT_ONCE
     chance = "the per-pixel mode, which is blind to the image"
 
     @torch.inference_mode()
@@ -213,6 +220,13 @@ class SegmentationAnswers(AnswersPart):
             classes=data.classes,
             scored=data.scored_classes,
         )
+
+    def predicted(
+        self, outputs: Any, inputs: Sequence[Answered], seen: DataRecord, *, top: int
+    ) -> Iterator[MaskPrediction]:
+        """Predict the mask of each image at its own size."""
+        del top
+        return predictions_of(outputs, inputs, seen)
 
     def faults(self, stored: Arrays, data: DataRecord) -> Iterator[str]:
         """Say what is wrong with stored counts."""

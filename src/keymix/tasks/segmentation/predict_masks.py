@@ -19,16 +19,15 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from keymix._version import __version__
 from keymix.analysis import mask_pictures
-from keymix.data.decode import Size, resized_image
-from keymix.data.loaders import Normaliser
+from keymix.data.decode import Size
 from keymix.data.record import DataRecord
 from keymix.data.segmentation import rle
-from keymix.data.segmentation.slices import ScanFile
 from keymix.data.segmentation.table import Pixels
+from keymix.data.shown import scan_file
 from keymix.data.specs import parse
 from keymix.errors import UserError
 from keymix.tasks.segmentation.facts import TASK
@@ -36,16 +35,17 @@ from keymix.tasks.segmentation.scoring import predicted_masks
 from keymix.train import files
 from keymix.train.evaluation import SplitName, data_for
 from keymix.train.folder import Which
-from keymix.train.model import device_of_this_machine, enough_memory
-from keymix.train.parts import Prediction
+from keymix.train.model import enough_memory
+from keymix.train.parts import Answered, Prediction
+from keymix.train.predict import TrainedModel, load
 from keymix.train.recipe import is_part
-from keymix.train.runs import Run, at_size, image_files, load_run, refuse_lone
-from keymix.train.scoring import autocast
+from keymix.train.runs import Run, image_files, load_run, refuse_lone
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
 
-_BATCH = 8
+AT_ONCE = 8
+"""Images that a model is given together."""
 MASKS, OVERLAYS = "masks", "overlays"
 RUN_LENGTHS, MANIFEST = "predictions.csv", "predictions.json"
 COLUMNS = ("id", "class", "segmentation")
@@ -57,23 +57,26 @@ class MaskPrediction(Prediction):
 
     Args:
         path: The image's file.
-        id: Its name among the predictions.
+        id: Its name among the predictions; empty of an image in memory.
         size: Its height and width, pixels.
         spacing: Its millimetres from row to row and from column to column; None where unknown.
         pixels: Predicted pixels of each class but the background.
         area: Square millimetres of each; None where the spacing is unknown.
+        mask: The mask at its own size: uint8 ``[h, w]`` of class numbers, or ``[K, h, w]`` of 0
+            and 1 where a pixel may have several classes; None where it was written into a folder.
         error: Why there is no answer, or None.
     """
 
-    id: str
+    id: str = ""
     size: Size | None = None
     spacing: tuple[float, float] | None = None
     pixels: Mapping[str, int] | None = None
     area: Mapping[str, float] | None = None
+    mask: NDArray[np.uint8] | None = field(default=None, compare=False, repr=False)
 
     def omitted(self) -> tuple[str, ...]:
-        """The fields that are in no manifest: what there is not."""
-        return tuple(name for name, value in vars(self).items() if value is None)
+        """The fields that are in no manifest: the mask, and what there is not."""
+        return tuple(name for name, value in vars(self).items() if value is None or name == "mask")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +196,7 @@ class MaskFolder:
         image: NDArray[np.uint8],
         mask: NDArray[np.uint8],
         truth: NDArray[np.uint8] | None,
-    ) -> dict[str, int]:
+    ) -> None:
         """Write an image's mask and overlay, and keep its run lengths.
 
         Args:
@@ -201,9 +204,6 @@ class MaskFolder:
             image: ``[C, h, w]``, as it is drawn.
             mask: What is predicted: ``[h, w]`` of class numbers, or ``[K, h, w]`` of 0 and 1.
             truth: What is true, likewise; None where it is unknown.
-
-        Returns:
-            Pixels of each class but the background.
 
         Raises:
             WriteError: If the disk does not take it.
@@ -219,7 +219,6 @@ class MaskFolder:
         drawn = Image.fromarray(mask_pictures.overlay(image, mask, self.colours, truth))
         _write_picture(self.path / OVERLAYS / f"{name}.png", drawn)
         self.rows += [(name, self.classes[k], rle.encode(planes[k])) for k in self.organs]
-        return {self.classes[k]: int(planes[k].sum()) for k in self.organs}
 
     def finish(self, manifest: Manifest) -> None:
         """Write the run lengths of all, and the manifest.
@@ -334,11 +333,12 @@ def predict_masks(
     if paths and (data is not None or split is not None):
         raise UserError("give either image files or a data set and its split, not both.")
     folder = checked(Path(out), overwrite=overwrite)
+    trained = load(run, which=which, image_size=image_size, resize=resize)
+    size, seen = trained.image_size, trained.data
     with enough_memory(image_size):
-        model, seen, size = at_size(run, which, image_size, resize)
         loaded = None if paths else data_for(run.recipe.data, seen, data, size)[0]
         chosen = split or "test"
-        items = _of_files(paths, run, seen) if loaded is None else _of_split(loaded, chosen)
+        items = _of_files(paths, seen) if loaded is None else _of_split(loaded, chosen)
         _refuse_same_names(items)
         mask_folder = MaskFolder(folder, seen.classes, seen.scored_classes, bool(seen.multilabel))
         manifest = Manifest(
@@ -356,11 +356,10 @@ def predict_masks(
             images=tuple(PlannedImage(id=item.id) for item in items),
         )
         mask_folder.begin(manifest)
-        answer = _Answering(model.to(device_of_this_machine()), seen, size, run.recipe.precision)
         found = [
             each
-            for start in range(0, len(items), _BATCH)
-            for each in answer.batch(items[start : start + _BATCH], mask_folder)
+            for start in range(0, len(items), AT_ONCE)
+            for each in _written(trained, items[start : start + AT_ONCE], mask_folder)
         ]
     good = sum(each.error is None for each in found)
     mask_folder.finish(
@@ -375,50 +374,50 @@ def predict_masks(
     return found
 
 
-@dataclass(frozen=True)
-class _Answering:
-    """A run's model on its device, the record of its training data, and the size that it sees."""
+def _written(
+    trained: TrainedModel, items: Sequence[_Item], folder: MaskFolder
+) -> Iterator[MaskPrediction]:
+    """Answer some images and write what is predicted."""
+    read = [_read(item) for item in items]
+    shown = [trained.prepare(image) for image, _ in read if not isinstance(image, str)]
+    logits = iter(trained.outputs(shown) if shown else ())
+    for item, (image, truth) in zip(items, read, strict=True):
+        if isinstance(image, str):
+            yield MaskPrediction(path=item.path, id=item.id, error=image)
+            continue
+        size = (image.shape[-2], image.shape[-1])
+        named = MaskPrediction(path=item.path, id=item.id, size=size, spacing=item.spacing)
+        found = with_mask(named, next(logits), trained.data)
+        stacked = (trained.data.stack or 1) > 1
+        drawn = image[len(image) // 2][None] if stacked else image
+        if found.mask is not None:
+            folder.write(item.id, drawn, found.mask, truth)
+        yield replace(found, mask=None)
 
-    model: nn.Module
-    seen: DataRecord
-    size: Size
-    precision: str
 
-    def batch(self, items: Sequence[_Item], folder: MaskFolder) -> Iterator[MaskPrediction]:
-        """Answer some images and write what is predicted."""
-        read = [_read(item) for item in items]
-        shown = [resized_image(image, self.size) for image, _ in read if not isinstance(image, str)]
-        logits = iter(self._logits(torch.stack(shown)) if shown else ())
-        for item, (image, truth) in zip(items, read, strict=True):
-            if isinstance(image, str):
-                yield MaskPrediction(path=item.path, id=item.id, error=image)
-                continue
-            size = (image.shape[-2], image.shape[-1])
-            mask = at_native_size(next(logits), size, multilabel=folder.multilabel)
-            stacked = (self.seen.stack or 1) > 1
-            drawn = image[len(image) // 2][None] if stacked else image
-            pixels = folder.write(item.id, drawn, mask, truth)
-            area = None
-            if item.spacing is not None:
-                pixel = item.spacing[0] * item.spacing[1]
-                area = {name: number * pixel for name, number in pixels.items()}
-            yield MaskPrediction(
-                path=item.path,
-                id=item.id,
-                size=size,
-                spacing=item.spacing,
-                pixels=pixels,
-                area=area,
-            )
+def predictions_of(
+    logits: Tensor, inputs: Sequence[Answered], seen: DataRecord
+) -> Iterator[MaskPrediction]:
+    """Predict the masks of some images at their own sizes: of logits ``[B, K, H, W]``."""
+    for row, each in zip(logits, inputs, strict=True):
+        named = MaskPrediction(path=each.path, size=each.size)
+        if each.path:
+            file = scan_file(Path(each.path), seen)
+            named = replace(named, id=file.id, spacing=file.spacing)
+        yield with_mask(named, row, seen)
 
-    @torch.inference_mode()
-    def _logits(self, pixels: Tensor) -> Tensor:
-        """Ask the model: uint8 ``[B, C, H, W]`` -> ``[B, K, H, W]``."""
-        device = device_of_this_machine()
-        normalised = Normaliser(self.seen.mean, self.seen.std, device)
-        with autocast(device, self.precision):
-            logits: Tensor = self.model(normalised(pixels.to(device)))
-        return logits.float().cpu()
+
+def with_mask(named: MaskPrediction, logits: Tensor, seen: DataRecord) -> MaskPrediction:
+    """Add the mask to an image's prediction, with its pixels and areas: of ``[K, H, W]``."""
+    size = named.size or (logits.shape[-2], logits.shape[-1])
+    mask = at_native_size(logits.float().cpu(), size, multilabel=bool(seen.multilabel))
+    planes = mask_pictures.planes(mask, len(seen.classes))
+    pixels = {seen.classes[k]: int(planes[k].sum()) for k in seen.scored_classes}
+    area = None
+    if named.spacing is not None:
+        pixel = named.spacing[0] * named.spacing[1]
+        area = {name: number * pixel for name, number in pixels.items()}
+    return replace(named, mask=mask, pixels=pixels, area=area)
 
 
 def at_native_size(logits: Tensor, size: Size, *, multilabel: bool) -> Pixels:
@@ -441,12 +440,8 @@ def _read(item: _Item) -> tuple[Pixels | str, Pixels | None]:
         return str(error), None
 
 
-def _of_files(paths: Sequence[str | Path], run: Run, seen: DataRecord) -> list[_Item]:
-    slices = parse(run.recipe.data.spec)[0].name == "uwgi"
-    found = [
-        ScanFile(path=path, slices=slices, channels=seen.in_chans)
-        for path in dict.fromkeys(image_files(paths))
-    ]
+def _of_files(paths: Sequence[str | Path], seen: DataRecord) -> list[_Item]:
+    found = [scan_file(path, seen) for path in dict.fromkeys(image_files(paths))]
     return [_Item(str(each.path), each.id, each.spacing, each.pixels) for each in found]
 
 

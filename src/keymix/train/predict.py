@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trained model with what belongs to it, and what it answers to files and images in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+
+from keymix.data.decode import Size
+from keymix.data.events.files import is_recording
+from keymix.data.files import is_image
+from keymix.data.record import DataRecord
+from keymix.data.segmentation.table import Pixels
+from keymix.data.shown import file_pixels, fitted, memory_pixels, prepared, read_file
+from keymix.errors import UserError
+from keymix.models.image_size import take_time_steps
+from keymix.task import Task
+from keymix.train.folder import Which
+from keymix.train.model import device_of_this_machine, enough_memory
+from keymix.train.parts import Answered, Prediction, answers_of
+from keymix.train.recipe import Recipe
+from keymix.train.runs import Run, at_size, image_files, load_run, refuse_lone
+from keymix.train.scoring import autocast
+
+One: TypeAlias = str | Path | Image.Image | NDArray[Any] | Tensor
+"""An input: a file, or an image in memory."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainedModel:
+    """A run's model, the classes it knows, and what prepares its images; see `load`.
+
+    Args:
+        run: The run: its folder, recipe and records.
+        model: In eval mode, on this machine's GPU if it has one. ``model.to(...)`` moves it.
+        data: The record of the data it was trained on.
+        image_size: Height and width, pixels, at which it sees images.
+    """
+
+    run: Run
+    model: nn.Module
+    data: DataRecord
+    image_size: Size
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the model's outputs; none if it has no classes."""
+        return self.data.classes
+
+    @property
+    def task(self) -> Task:
+        """What it does: its task, with its scores."""
+        return self.data.task_kind
+
+    @property
+    def recipe(self) -> Recipe:
+        """How it was trained."""
+        return self.run.recipe
+
+    @property
+    def takes_events(self) -> bool:
+        """Whether its inputs are recordings of events, and not images."""
+        return self.data.events
+
+    def transform(self, image: One) -> Tensor:
+        """Prepare an image as in the run's evaluation; a batch of these is what the model takes.
+
+        Args:
+            image: A file; an image of Pillow's; a uint8 array ``[h, w]`` or ``[h, w, C]``; or a
+                uint8 tensor ``[C, h, w]``.
+
+        Returns:
+            float32 ``[C, H, W]`` on the CPU, resized, cropped and normalised; frames
+            ``[T, 2, H, W]`` of a recording of events.
+
+        Raises:
+            UserError: If it cannot be read, or is no image that the model takes.
+        """
+        return self._read(image)[0]
+
+    def predict(self, inputs: One | Sequence[One], *, top: int = 5) -> Any:
+        """Answer an input, or several.
+
+        Of a list or a folder, a file that cannot be read has its error as the answer; alone, it
+        raises.
+
+        Args:
+            inputs: One input as `transform` takes it, or what that returned, a float tensor; or
+                several: a list of inputs, a folder with all below, an array ``[N, h, w, C]``, a
+                tensor ``[N, C, h, w]``.
+            top: How many classes to name for an image.
+
+        Returns:
+            A prediction of the run's task, or a list of them. Of classes, it has ``classes``,
+            best first, and their ``probabilities``; of masks ``mask`` at the image's own size,
+            ``[h, w]`` of class numbers or ``[K, h, w]`` of 0 and 1 where a pixel may have several
+            classes, and ``pixels`` of each class. All have ``path``, empty for images in memory,
+            and ``error``.
+
+        Raises:
+            UserError: If an input does not exist or is none that the model takes, or the memory
+                does not suffice.
+
+        Example:
+            >>> import keymix
+            >>> trained = keymix.load("my-run")  # doctest: +SKIP
+            >>> trained.predict("photo.png").classes[0]  # doctest: +SKIP
+            'cat'
+        """
+        if top < 1:
+            raise UserError(f"top = {top}: name at least one class.")
+        wanted, several = self._listed(inputs)
+        with enough_memory(self.image_size):
+            answers = list(self._answers(wanted, top, alone=not several))
+        return answers if several else answers[0]
+
+    def outputs(self, shown: Sequence[Tensor]) -> Any:
+        """Return what the model gives for images that `transform` prepared, on its device.
+
+        Args:
+            shown: The images, a batch.
+        """
+        device = next((each.device for each in self.model.parameters()), torch.device("cpu"))
+        whole = self.data.task_kind.whole_images
+        batch: Any = [each.to(device) for each in shown] if whole else torch.stack([*shown])
+        with torch.inference_mode(), autocast(device, self.run.recipe.precision):
+            return self.model(batch if whole else batch.to(device))
+
+    def prepare(self, pixels: Pixels) -> Tensor:
+        """Resize, crop and normalise decoded pixels: uint8 ``[C, h, w]`` -> float32."""
+        return self._normalised(fitted(pixels, self.data, self.image_size))
+
+    def _normalised(self, shown: Tensor) -> Tensor:
+        return prepared(shown, self.data.kind, mean=self.data.mean, std=self.data.std)
+
+    def _listed(self, inputs: One | Sequence[One]) -> tuple[list[One], bool]:
+        """List what is to be answered, and say whether that may be several."""
+        if isinstance(inputs, np.ndarray):
+            return (list(inputs), True) if inputs.ndim == 4 else ([inputs], False)
+        if isinstance(inputs, Tensor):
+            several = inputs.ndim == (5 if self.takes_events else 4)
+            return (list(inputs), True) if several else ([inputs], False)
+        if isinstance(inputs, str | Path):
+            return [*image_files([inputs], events=self.takes_events)], Path(inputs).is_dir()
+        if isinstance(inputs, Sequence):
+            found: list[One] = []
+            for each in inputs:
+                found += self._listed(each)[0]
+            return found, True
+        return [inputs], False
+
+    def _answers(self, inputs: Sequence[One], top: int, *, alone: bool) -> Iterator[Prediction]:
+        """Answer inputs in batches; a file that cannot be read gets its error, or alone raises."""
+        part = answers_of(self.data.task_kind)
+        for start in range(0, len(inputs), part.at_once):
+            shown: list[Tensor] = []
+            known: list[Answered | Prediction] = []
+            for each in inputs[start : start + part.at_once]:
+                is_file = isinstance(each, str | Path)
+                try:
+                    tensor, size = self._read(each)
+                except UserError as error:
+                    if alone or not is_file:
+                        raise
+                    known.append(part.prediction(path=str(each), error=str(error)))
+                    continue
+                shown.append(tensor)
+                path = str(each) if is_file else str(getattr(each, "filename", ""))
+                known.append(Answered(path=path, size=size))
+            answered = [each for each in known if isinstance(each, Answered)]
+            outputs = self.outputs(shown) if shown else None
+            found = iter(part.predicted(outputs, answered, self.data, top=top) if shown else ())
+            yield from (next(found) if isinstance(k, Answered) else k for k in known)
+
+    def _read(self, given: One) -> tuple[Tensor, Size]:
+        """Prepare an input; with its own height and width."""
+        if isinstance(given, str | Path):
+            return self._of_file(Path(given))
+        if isinstance(given, Tensor) and given.is_floating_point():
+            return self._as_prepared(given)
+        if isinstance(given, Tensor):
+            if given.dtype != torch.uint8 or given.ndim != 3:
+                raise UserError(
+                    f"a tensor of {given.dtype} and shape {tuple(given.shape)}: give pixels as "
+                    "uint8 [C, h, w], or what transform() returns."
+                )
+            given = given.permute(1, 2, 0).cpu().numpy()
+        if not isinstance(given, np.ndarray | Image.Image):
+            raise UserError(
+                f"cannot predict a {type(given).__name__}: give a file, an image of Pillow's, a "
+                "uint8 array [h, w, C] or a tensor [C, h, w]."
+            )
+        if self.takes_events:
+            raise UserError(
+                "the run was trained on recordings of events: give files (.npz, .aedat), or what "
+                "transform() returns of them."
+            )
+        return self._of_pixels(memory_pixels(given, self.data))
+
+    def _of_file(self, path: Path) -> tuple[Tensor, Size]:
+        if not self.takes_events:
+            if is_recording(path.name):
+                raise UserError(f"{path}: is a recording of events; the run was trained on images.")
+            return self._of_pixels(file_pixels(path, self.data))
+        if is_image(path.name):
+            raise UserError(
+                f"{path}: is an image; the run was trained on recordings of events (.npz, .aedat)."
+            )
+        return self._normalised(read_file(path, self.data, self.image_size)), self.image_size
+
+    def _of_pixels(self, pixels: Pixels) -> tuple[Tensor, Size]:
+        return self.prepare(pixels), (pixels.shape[-2], pixels.shape[-1])
+
+    def _as_prepared(self, given: Tensor) -> tuple[Tensor, Size]:
+        """Take what `transform` returned, by its shape."""
+        frames = (self.data.time_steps,) if self.takes_events else ()
+        shape = (*frames, self.data.in_chans, *self.image_size)
+        kept = len(shape) - 2 if self.data.task_kind.whole_images else len(shape)
+        if given.ndim != len(shape) or tuple(given.shape[:kept]) != shape[:kept]:
+            raise UserError(
+                f"a float tensor of shape {tuple(given.shape)}: the model takes {list(shape)}, as "
+                "transform() returns it. Give pixels as uint8."
+            )
+        return given.float(), (given.shape[-2], given.shape[-1])
+
+
+def load(
+    run: Run | str | Path,
+    *,
+    which: Which = "last",
+    image_size: int | tuple[int, int] | None = None,
+    resize: str | None = None,
+    time_steps: int | None = None,
+) -> TrainedModel:
+    """Load a trained run, ready to predict: its model, classes and transform.
+
+    `keymix.load_run` opens the folder alone, of runs that are not finished too.
+
+    Args:
+        run: The run's folder: that given as ``--out`` to ``keymix train``, or one of a
+            comparison, such as ``keymix-compare/runs/static_key/seed0``.
+        which: Weights of the ``last`` or the ``best`` epoch.
+        image_size: As in `evaluate`.
+        resize: As in `evaluate`.
+        time_steps: As in `evaluate`.
+
+    Raises:
+        UserError: If it is no run's folder (of a comparison's, its runs are named), the weights
+            are missing, damaged or unfit, or the model, or the memory, cannot take the image size
+            or the time steps.
+
+    Example:
+        >>> import keymix
+        >>> trained = keymix.load("keymix-compare/runs/static_key/seed0")  # doctest: +SKIP
+        >>> answer = trained.predict("digit.png")  # doctest: +SKIP
+        >>> answer.classes[0], answer.probabilities[0]  # doctest: +SKIP
+        ('7', 0.98)
+    """
+    refuse_lone(resize, image_size)
+    run = run if isinstance(run, Run) else load_run(run)
+    with enough_memory(image_size):
+        model, seen, size = at_size(run, which, image_size, resize)
+        if time_steps is not None:
+            take_time_steps(model, time_steps)
+        model = model.to(device_of_this_machine())
+    trained = TrainedModel(run=run, model=model, data=seen, image_size=size)
+    if time_steps is None or not trained.takes_events:
+        return trained
+    return replace(trained, data=replace(seen, time_steps=time_steps))
+
+
+def predict(
+    run: Run | str | Path,
+    paths: Sequence[str | Path],
+    *,
+    which: Which = "last",
+    top: int = 5,
+    image_size: int | tuple[int, int] | None = None,
+    resize: str | None = None,
+    time_steps: int | None = None,
+) -> list[Prediction]:
+    """Say what a run answers to files, such as the classes of images.
+
+    A broken file gets its error as an answer; the others are answered. `keymix.load` keeps the
+    model for more, and `keymix.predict_masks` writes masks into a folder.
+
+    Args:
+        run: The run, or its folder.
+        paths: Image files and folders; recordings of events for a run on those.
+        which: Weights of the ``last`` or the ``best`` epoch.
+        top: How many classes to name for an image.
+        image_size: As in `evaluate`.
+        resize: As in `evaluate`.
+        time_steps: As in `evaluate`.
+
+    Returns:
+        Predictions of the run's task, as `TrainedModel.predict` returns them.
+
+    Raises:
+        UserError: If a path does not exist, the weights are unfit, or the model, or the memory,
+            cannot take the image size or the time steps.
+    """
+    trained = load(run, which=which, image_size=image_size, resize=resize, time_steps=time_steps)
+    found: list[Prediction] = trained.predict([*paths], top=top)
+    return found
