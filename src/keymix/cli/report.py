@@ -20,6 +20,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("folder", metavar="DIR", help="the folder given as --out to compare")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_open()
     parser.add_imports()
     given = parser.parse_args(argv)
 
@@ -29,7 +30,9 @@ def main(argv: list[str]) -> int:
         result = rebuild(given.folder, imports=given.imports, progress=watch)
     if given.json:
         console.say(json.dumps(plain(result), ensure_ascii=False))
+        print_open_runs(result)
     else:
         print_result(result)
-    print_open_runs(result)
+    if given.open:
+        console.open_page(result.report)
     return 0
