@@ -139,7 +139,7 @@ def test_a_terminal_gets_drawn_tables(
     out = capsys.readouterr().out
     assert "SKA Table 7, read off the operations" in out
     assert "Latency of one image and peak memory" in out
-    assert "┃" in out
+    assert "────" in out
     assert "\t" not in out
 
 

@@ -102,15 +102,16 @@ def test_markdown_and_latex_escape_what_would_end_a_cell() -> None:
 
 
 def test_at_a_terminal_no_name_is_markup_and_text_stands_on_the_left() -> None:
-    from rich.console import Console
-
-    stream = io.StringIO()
-    Console(file=stream, width=120).print(TABLE.drawn())
-    assert "[red]\\x1b" in stream.getvalue()
-    assert [c.justify for c in TABLE.drawn().columns] == ["left", "right", "right", "right"]
-    texts = text_table(["a", "b", "c"], [["x", "", "1"]], left=2)
-    assert texts.cells() == [["x", "", "1"]]
-    assert [c.justify for c in texts.drawn().columns] == ["left", "left", "right"]
+    lines = TABLE.drawn(120).plain.splitlines()
+    title, head, rule, first, second = lines
+    assert (title, set(rule)) == ("What it costs", {"─"})
+    assert "[red]\\x1b" in first
+    assert [head.index(name) for name in ("mixer", "note")] == [0, head.rindex("note")]
+    assert first.index("1.23") + len("1.23") == head.index("latency, ms") + len("latency, ms")
+    assert second.startswith("identity ")
+    texts = text_table(["a", "b", "c"], [["x", "", "1"], ["long", "y", "100"]], left=2)
+    assert texts.cells()[0] == ["x", "", "1"]
+    assert texts.drawn(80).plain.splitlines()[2:] == ["x          1", "long  y  100"]
 
 
 def test_a_page_sorts_by_values_and_shows_texts() -> None:

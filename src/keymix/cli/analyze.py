@@ -28,6 +28,8 @@ def main(argv: list[str]) -> int:
     given = parser(study).parse_args(argv[1:])
     if study.markdown and given.json and given.markdown:
         raise UserError("--json and --markdown exclude each other: give one.")
+    if given.open and given.out is None:
+        raise UserError("--open shows the page that --out DIR writes: name a folder.")
     study.check(given)
     folder = None
     if given.out is not None:
@@ -72,6 +74,7 @@ def parser(study: Study[Any, Any]) -> VerbParser:
     add("--json", action="store_true", help="print the whole record as JSON")
     if study.markdown:
         add("--markdown", action="store_true", help="print the tables as Markdown")
+    made.add_open()
     made.add_imports()
     return made
 
@@ -115,6 +118,8 @@ def _deliver(
             console.note(one_line(line))
     if folder is not None:
         console.note(f"{folder / study.page_file} shows it; next to it: {study.also_written}")
+        if given.open:
+            console.open_page(folder / study.page_file)
     code = console.report_broken(study.broken(record))
     if not given.json:
         last = console.say if console.out.is_terminal and not markdown else console.note

@@ -11,7 +11,7 @@ from typing import Any
 
 from keymix.cli import console
 from keymix.cli.comparison import plain, print_open_runs, print_result, watching
-from keymix.cli.console import IMPORT_HELP, VerbParser
+from keymix.cli.console import IMPORT_HELP, OPEN_HELP, VerbParser
 from keymix.cli.recipe_options import flat, sort_words, typed
 from keymix.errors import UserError, whole_number
 
@@ -36,7 +36,7 @@ _OPTIONS = (
 )
 _FLAGS = (
     *("--plan", "--no-flip", "--no-controls", "--no-reference"),
-    *("--ann", "--overwrite", "--images", "--no-images", "--json", "--help"),
+    *("--ann", "--overwrite", "--images", "--no-images", "--json", "--open", "--help"),
 )
 _DEFAULT_OUT = "keymix-compare"
 
@@ -107,9 +107,11 @@ def main(argv: list[str]) -> int:
         result = compare(**given)
     if "--json" in words.flags:
         console.say(json.dumps(plain(result), ensure_ascii=False))
+        print_open_runs(result)
     else:
         print_result(result)
-    print_open_runs(result)
+    if "--open" in words.flags:
+        console.open_page(result.report)
     return 1 if result.failed else 0
 
 
@@ -236,6 +238,7 @@ def _help() -> str:
         "again; --images brings them back",
     )
     add("--json", action="store_true", help="print the result as JSON")
+    add("--open", action="store_true", help=OPEN_HELP)
     return parser.format_help()
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from keymix.cli import console
 from keymix.errors import one_line
 from keymix.records import to_json
+from keymix.report.tables import Cell, Column, Table
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from keymix.compare.run import Comparison
     from keymix.report.record import ComparisonRecord, OpenRun, OutcomeRow
     from keymix.report.wording import ScoreColumn
+
+FURTHER = 6
+"""Scores next to the first give way at a narrow terminal before costs, which are 1 to 5."""
 
 MOST_MISSING = 6
 """Missing runs that are named; the page names all."""
@@ -204,12 +208,14 @@ class Bars:
 
 
 def print_result(result: Comparison) -> None:
-    """Print the table, the verdicts and where the report is."""
+    """Print the table and the verdicts; the last lines are the answer and the report's path."""
     from keymix.report import formats
+    from keymix.report.answer import answer
     from keymix.report.part import page_of
     from keymix.report.wording import columns, dense_over, recommended, wording
 
     record = result.record
+    found_out = answer(record)
     score, words = record.task_kind.score, wording(record)
     dense, steps = dense_over(record)
 
@@ -238,59 +244,72 @@ def print_result(result: Comparison) -> None:
     def further(column: ScoreColumn, row: OutcomeRow) -> str:
         return formats.scored(row.scores[column.key].mean, column.score)
 
-    shown: list[tuple[str, Callable[[OutcomeRow], str]]] = [
-        ("mixer", lambda row: row.mixer),
-        (f"{score.label} {score.unit}".rstrip(), scored),
+    shown: list[tuple[Column, Callable[[OutcomeRow], str]]] = [
+        (Column("mixer", "mixer"), lambda row: row.mixer),
+        (_number(f"{score.label} {score.unit}".rstrip()), scored),
         *(
-            (column.head.replace(", ", " "), partial(further, column))
+            (_number(column.head.replace(", ", " "), FURTHER), partial(further, column))
             for column in columns(record)
             if column.key in page_of(record.task_kind).terminal
         ),
-        ("difference", difference),
-        (f"{100 * (1 - record.alpha):.4g}% interval", lambda row: span(row.interval)),
-        ("certainty", lambda row: row.degree or ""),
-        ("params", lambda row: formats.count(record.costs[row.mixer].params)),
-        (f"MACs, {dense}" if dense else "MACs", macs),
-        ("ms", lambda row: formats.three_digits(record.costs[row.mixer].latency_ms)),
-        (f"{words.inputs}/s", lambda row: formats.rate(record.costs[row.mixer].images_per_s)),
-        ("MiB", lambda row: formats.mib(record.costs[row.mixer].peak_mib)),
+        (_number("difference"), difference),
+        (_number(f"{100 * (1 - record.alpha):.4g}% interval"), lambda row: span(row.interval)),
+        (_number("certainty"), lambda row: row.degree or ""),
+        (_number("params", 2), lambda row: formats.count(record.costs[row.mixer].params)),
+        (_number(f"MACs, {dense}" if dense else "MACs", 3), macs),
+        (
+            _number("ms", 1),
+            lambda row: formats.three_digits(record.costs[row.mixer].latency_ms),
+        ),
+        (
+            _number(f"{words.inputs}/s", 5),
+            lambda row: formats.rate(record.costs[row.mixer].images_per_s),
+        ),
+        (_number("MiB", 4), lambda row: formats.mib(record.costs[row.mixer].peak_mib)),
     ]
     references = [
         [row.name, formats.scored(row.scores.get(score.key), score), *[""] * (len(shown) - 2)]
         for row in record.references
     ]
+    title = f"{record.title}: test {words.score}, last epoch"
+    cells = [*([cell(row) for _, cell in shown] for row in rows), *references]
+    made = [[Cell(text, text) for text in row] for row in cells]
     _print_diagnoses(record)
-    console.table(
-        [head for head, _ in shown],
-        [*([cell(row) for _, cell in shown] for row in rows), *references],
-        title=f"{record.title}: test {words.score}, last epoch",
-    )
+    console.show(Table("", title, [column for column, _ in shown], made))
     _print_spikes(record)
     console.say()
-    shown_above = record.diagnoses[0].text if record.diagnoses else ""
-    if rest := record.lead.removeprefix(shown_above).strip():
-        console.say(rest)
     for row in record.outcome.last:
         if row.headline:
-            console.say(f"- {row.headline}")
+            console.prose(f"- {row.headline}", hang="  ")
         if row.seeds and (why := formats.no_spread(row.seeds)):
-            console.say(f"  no interval over seeds: {why}.")
+            console.prose(f"  no interval over seeds: {why}.", hang="  ")
     if about := page_of(record.task_kind).missing(record):
-        console.say(about)
+        console.prose(about)
     if record.caution:
-        console.say(record.caution)
-    if text := recommended(record):
-        console.say(text)
+        console.prose(record.caution)
     _print_data(record)
+    print_open_runs(result)
     console.say()
-    console.say(f"report   {result.report}")
     console.say(f"results  {result.out / 'results.csv'}  {result.out / 'results.json'}")
+    shown_above = record.diagnoses[0].text if record.diagnoses else ""
+    for text in (record.lead.removeprefix(shown_above).strip(), recommended(record)):
+        if text:
+            console.prose(text)
+    console.prose(f"{found_out.title}. {found_out.certainty}.")
+    if found_out.next is not None:
+        console.prose(f"Next: {found_out.next.text}.")
+    console.say(f"report   {result.report}")
+
+
+def _number(heading: str, gives_way: int = 0) -> Column:
+    """Return a column whose cells are written already, on the right."""
+    return Column(heading, heading, "count", gives_way=gives_way)
 
 
 def _print_diagnoses(record: ComparisonRecord) -> None:
     """Print what the comparison found out about itself, before any difference."""
     for found in record.diagnoses:
-        console.say(f"{found.text} {found.remedy}".rstrip())
+        console.prose(f"{found.text} {found.remedy}".rstrip())
     if record.diagnoses:
         console.say()
 
@@ -301,9 +320,9 @@ def _print_data(record: ComparisonRecord) -> None:
     if checked is None:
         return
     for found in checked.findings:
-        console.say(f"Data check, {found.grade}: {found.what} ({found.count:,}).")
+        console.prose(f"Data check, {found.grade}: {found.what} ({found.count:,}).")
     for line in filter(None, (checked.narrow, checked.missed)):
-        console.say(line)
+        console.prose(line)
 
 
 def _print_spikes(record: ComparisonRecord) -> None:
@@ -322,9 +341,9 @@ def _print_spikes(record: ComparisonRecord) -> None:
         rows,
         title=f"what spikes cost, {record.data.kind.one}",
     )
-    console.say(SPIKES_LINE)
+    console.prose(SPIKES_LINE)
     for note, labels in spikes.notes(record).items():
-        console.say(f"- {', '.join(labels)}: {note}")
+        console.prose(f"- {', '.join(labels)}: {note}", hang="  ")
 
 
 def print_open_runs(result: Comparison) -> None:
@@ -366,9 +385,12 @@ def _units(record: ComparisonRecord) -> list[str]:
 
 def plain(result: Comparison) -> dict[str, Any]:
     """Return the result as plain values for ``--json``."""
+    from keymix.report.answer import answer
+
     record = to_json(result.record)
     spikes = record["spikes"]["mixers"] if "spikes" in record else {}
     return {
+        "answer": to_json(answer(result.record)),
         "report": str(result.report),
         "results": str(result.out / "results.json"),
         "baseline": record["baseline"],

@@ -21,6 +21,7 @@ from rich.console import Console
 from keymix.errors import UserError, one_line, shown, unknown, whole_number
 from keymix.records import to_json
 from keymix.report.tables import Table, text_table
+from keymix.report.terminal import wrapped
 
 if TYPE_CHECKING:
     from keymix.analysis.study_record import StudyRecord
@@ -34,6 +35,11 @@ def say(text: str = "") -> None:
     out.print(shown(text), markup=False)
 
 
+def prose(text: str, *, hang: str = "") -> None:
+    """Write a sentence of the result, broken between words at a terminal, one line in a pipe."""
+    say(_fitted(shown(text), out, hang))
+
+
 def say_json(record: object) -> None:
     """Write a record as one line of JSON."""
     say(json.dumps(to_json(record), ensure_ascii=False))
@@ -41,12 +47,21 @@ def say_json(record: object) -> None:
 
 def note(text: str) -> None:
     """Write a line for the person, not for a script, to standard error."""
-    err.print(shown(text), markup=False, style="dim")
+    err.print(_fitted(shown(text), err), markup=False, style="dim")
 
 
 def warn(text: str) -> None:
     """Write a line that matters to standard error."""
-    err.print(one_line(text), markup=False)
+    err.print(_fitted(one_line(text), err), markup=False)
+
+
+def _fitted(text: str, where: Console, hang: str = "") -> str:
+    """Break lines between words at a terminal; in a pipe they stay as they are."""
+    if not where.is_terminal:
+        return text
+    return "\n".join(
+        each for line in text.split("\n") for each in wrapped(line, where.width, hang=hang)
+    )
 
 
 def line(cells: Iterable[str]) -> None:
@@ -76,7 +91,7 @@ def table(
 def show(made: Table) -> None:
     """Print a table: drawn with its title at a terminal, tab-separated with a header when piped."""
     if out.is_terminal:
-        out.print(made.drawn())
+        out.print(made.drawn(out.width))
         return
     for row in (made.headings(), *made.cells()):
         line(row)
@@ -86,6 +101,7 @@ def show(made: Table) -> None:
 
 
 IMPORT_HELP = "a file that registers your own mixers, tasks or data sources"
+OPEN_HELP = "open the page in the browser"
 MOST_PIXELS = 2**20
 """Of a side: more than any image has that a model is shown."""
 
@@ -121,6 +137,10 @@ class VerbParser(argparse.ArgumentParser):
             metavar="FILE.py",
             help=IMPORT_HELP,
         )
+
+    def add_open(self) -> None:
+        """Add ``--open``; `open_page` does it."""
+        self.add_argument("--open", action="store_true", help=OPEN_HELP)
 
     def add_image_size(self) -> None:
         """Add ``--image-size`` and ``--resize`` of a trained run; `image_size_of` reads them."""
@@ -186,6 +206,14 @@ def parse_size(text: str, option: str = "--image-size") -> tuple[int, int]:
     if max(sides) > MOST_PIXELS:
         raise UserError(f"{option} {text}: a side has at most {MOST_PIXELS:,} pixels")
     return sides[0], sides[-1]
+
+
+def open_page(page: Path) -> None:
+    """Open a page in the browser, as ``--open`` asks; say where it is if there is none."""
+    import webbrowser
+
+    if not webbrowser.open(page.resolve().as_uri()):
+        warn(f"no browser was found to open {page}")
 
 
 # ---- the folder of an analysis --------------------------------------------------------------

@@ -26,6 +26,7 @@ def main(argv: list[str]) -> int:
         help="whether the page has pictures of the data (default: as it was last asked)",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_open()
     parser.add_imports()
     given = parser.parse_args(argv)
 
@@ -35,7 +36,9 @@ def main(argv: list[str]) -> int:
         result = rebuild(given.folder, imports=given.imports, images=given.images, progress=watch)
     if given.json:
         console.say(json.dumps(plain(result), ensure_ascii=False))
+        print_open_runs(result)
     else:
         print_result(result)
-    print_open_runs(result)
+    if given.open:
+        console.open_page(result.report)
     return 0

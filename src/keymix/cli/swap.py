@@ -103,6 +103,7 @@ def parser() -> VerbParser:
     add("--out", metavar="DIR", help="folder of the swapped model; default runs/MODEL-MIXER")
     add("--overwrite", action="store_true", help="replace the swap in DIR")
     add("--json", action="store_true", help="print the whole record as JSON")
+    made.add_open()
     made.add_imports()
     return made
 
@@ -114,7 +115,7 @@ def main(argv: list[str]) -> int:
     _refuse_idle(given)
     made.run_imports(given)
 
-    from keymix.cli.swap_folder import Folder
+    from keymix.cli.swap_folder import PAGE, Folder
     from keymix.cli.swap_source import load_source
     from keymix.mixers.spec import parse_mixer
     from keymix.swap.search import checked_budget
@@ -140,6 +141,8 @@ def main(argv: list[str]) -> int:
             record = _swap(given, spec, source, folder, known, setting, argv)
             folder.finish(record)
     _print_result(record, folder.path, as_json=given.json)
+    if given.open:
+        console.open_page(folder.path / PAGE)
     return 0
 
 
@@ -337,6 +340,7 @@ def _print_result(record: SwapRecord, folder: Path, *, as_json: bool) -> None:
         whole = {"folder": str(folder), **record.to_dict()}
         console.say_json(whole)
         return
+    from keymix.cli.swap_folder import PAGE
     from keymix.report.swap import latency_text
 
     console.table(record.layers.heads, record.layers.rows, left=7)
@@ -349,10 +353,11 @@ def _print_result(record: SwapRecord, folder: Path, *, as_json: bool) -> None:
     if record.test is not None:
         before, after = 100 * record.test.before.top1, 100 * record.test.after.top1
         console.say(f"test top-1 {before:.2f} % before, {after:.2f} % after")
-    console.note(f"{folder / 'report.html'} shows it. Then:")
+    console.note("Then:")
     for line in record.next:
         console.note(f"  {line}")
-    console.say(record.sentence)
+    console.prose(record.sentence)
+    console.say(f"report   {folder / PAGE}")
 
 
 @contextmanager

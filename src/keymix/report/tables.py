@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from keymix.errors import one_line
-from keymix.report import formats
+from keymix.report import formats, terminal
 
 if TYPE_CHECKING:
-    from rich.table import Table as Drawn
+    from rich.text import Text
 
 Kind = Literal[
     "text", "name", "whole", "ratio", "ms", "mib", "rate", "per_s", "percent", "count", "energy"
@@ -71,7 +71,8 @@ class Column:
     `where` says that only files or only people have it, `write` how it writes values if not as its
     kind does. On pages, `label` is before a cell where room is short (the heading, if empty),
     `sort` says whether readers may sort by it (as its kind does), `most_first` that the largest
-    then comes first, and `style` how its cells look: grey, or as states in words.
+    then comes first, and `style` how its cells look: grey, or as states in words. At a narrow
+    terminal columns with the largest `gives_way` are left out first; those with 0 last.
     """
 
     heading: str
@@ -83,6 +84,7 @@ class Column:
     sort: Literal["text", "number", "none", "kind"] = "kind"
     most_first: bool = False
     style: Style = ""
+    gives_way: int = 0
 
     @property
     def is_text(self) -> bool:
@@ -197,21 +199,19 @@ class Table:
         begin, end = f"\\begin{{tabular}}{{{sides}}}\n\\toprule", "\\bottomrule\n\\end{tabular}"
         return "\n".join([begin, head, r"\midrule", *body, end]) + "\n"
 
-    def drawn(self) -> Drawn:
-        """Draw the table for a terminal, which no name in it drives."""
-        from rich.table import Table as Drawn
-
-        def plain(text: str) -> str:
-            return one_line(text).replace("[", r"\[")
-
-        title = plain(self.title) if self.title else None
-        drawn = Drawn(title=title, title_justify="left", header_style="bold")
-        for i, heading in enumerate(self.headings()):
-            side: Literal["left", "right"] = "left" if i < self.leading() else "right"
-            drawn.add_column(plain(heading), justify=side, overflow="fold")
-        for row in self.cells():
-            drawn.add_row(*map(plain, row))
-        return drawn
+    def drawn(self, width: int) -> Text:
+        """Draw the table for a terminal of a width, which no name in it drives."""
+        headings, rows, left = self.headings(), self.cells(), self.leading()
+        strips = [
+            terminal.Strip(
+                one_line(heading),
+                [one_line(row[i]) for row in rows],
+                words=i < left or self.columns[at].is_text,
+                gives_way=self.columns[at].gives_way,
+            )
+            for i, (at, heading) in enumerate(zip(self.seen(), headings, strict=True))
+        ]
+        return terminal.drawn(one_line(self.title), strips, width)
 
 
 def text_table(
