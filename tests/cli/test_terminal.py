@@ -13,9 +13,11 @@ from rich.console import Console
 
 from keymix.analysis.certainty import Recommendation
 from keymix.cli import console, main
+from keymix.cli.analyze import main as analyze
 from keymix.cli.comparison import print_result
 from keymix.compare.run import Comparison
 from keymix.errors import UserError
+from keymix.report.answer import answer
 from keymix.report.record import ComparisonRecord, opened
 from keymix.report.wording import recommended
 
@@ -67,9 +69,11 @@ def test_the_last_lines_are_the_answer_and_the_report(
     record = replace(record, recommendation=found)
     lines = screen(monkeypatch, record, width)
     assert lines[-1].split() == ["report", "out/report.html"]
-    answer = f"{record.lead} {recommended(record)}".split()
-    assert " ".join(lines[:-1]).split()[-len(answer) :] == answer
-    assert "recommended:" in answer
+    found_out = answer(record)
+    more = f"Next: {found_out.next.text}." if found_out.next else ""
+    last = f"{recommended(record)} {found_out.title}. {found_out.certainty}. {more}".split()
+    assert " ".join(lines[:-1]).split()[-len(last) :] == last
+    assert "recommended:" in last
 
 
 def test_open_shows_the_page_once_it_is_written(

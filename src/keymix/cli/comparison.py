@@ -285,7 +285,7 @@ def print_result(result: Comparison) -> None:
             console.prose(f"  no interval over seeds: {why}.", hang="  ")
     if about := page_of(record.task_kind).missing(record):
         console.prose(about)
-    if record.caution:
+    if record.caution and found_out.next is None:
         console.prose(record.caution)
     _print_data(record)
     print_open_runs(result)

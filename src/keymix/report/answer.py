@@ -257,7 +257,8 @@ def _tiles(record: ComparisonRecord, rows: dict[str, OutcomeRow], subject: str) 
 def _above_control(record: ComparisonRecord, rows: dict[str, OutcomeRow]) -> list[Tile]:
     """Say how far the baseline is above the control: whether mixing tokens matters at all."""
     score = record.task_kind.score
-    found = [rows[each.label].interval for each in record.mixers if each.control]
+    controls = [each.label for each in record.mixers if each.control and each.label in rows]
+    found = [rows[label].interval for label in controls]
     known = [each for each in found if each is not None]
     if not known:
         return []
