@@ -101,6 +101,7 @@ def test_where_all_is_unclear_no_mixer_is_distinguishable_and_a_saving_is_said()
 def test_where_mixers_are_worse_the_baseline_is_not_beaten() -> None:
     said = found(key_value=(-0.04, "clear", "worse"), pick="softmax")
     assert said.title == "No mixer beats softmax; key_value is 4.0 points below it"
+    assert said.tiles[0].text.startswith("softmax")  # the better of the two comes first
 
 
 def test_a_better_mixer_comes_before_a_worse_one_that_differs_more() -> None:

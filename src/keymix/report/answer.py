@@ -229,9 +229,10 @@ def _tiles(record: ComparisonRecord, rows: dict[str, OutcomeRow], subject: str) 
     mean = row.scores[score.key].mean
     of_base = rows[base].scores[score.key].mean
     if mean is not None and of_base is not None:
-        other = "" if subject == base else f" ({base} {score.text(of_base)})"
-        text = f"{subject}, test {score.name}{other}"
-        tiles.append(Tile(value=score.text(mean), text=text))
+        pair = [(subject, mean), (base, of_base)]
+        (best, most), (other, least) = pair[::-1] if row.direction == "worse" else pair
+        text = f"{best}, test {score.name} ({other} {score.text(least)})"
+        tiles.append(Tile(value=score.text(most), text=text))
     unit = f"{unit_of(record.data)}s"
     seeds = record.seeds
     over = (
