@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from keymix.analysis.certainty import Recommendation
 from keymix.analysis.statistics import Interval
 from keymix.report.answer import Answer, answer
 from keymix.report.charts import looks
-from keymix.report.record import ComparisonRecord, Diagnosis
+from keymix.report.record import ComparisonRecord, Diagnosis, opened
 from keymix.report.sections.mixers import decision, without_pictures
 
 
@@ -129,6 +131,13 @@ def test_a_control_that_keeps_up_is_the_title_even_where_a_mixer_is_better() -> 
     said = found(diagnoses=(level,), static_key=(0.02, "clear", "better"), pick="static_key")
     assert "identity" in said.title
     assert said.title.startswith("Mixing tokens buys nothing here")
+
+
+def test_a_record_of_before_certainty_is_said_to_be_one() -> None:
+    path = Path(__file__).parents[2] / "docs/results/cifar10-10k/results.json"
+    said = answer(opened(json.loads(path.read_text(encoding="utf-8")), where="it"))
+    assert (said.degree, said.subject, said.tiles) == ("none", "", ())
+    assert "keymix report" in said.certainty
 
 
 def test_a_single_test_unit_says_nothing() -> None:

@@ -84,6 +84,12 @@ def answer(record: ComparisonRecord) -> Answer:
             degree="none",
             certainty="No difference between the mixers means anything",
         )
+    if _without_certainty(record):
+        return Answer(
+            title=f"How certain the differences from {record.baseline} are is not in this record",
+            degree="none",
+            certainty="It is of an earlier version of keymix; `keymix report` makes it again",
+        )
     subject = _subject(record, rows)
     shown = replace(
         _compared(record, rows[subject]), tiles=_tiles(record, rows, subject), next=_next(record)
@@ -93,6 +99,12 @@ def answer(record: ComparisonRecord) -> Answer:
         title = f"Mixing tokens buys nothing here: no mixer is shown to beat {controls}"
         return replace(shown, title=title, subject="")
     return shown
+
+
+def _without_certainty(record: ComparisonRecord) -> bool:
+    """Whether the record is of before differences had degrees of certainty."""
+    compared = [row for row in record.outcome.last if row.seeds is not None]
+    return bool(compared) and all(row.interval is None for row in compared)
 
 
 def _one_unit(record: ComparisonRecord) -> bool:
