@@ -116,7 +116,8 @@ def test_the_terminal_gets_the_layers_and_the_sentence(
     lines = said.out.splitlines()
     assert lines[0].startswith("layer\twas\tis\t")
     assert lines[1].startswith("blocks.0.attn\tsoftmax\tstatic_key")
-    assert lines[-1] == record(tmp_path / "out")["sentence"]
+    assert lines[-2] == record(tmp_path / "out")["sentence"]
+    assert lines[-1].split()[0] == "report"
     assert "In brackets: 95 % interval over 8 held-out images" in said.err
     assert f"keymix eval {out}" in said.err
     assert main(words) == 0

@@ -235,7 +235,7 @@ def test_comparisons_pass_it_on_and_older_ones_go_on(tiny: Recipe, tmp_path: Pat
         )
 
     def claim(claimed: Plan) -> None:
-        folder.claim(claimed, data.record(), overwrite=False)
+        folder.claim(claimed, data.record(), overwrite=False, images=True)
 
     claim(plan({}))
     forget(tmp_path / "out" / folder.MANIFEST)
