@@ -79,11 +79,11 @@ def test_the_notebook_runs_and_prints_what_the_page_says(tmp_path: Path) -> None
     written, checked, compared, predicted, loaded, *_, shapes = printed
     pasted = [b.text for b in blocks(DOCS / "tutorial.md") if b.language == "text"]
     assert written == pasted[0]
-    table = pasted[1].partition("\n┏")[0]
+    table = pasted[1].partition("\nlevel ")[0]
     assert checked.replace("\t", " ").split()[: len(table.split())] == table.split()
     for name in ("softmax", "static_key", "identity", "plain network"):
         assert re.search(rf"^{name}\t", compared, re.M)
-        assert f"│ {name} " in pasted[2]
+        assert re.search(rf"^{name} ", pasted[2], re.M)
     files = re.findall(r"digits-new/\d+\.png", pasted[3])
     assert re.findall(r"digits-new/\d+\.png", predicted) == files
     assert re.findall(r"digits-new/\d+\.png", loaded) == files

@@ -44,7 +44,7 @@ class Budget:
 
 
 def has_room(plan: Plan, trials: Trials, budget: Budget, *, sizes: Mapping[str, int]) -> bool:
-    """Whether the budget is so many times the plan's time that images may have more pixels."""
+    """Whether the budget is `ROOM` times the plan's time, so that images may have more pixels."""
     return ROOM * _seconds(plan, trials, sizes) <= 60 * budget.minutes
 
 

@@ -211,8 +211,8 @@ def _note(images: Sequence[int], base: Sequence[float | None]) -> str:
             f"{percent(ends[0])} and {percent(ends[1])} % (Wilson's interval, 95 %)."
         )
     return (
-        f"{text} Among so many pairs of class and mixer some large differences come about by "
-        "chance: they say where to look, not what holds."
+        f"{text} Among many pairs of class and mixer some large differences come about by chance: "
+        "they say where to look, not what holds."
     )
 
 
