@@ -167,10 +167,11 @@ def test_a_record_without_answers_and_gallery_opens_and_gets_them(
     with monkeypatch.context() as patch:
         no_data(patch)
         rebuild(done)
-    assert "Answers in pictures" not in page_of(done)
+    assert 'id="gallery"' not in page_of(done)
     assert "Where they look" in page_of(done)
     rebuild(done)
     assert record_of(done)["gallery"] == first["gallery"]
+    assert 'id="gallery"' in page_of(done)
 
 
 def test_masks_leave_their_gallery_out_too(done_masks: Path) -> None:

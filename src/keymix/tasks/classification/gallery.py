@@ -56,7 +56,7 @@ class Gallery:
 
     `mixers` are those that chose them, and `seeds` of each were at most asked. Of all test images
     `disputed` are those on which two mixers disagree. `at_least` says that probabilities are lower
-    bounds: that of a seed with another answer is not known.
+    bounds: seeds that predict another class are not known.
     """
 
     mixers: tuple[str, ...]
@@ -88,7 +88,7 @@ class Consensus:
     def of(cls, runs: Sequence[ClassAnswers]) -> Consensus:
         """Take the vote of some runs; a tie goes to the more probable answer, then the first seed.
 
-        Where probabilities of all classes are not known, a seed with another answer counts as 0.
+        Where probabilities of all classes are not known, seeds that predict another class count as 0.
         """
         said = np.stack([run.predicted for run in runs])
         votes = (said[:, None] == said[None]).sum(axis=1).astype(np.float64)
