@@ -49,9 +49,7 @@ def _uri(kind: str, content: bytes) -> str:
 
 def jpeg_uri(made: Image.Image) -> str:
     """Encode a photograph as the data URI of a JPEG, a tenth of a PNG's size."""
-    stream = io.BytesIO()
-    made.save(stream, "JPEG", quality=88)
-    return "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode("ascii")
+    return _uri("jpeg", _encoded(made, "JPEG"))
 
 
 def picture(pixels: npt.NDArray[np.uint8]) -> Image.Image:

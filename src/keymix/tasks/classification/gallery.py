@@ -88,7 +88,8 @@ class Consensus:
     def of(cls, runs: Sequence[ClassAnswers]) -> Consensus:
         """Take the vote of some runs; a tie goes to the more probable answer, then the first seed.
 
-        Where probabilities of all classes are not known, seeds that predict another class count as 0.
+        Where only the probability of the prediction is known, seeds that predict another class
+        count as 0.
         """
         said = np.stack([run.predicted for run in runs])
         votes = (said[:, None] == said[None]).sum(axis=1).astype(np.float64)
