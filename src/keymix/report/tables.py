@@ -202,8 +202,8 @@ class Table:
     def drawn(self, width: int) -> Text:
         """Draw the table for a terminal of a width, which no name in it drives."""
         headings, rows, left = self.headings(), self.cells(), self.leading()
-        strips = [
-            terminal.Strip(
+        columns = [
+            terminal.TextColumn(
                 one_line(heading),
                 [one_line(row[i]) for row in rows],
                 words=i < left or self.columns[at].is_text,
@@ -211,7 +211,7 @@ class Table:
             )
             for i, (at, heading) in enumerate(zip(self.seen(), headings, strict=True))
         ]
-        return terminal.drawn(one_line(self.title), strips, width)
+        return terminal.drawn(one_line(self.title), columns, width)
 
 
 def text_table(

@@ -23,7 +23,7 @@ NAMES = (12, 8)
 
 
 @dataclass(frozen=True)
-class Strip:
+class TextColumn:
     """A column as text: its heading, its cells, and how it behaves where there is little room.
 
     Columns with the largest `gives_way` are left out first; those with 0 last, from the right.
@@ -71,7 +71,7 @@ def wrapped(text: str, width: int, *, hang: str = "") -> list[str]:
     return [*lines, line]
 
 
-def drawn(title: str, columns: Sequence[Strip], width: int) -> Text:
+def drawn(title: str, columns: Sequence[TextColumn], width: int) -> Text:
     """Draw a table for a terminal of a width; the first column has names."""
     from rich.text import Text
 
@@ -107,7 +107,7 @@ def _longest_word(text: str) -> int:
     return max(map(cell_len, text.split(" ")))
 
 
-def _fitting(columns: Sequence[Strip], width: int) -> tuple[list[Strip], int]:
+def _fitting(columns: Sequence[TextColumn], width: int) -> tuple[list[TextColumn], int]:
     """Choose the columns that are shown, and the width of the names."""
     first, rest = columns[0], list(columns[1:])
     natural = max(map(cell_len, (first.heading, *first.cells)))
@@ -128,14 +128,14 @@ def _fitting(columns: Sequence[Strip], width: int) -> tuple[list[Strip], int]:
     return [first, *rest], names
 
 
-def _filled(names: int, first: Strip, rest: Sequence[Strip], width: int) -> int:
+def _filled(names: int, first: TextColumn, rest: Sequence[TextColumn], width: int) -> int:
     """Widen the column of names to the longest that room is left for."""
     room = width - sum(GAP + column.least for column in rest)
     fitting = [length for cell in first.cells if (length := cell_len(cell)) <= room]
     return max(names, *fitting) if fitting else names
 
 
-def _widths(columns: Sequence[Strip], room: int) -> list[int]:
+def _widths(columns: Sequence[TextColumn], room: int) -> list[int]:
     """Share out the room: all take what they need, then the narrowest grow first."""
     widths = [column.least for column in columns]
     spare = room - sum(GAP + each for each in widths)
@@ -150,7 +150,7 @@ def _widths(columns: Sequence[Strip], room: int) -> list[int]:
 
 def _lines(
     blocks: Sequence[list[str]],
-    columns: Sequence[Strip],
+    columns: Sequence[TextColumn],
     widths: Sequence[int],
     *,
     bottom: bool = False,
