@@ -120,3 +120,10 @@ def test_parts_come_one_a_side_and_progress_grows() -> None:
 def test_mistakes_are_reported_in_one_line(call: dict, match: str) -> None:
     with pytest.raises(UserError, match=match):
         list(memory_growth(**{"mixers": "qkta", "sides": (2,), **call}))
+
+
+def test_a_cpu_measures_less_of_the_table_unless_asked() -> None:
+    first = next(memory_growth(dim=8))
+    assert first.sides == growth.CPU_SIDES
+    assert max(first.sides) ** 4 * 4 < 0.2 * 2**30  # bytes of the largest map
+    assert next(memory_growth(dim=8, sides=growth.SIDES)).sides == tuple(TABLE_8)

@@ -27,10 +27,11 @@ Fig. 4, Q-K token attention against spiking self-attention."""
 examples:
   keymix analyze memory
   keymix analyze memory --out memory
+  keymix analyze memory --sides 10-200:10            the whole Table 8: 7 GB of memory
   keymix analyze memory --order linear --sides 10-200:10
   keymix analyze memory --mixers qkta,qkca,sdsa,'ssa(order=linear)',mhsa --sides 10-100:10
   keymix analyze memory --device cuda --out memory-on-gpu
-The largest of the defaults needs 6 GB for a map; what does not fit is reported and left out.
+What does not fit into memory is reported and left out.
 """
     writes = "memory.html, memory.json and memory.csv"
     also_written = "memory.json and memory.csv"
@@ -42,27 +43,26 @@ The largest of the defaults needs 6 GB for a map; what does not fit is reported 
             default="qkta,ssa",
             metavar="LIST",
             help="with commas, options in parentheses; the others are given as multiples of the "
-            "first (default qkta,ssa)",
+            "first (default: qkta,ssa)",
         )
         add(
             "--order",
             choices=("quadratic", "linear", "auto"),
             default="quadratic",
-            help="of SSA's product where a mixer names none (default quadratic, the published one)",
+            help="of SSA's product where a mixer names none (default: quadratic, as published)",
         )
         add(
             "--sides",
-            default="10-200:10",
             metavar="LIST",
-            help="square roots of the numbers of tokens: 10,50,100 or 10-200:10 "
-            "(default 10-200:10)",
+            help="square roots of the numbers of tokens: 10,50,100 or 10-200:10 (default: "
+            "10-80:10 on a CPU, else 10-200:10)",
         )
-        add("--dim", type=int, default=256, metavar="C", help="width of the tokens (default 256)")
-        add("--heads", type=int, default=1, metavar="H", help="attention heads (default 1)")
-        add("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1, … (default cpu)")
+        add("--dim", type=int, default=256, metavar="C", help="width of the tokens (default: 256)")
+        add("--heads", type=int, default=1, metavar="H", help="attention heads (default: 1)")
+        add("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1, … (default: cpu)")
 
     def check(self, given: argparse.Namespace) -> None:
-        given.at_sides = _sides(given.sides)
+        given.at_sides = None if given.sides is None else _sides(given.sides)
 
     def run(self, given: argparse.Namespace, session: Session) -> Iterator[MemoryGrowth]:
         from keymix.analysis.memory_growth import memory_growth
