@@ -34,13 +34,42 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # where predictions/ goes
 
 
-def test_the_own_test_split_is_reported_as_pixels_and_areas(
+def table_of(text: str) -> list[list[str]]:
+    """Split what a pipe gets into cells."""
+    return [line.split("\t") for line in text.splitlines()]
+
+
+def test_a_summary_is_printed_and_a_line_per_image_where_asked(
     masks_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["predict", masks_run]) == 0
+    assert main(["predict", masks_run, "--per-image"]) == 0
     said = capsys.readouterr()
-    head, *rows = [line.split("\t") for line in said.out.splitlines()]
-    assert head == ["image", "class", "pixels", "area mm2"]
+    head, *rows = table_of(said.out)
+    assert head == ["image", *(f"{organ} %" for organ in ORGANS)]
+    shares = np.array([[float(cell) for cell in row[1:]] for row in rows])
+    for (name, *_), own in zip(rows, shares, strict=True):
+        mask = np.asarray(Image.open(tmp_path / "predictions" / "masks" / f"{name}.png"))
+        true = [100 * (mask == 1 + k).mean() for k in range(len(ORGANS))]
+        assert own == pytest.approx(true, abs=0.005)
+    assert main(["predict", masks_run, "--overwrite"]) == 0
+    said = capsys.readouterr()
+    head, *classes = table_of(said.out)
+    assert head == ["class", "images with it", "mean share %"]
+    for (organ, images, mean), name, own in zip(classes, ORGANS, shares.T, strict=True):
+        assert organ == name
+        assert images == f"{(own > 0).sum()} of {len(rows)}"
+        assert float(mean) == pytest.approx(own.mean(), abs=0.01)
+    assert f"masks of {len(rows)} images" in said.err
+    assert "predictions" in said.err
+
+
+def test_the_own_test_split_as_csv_has_pixels_and_areas(
+    masks_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", masks_run, "--format", "csv"]) == 0
+    said = capsys.readouterr()
+    head, *rows = csv.reader(io.StringIO(said.out))
+    assert head == ["id", "class", "pixels", "area_mm2"]
     names = list(dict.fromkeys(row[0] for row in rows))
     assert [row[:2] for row in rows] == [[name, organ] for name in names for organ in ORGANS]
     for name, organ, pixels, area in rows:
@@ -57,7 +86,7 @@ def test_a_split_of_data_and_its_files_are_the_same(
     masks_run: str, scans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["predict", masks_run, "--data", f"uwgi:{scans}", "--split", "val", "--out", "split"]
-    assert main([*words, "--format", "json"]) == 0
+    assert main([*words, "--json"]) == 0
     stored = json.loads(capsys.readouterr().out)
     assert stored
     files = [each["path"] for each in stored]
@@ -82,14 +111,6 @@ def test_csv_is_a_line_an_organ(
         assert row["area_mm2"] == (str(2.25 * int(row["pixels"])) if known else "")
 
 
-def test_areas_are_left_out_where_no_spacing_is_known(
-    masks_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Image.fromarray(np.arange(400, dtype=np.uint16).reshape(20, 20)).save(tmp_path / "lone.png")
-    assert main(["predict", masks_run, "lone.png"]) == 0
-    assert capsys.readouterr().out.splitlines()[0] == "image\tclass\tpixels"
-
-
 def test_a_broken_image_is_named_and_the_others_are_answered(
     masks_run: str, scans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,6 +129,7 @@ def test_a_broken_image_is_named_and_the_others_are_answered(
     ("words", "named"),
     [
         (["--top", "3"], "--top 3 is not for the run"),
+        (["--json", "--format", "csv"], "--format csv"),
         (["--time-steps", "4"], "--time-steps 4 is not for the run"),
         (["gone.png"], "gone.png"),
         (["lone.png", "--split", "val"], "not both"),
@@ -145,6 +167,7 @@ def test_options_of_masks_are_refused_where_a_run_classifies(
     for words, named in (
         (["--data", "digits"], "--data digits is not for the run"),
         (["0.png", "--split", "val"], "--split val is not for the run"),
+        (["0.png", "--per-image"], "--per-image is not for the run"),
         ([], "no IMAGE"),
     ):
         assert main(["predict", run, *words]) == 2

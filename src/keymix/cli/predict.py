@@ -19,7 +19,7 @@ from keymix.task import Task, get_task
 if TYPE_CHECKING:
     from keymix.train.parts import AnswersPart, Prediction, PredictionRows
 
-OPTIONS = frozenset({"data", "split", "time_steps", "top"})
+OPTIONS = frozenset({"data", "per_image", "split", "time_steps", "top"})
 """Options that not every task takes."""
 FOLDER = "predictions"
 """Where predictions go that are written into a folder."""
@@ -27,21 +27,28 @@ FOLDER = "predictions"
 EXAMPLES = """\
 examples:
   keymix predict my-run some-image.png a-folder --format csv
-  keymix predict my-run a-folder --top 2 --out answers.json --format json
-  keymix predict my-masks-run                             its own test split, into predictions/
+  keymix predict my-run a-folder --top 2 --json --out answers.json
+  keymix predict my-masks-run            its own test split, into predictions/
   keymix predict my-masks-run case20_day0/scans --out case20
   keymix predict my-masks-run --data uwgi:PATH --split val --out val-masks
 
-A run on masks writes a folder: masks/<id>.png with class numbers (masks/<class>/<id>.png with 0 and
-255 where a pixel may have several classes), overlays/<id>.png, predictions.csv with run lengths at
-the size of each image (id,class,segmentation), and predictions.json. A run on stacks of slices
-finds the neighbours next to a file."""
+A run on masks prints one summary: in how many images each class was found, and
+its mean share of their pixels. --per-image prints a line per image, --format csv
+a line per image and class, with areas. It writes a folder: masks/<id>.png with
+class numbers (masks/<class>/<id>.png with 0 and 255 where a pixel may have
+several classes), overlays/<id>.png, predictions.csv with run lengths at the size
+of each image (id,class,segmentation), and predictions.json. A run on stacks of
+slices finds the neighbours next to a file."""
 
 
 def main(argv: list[str]) -> int:
     """Run ``keymix predict``; 2 if a file was broken: it is named, the others are answered."""
-    given = _parsed(argv)
+    given = parser().parse_args(argv)
+    if given.json and given.format not in (None, "json"):
+        raise UserError(f"--json and --format {given.format} exclude each other: give one.")
+    given.format = "json" if given.json else given.format or "table"
     size = image_size_of(given)
+    VerbParser.run_imports(given)
 
     from keymix.train.parts import answers_of
     from keymix.train.predict import predict
@@ -80,7 +87,7 @@ def main(argv: list[str]) -> int:
 
 def _not_for(name: str, value: object, run: str, task: Task) -> str:
     """Say that an option is not for a task, and what to do."""
-    option = f"--{name.replace('_', '-')} {value}"
+    option = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
     remedy = "Leave it out."
     if name in ("data", "split"):
         remedy = "Name image files or folders, or score it with `keymix eval`."
@@ -110,49 +117,57 @@ def _into_folder(part: AnswersPart, given: argparse.Namespace, size: tuple[int, 
     elif given.format == "csv":
         console.say(_csv(part.csv(good)).rstrip("\n"))
     elif good:
-        _table(part.table(good, "image"))
+        _table(part.table(good, "image") if given.per_image else part.summary(good, "image"))
     console.note(written)
     return console.report_broken(each.error for each in answers if each.error is not None)
 
 
-def _parsed(argv: list[str]) -> argparse.Namespace:
-    parser = VerbParser(
+def parser() -> VerbParser:
+    """Return the parser of the command line."""
+    made = VerbParser(
         prog="keymix predict",
         description="Classify images, or predict their masks, with a trained run.\n"
         "Broken images are named, the others are predicted, and the exit code is then 2.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run", metavar="RUN", help="the folder given as --out to train")
-    parser.add_argument("images", metavar="IMAGE", nargs="*", help="image files and folders")
-    parser.add_argument("--format", choices=("table", "csv", "json"), default="table")
-    parser.add_argument(
-        "--out",
+    made.add_argument("run", metavar="RUN", help="the folder given as --out to train")
+    made.add_argument("images", metavar="IMAGE", nargs="*", help="image files and folders")
+    made.add_argument(
+        "--format",
+        choices=("table", "csv", "json"),
+        help="how the predictions are printed, or written to a file (default: table)",
+    )
+    made.add_json()
+    made.add_argument(
+        "--per-image",
+        action="store_true",
+        default=None,
+        help="for masks: print a line per image, in place of one summary of all",
+    )
+    made.add_out(
+        "the predictions, or a folder of masks,",
         metavar="PATH",
-        help="file to write instead of standard output; for masks a folder, default: predictions",
+        default="printed; masks: predictions",
     )
-    parser.add_argument("--top", type=int, metavar="K", help="classes per image; default: 5")
-    parser.add_argument(
-        "--data", metavar="SPEC", help="for masks: other data to predict; default: the run's"
+    made.add_argument("--top", type=int, metavar="K", help="classes per image (default: 5)")
+    made.add_argument(
+        "--data", metavar="SPEC", help="for masks: other data to predict (default: the run's)"
     )
-    parser.add_argument(
+    made.add_argument(
         "--split",
         choices=("test", "val", "train"),
-        help="for masks: the split to predict; default: test",
+        help="for masks: the split of the data (default: test)",
     )
-    parser.add_argument(
+    made.add_argument(
         "--weights",
         choices=("last", "best"),
         default="last",
-        help="epoch of the weights; default: last",
+        help="epoch of the weights (default: last)",
     )
-    parser.add_image_size()
-    parser.add_time_steps("as it was trained")
-    parser.add_argument("--overwrite", action="store_true", help="replace what --out holds")
-    parser.add_imports()
-    given: argparse.Namespace = parser.parse_args(argv)
-    parser.run_imports(given)
-    return given
+    made.add_image_size_of_run()
+    made.add_time_steps("as it was trained")
+    made.add_imports()
+    return made
 
 
 def _table(table: PredictionRows) -> None:

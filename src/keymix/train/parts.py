@@ -231,9 +231,9 @@ class AnswersPart(ABC):
 
     ``prediction`` is what is said of a file, and ``predict_options`` are the options that
     ``keymix predict`` takes besides those of all tasks: ``top``, ``time_steps``, ``data``,
-    ``split``. Predictions are printed; a task that writes them into a folder names keymix's public
-    function that does so as ``writer``. ``at_once`` is how many inputs a model is given together to
-    predict. ``chance`` is what `skill` compares with, in a clause.
+    ``split``, ``per_image``. Predictions are printed; a task that writes them into a folder names
+    keymix's public function that does so as ``writer``. ``at_once`` is how many inputs a model is
+    given together to predict. ``chance`` is what `skill` compares with, in a clause.
     """
 
     prediction: type[Prediction] = Prediction
@@ -342,6 +342,15 @@ class AnswersPart(ABC):
         plain = self.csv(found)
         rows = [[_cell(value) for value in row] for row in plain.rows]
         return PredictionRows(heads=[noun, *plain.heads[1:]], rows=rows)
+
+    def summary(self, found: Sequence[Prediction], noun: str) -> PredictionRows:
+        """Sum up predictions that were written into a folder; their `table` if nothing is shorter.
+
+        Args:
+            found: Those without an error.
+            noun: What a file is, such as ``image``.
+        """
+        return self.table(found, noun)
 
     def csv(self, found: Sequence[Prediction]) -> PredictionRows:
         """Arrange predictions for a program to read: the file, and each field.

@@ -165,7 +165,7 @@ class SegmentationAnswers(AnswersPart):
     """How segmenters are evaluated, at the size that the model sees."""
 
     prediction = MaskPrediction
-    predict_options = frozenset({"data", "split"})
+    predict_options = frozenset({"data", "per_image", "split"})
     writer = "predict_masks"
     at_once = AT_ONCE
     chance = "the per-pixel mode, which is blind to the image"
@@ -287,18 +287,32 @@ class SegmentationAnswers(AnswersPart):
             overwrite=wanted.overwrite,
         )
         good = sum(each.error is None for each in found)
-        what = f"masks of {good} images, overlays and predictions.csv with run lengths"
-        return found, f"{what}: {wanted.out}"
+        what = f"masks of {good} image{'s' * (good != 1)}, overlays and predictions.csv"
+        return found, f"{what} with run lengths: {wanted.out}"
 
     def table(self, found: Sequence[Prediction], noun: str) -> PredictionRows:
-        """Make a row per image and class; without areas where none is known."""
-        heads, rows = [noun, "class", "pixels", "area mm2"], []
-        for *words, area in self.csv(found).rows:
-            known = f"{area:.1f}" if isinstance(area, float) else "–"
-            rows.append([*map(str, words), known])
-        if all(each.area is None for each in _predicted(found)):
-            heads, rows = heads[:-1], [row[:-1] for row in rows]
-        return PredictionRows(heads=heads, rows=rows, left=2)
+        """Make a row per image, with the share of its pixels that each class has."""
+        shares = [_shares(each) for each in _predicted(found)]
+        heads = [noun, *(f"{name} %" for name in (shares[0] if shares else ()))]
+        rows = [
+            [each.id, *(percent(share, 2) for share in own.values())]
+            for each, own in zip(_predicted(found), shares, strict=True)
+        ]
+        return PredictionRows(heads=heads, rows=rows)
+
+    def summary(self, found: Sequence[Prediction], noun: str) -> PredictionRows:
+        """Make a row per class: the images where it was found, and its mean share of all."""
+        shares = [_shares(each) for each in _predicted(found)]
+        of_class = {name: [own[name] for own in shares] for name in (shares[0] if shares else ())}
+        rows = [
+            [
+                name,
+                f"{sum(share > 0 for share in own)} of {len(own)}",
+                percent(float(np.mean(own)), 2),
+            ]
+            for name, own in of_class.items()
+        ]
+        return PredictionRows(heads=["class", f"{noun}s with it", "mean share %"], rows=rows)
 
     def csv(self, found: Sequence[Prediction]) -> PredictionRows:
         """Make a row per image and class."""
@@ -375,6 +389,12 @@ class SegmentationAnswers(AnswersPart):
 
 def _predicted(found: Sequence[Prediction]) -> list[MaskPrediction]:
     return [each for each in found if isinstance(each, MaskPrediction)]
+
+
+def _shares(found: MaskPrediction) -> dict[str, float]:
+    """Return the share of an image's pixels that each class has."""
+    height, width = found.size or (1, 1)
+    return {name: number / (height * width) for name, number in (found.pixels or {}).items()}
 
 
 def _often(data: ImageData, scores: MaskScores) -> IntArray:
