@@ -29,6 +29,7 @@ VERBS = {
     "check-mixer": "run the mixers' contract tests on a file of your own",
     "data": "validate a data set before hours are spent (keymix data check)",
     "list": "list models, mixers, recipes and data sets",
+    "completion": "print the script with which a shell completes keymix's commands",
 }
 
 _AGAIN = "run the same command again (without --overwrite) to resume"
