@@ -75,7 +75,7 @@ def test_a_pipe_gets_every_table_line_by_line(capsys: pytest.CaptureFixture[str]
 
 
 def test_json_is_the_whole_record(capsys: pytest.CaptureFixture[str]) -> None:
-    run("--tokens", "6", "--mixers", "mhsa,ska(activation=relu)", "--json", "--batch", "2")
+    run("--tokens", "6", "--mixers", "mhsa,ska(activation=relu)", "--json", "--batch-size", "2")
     record = json.loads(capsys.readouterr().out)
     assert [entry["label"] for entry in record["mixers"]] == [
         "softmax",

@@ -130,7 +130,7 @@ def test_a_file_that_cannot_be_checked_is_answered_in_one_line(
     [
         ["compare", "--mixers", "mhsa,mine", "--no-controls", "--seeds", "1", "--epochs", "1"],
         ["train", "digits_vit", "--mixer", "mine", "--schedule.epochs", "1"],
-        ["count", "vit_nano_p2_12", "--mixer", "mine"],
+        ["count", "vit_nano_p2_12", "--mixers", "mine"],
     ],
     ids=lambda words: words[0],
 )

@@ -81,7 +81,7 @@ def test_the_old_option_for_the_ann_counterpart_warns_and_works(tmp_path, capsys
 
 def test_help_needs_no_torch():
     code = (
-        "import sys; from keymix.cli import main; code = main(['compare', '--help'])\n"
+        "import sys; from keymix.cli import main; code = main(['compare', '--help-all'])\n"
         "sys.exit(code or int('torch' in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -45,7 +45,7 @@ def test_depth_chooses_how_much_is_shown(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_json_is_the_whole_record(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("vit_micro_p4_32", "--mixer", "ska", "--input-size", "3,48,64", "--json")
+    words = ("vit_micro_p4_32", "--mixers", "ska", "--input-size", "3,48,64", "--json")
     record = json.loads(run(capsys, *words))
     assert (record["model"], record["mixer"]) == ("vit_micro_p4_32", "static_key")
     assert record["input_size"] == [3, 48, 64]
@@ -68,7 +68,7 @@ def test_an_image_size_keeps_the_channels_that_the_model_takes(
 
 
 def test_several_mixers_get_a_line_of_totals_each(capsys: pytest.CaptureFixture[str]) -> None:
-    text = run(capsys, "vit_nano_p2_12", "--mixer", "mhsa,ska(activation=relu),identity")
+    text = run(capsys, "vit_nano_p2_12", "--mixers", "mhsa,ska(activation=relu),identity")
     assert [row[0] for row in rows(text)] == [
         "mixer",
         "softmax",
@@ -81,7 +81,7 @@ def test_several_mixers_get_a_line_of_totals_each(capsys: pytest.CaptureFixture[
 def test_matched_mixers_are_as_wide_as_the_model_that_trains(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = ("vit_nano_p2_12", "--mixer", "mhsa,ska,identity", "--match", "params")
+    words = ("vit_nano_p2_12", "--mixers", "mhsa,ska,identity", "--match", "params")
     head, own, wide, none = rows(run(capsys, *words))
     assert head[:3] == ["mixer", "heads x width", "params"]
     for row, mixer in ((own, "mhsa"), (wide, "ska")):
@@ -89,7 +89,7 @@ def test_matched_mixers_are_as_wide_as_the_model_that_trains(
         assert int(row[2]) == count(built).params
     assert own[1] != wide[1]
     assert none[1] == "none"
-    plain = rows(run(capsys, "vit_nano_p2_12", "--mixer", "mhsa,ska"))[2]
+    plain = rows(run(capsys, "vit_nano_p2_12", "--mixers", "mhsa,ska"))[2]
     assert int(plain[1]) < int(wide[2])
     record = json.loads(run(capsys, *words[:2], "ska", *words[3:], "--json"))
     assert (record["inner_width"], record["params"]) == (wide[1], int(wide[2]))
@@ -174,7 +174,7 @@ def test_a_mixer_that_looks_at_numbers_is_counted(
         "        return self.most * x\n"
     )
     mixers = "looks_for_count(width=5000),identity"
-    words = ("vit_nano_p2_12", "--num-classes", "3", "--import", str(file), "--mixer", mixers)
+    words = ("vit_nano_p2_12", "--num-classes", "3", "--import", str(file), "--mixers", mixers)
     _, own, identity = rows(run(capsys, *words))
     assert own[1:4] == identity[1:4]
 
@@ -189,7 +189,7 @@ def test_a_mixer_of_ones_own_is_counted(capsys: pytest.CaptureFixture[str], tmp_
         "    def forward(self, x, grid=None, bias=None):\n"
         "        return 2 * x\n"
     )
-    words = ("vit_nano_p2_12", "--import", str(file), "--mixer", "double_for_count,identity")
+    words = ("vit_nano_p2_12", "--import", str(file), "--mixers", "double_for_count,identity")
     _, own, identity = rows(run(capsys, *words))
     assert own[1:4] == identity[1:4]
 
@@ -198,16 +198,16 @@ def test_a_mixer_of_ones_own_is_counted(capsys: pytest.CaptureFixture[str], tmp_
     ("words", "message"),
     [
         (["vit_nano_p2_13"], "vit_nano_p2_12"),
-        (["vit_nano_p2_12", "--mixer", "sofmax"], "Did you mean 'softmax'"),
-        (["vit_nano_p2_12", "--mixer", "softmax(num_heads=7)"], "does not divide"),
+        (["vit_nano_p2_12", "--mixers", "sofmax"], "Did you mean 'softmax'"),
+        (["vit_nano_p2_12", "--mixers", "softmax(num_heads=7)"], "does not divide"),
         (["vit_nano_p2_12", "--input-size", "banana"], "channels,height,width"),
         (["vit_nano_p2_12", "--input-size", "0,12,12"], "channels,height,width"),
         (["vit_nano_p2_12", "--image-size", "0"], "a side in pixels"),
         (["vit_nano_p2_13", "--image-size", "24"], "vit_nano_p2_12"),
         (["vit_nano_p2_12", "--depth", "-1"], "--depth -1"),
-        (["vit_nano_p2_12", "--match", "params"], "give --mixer"),
-        (["vit_nano_p2_12", "--mixer", "ska", "--match", "macs"], "'params'"),
-        (["resnet18", "--mixer", "softmax"], "ResNet"),
+        (["vit_nano_p2_12", "--match", "params"], "give --mixers"),
+        (["vit_nano_p2_12", "--mixers", "ska", "--match", "macs"], "'params'"),
+        (["resnet18", "--mixers", "softmax"], "ResNet"),
         (["vit_nano_p2_12", "--import", "nothing.py"], "no such file"),
         (["vit_small_p4_32", "--image-size", "10000000"], "--image-size 10000000"),
         (["vit_small_p4_32", "--image-size", "1000000"], "(3, 1000000, 1000000)"),

@@ -135,7 +135,7 @@ def test_help_explains_the_policies(capsys: pytest.CaptureFixture[str]) -> None:
         main(["eval", "--help"])
     assert left.value.code == 0
     text = capsys.readouterr().out
-    for word in ("--image-size S or H,W", "interpolate", "pool_values", "set_input_size"):
+    for word in ("--image-size S|H,W", "interpolate", "pool_values", "set_input_size"):
         assert word in text
 
 

@@ -19,7 +19,7 @@ SRC = Path(keymix.__file__).parent
     ("words", "module", "install"),
     [
         (["train", "--help"], "yaml", "pip install 'PyYAML'"),
-        (["train", "digits_vit", "--print_config"], "yaml", "pip install 'PyYAML'"),
+        (["train", "digits_vit", "--print-config"], "yaml", "pip install 'PyYAML'"),
     ],
 )
 def test_a_missing_package_is_named_with_what_to_install(

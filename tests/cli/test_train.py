@@ -11,6 +11,7 @@ import yaml
 from PIL import Image
 
 from keymix.cli import main
+from keymix.train.recipe import paths
 
 SMALL = ["--limit", "80", "--epochs", "1", "--data.batch_size", "32", "--schedule.warmup_epochs=0"]
 
@@ -88,12 +89,15 @@ def test_data_without_a_path_is_asked_for(
 def test_help_shows_every_field_and_the_recipes_values(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["train", "digits_vit", "--help"]) == 0
+    assert main(["train", "small_images_vit", "--help-all"]) == 0
     text = capsys.readouterr().out
-    for option in ("--optim.lr LR", "--mixer", "--out DIR", "--import FILE.py", "[vit_nano_p4_12]"):
+    for option in (*(f"--{path}" for path in paths()), "--mixer", "--out DIR"):
         assert option in text
+    assert "[vit_micro_conv_p4_32]" in text
     assert main(["train", "-h"]) == 0
-    assert "--augment.erasing" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "--augment.erasing" not in text
+    assert "[vit_nano_p4_12]" in text  # of the recipe that is taken where none is named
 
 
 def test_printed_config_is_the_recipe_and_runs_again(
@@ -101,14 +105,14 @@ def test_printed_config_is_the_recipe_and_runs_again(
 ) -> None:
     words = ["--optim.betas", "0.9,0.95", "--model.options.depth", "2", "--mixer", "ska"]
     words += ["--data.image_size", "12,16"]
-    assert main(["train", "digits_vit", *words, "--print_config"]) == 0
+    assert main(["train", "digits_vit", *words, "--print-config"]) == 0
     printed = capsys.readouterr().out
     values = yaml.safe_load(printed)
     assert values["optim"]["betas"] == [0.9, 0.95]
     assert values["model"]["options"]["depth"] == 2
     assert values["data"]["image_size"] == [12, 16]
     (tmp_path / "mine.yaml").write_text(printed)
-    assert main(["train", str(tmp_path / "mine.yaml"), "--print_config"]) == 0
+    assert main(["train", str(tmp_path / "mine.yaml"), "--print-config"]) == 0
     assert capsys.readouterr().out == printed
 
 
@@ -117,11 +121,11 @@ def test_config_overrides_the_recipe_and_options_override_both(
 ) -> None:
     (tmp_path / "c.yaml").write_text("optim:\n  lr: 1e-2\n  weight_decay: 0.3\n")
     words = ["--config", str(tmp_path / "c.yaml"), "--optim.weight_decay", "0.2"]
-    assert main(["train", "digits_vit", *words, "--print_config"]) == 0
+    assert main(["train", "digits_vit", *words, "--print-config"]) == 0
     optim = yaml.safe_load(capsys.readouterr().out)["optim"]
     assert (optim["lr"], optim["weight_decay"]) == (0.01, 0.2)
     (tmp_path / "c.yaml").write_text("optim:\n  lrr: 1e-2\n")
-    assert main(["train", "digits_vit", *words, "--print_config"]) == 2
+    assert main(["train", "digits_vit", *words, "--print-config"]) == 2
     assert "optim.lr" in capsys.readouterr().err
 
 

@@ -331,7 +331,7 @@ def test_equal_options_are_equal_records() -> None:
 def test_an_old_option_says_its_new_name_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = "train small_masks_setr --data masks:leaves --loss.dice 0.25 --print_config"
+    words = "train small_masks_setr --data masks:leaves --loss.dice 0.25 --print-config"
     assert main(words.split()) == 0
     said = capsys.readouterr()
     assert yaml.safe_load(said.out)["task"] == {"options": {"dice": 0.25}}

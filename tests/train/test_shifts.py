@@ -189,7 +189,7 @@ def test_an_old_folder_is_a_recipe_with_its_shifts_and_a_file_of_ones_own_is_not
     for source in (old, old / "recipe.json"):
         assert resolve(str(source)).model.options["shifts"] == "diagonal"
     for named in ([], ["vit_small_cifar10"]):
-        assert main(["train", *named, "--config", str(old / "recipe.json"), "--print_config"]) == 0
+        assert main(["train", *named, "--config", str(old / "recipe.json"), "--print-config"]) == 0
         assert "shifts: diagonal" in capsys.readouterr().out
     mine = tmp_path / "mine.json"
     mine.write_text(json.dumps(RECORD), encoding="utf-8")

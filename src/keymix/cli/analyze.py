@@ -59,19 +59,23 @@ def main(argv: list[str]) -> int:
     return _deliver(study, found, session, folder, given)
 
 
+def parsers() -> dict[str, VerbParser]:
+    """Return the parsers of the command lines, by what follows ``keymix``."""
+    return {f"analyze {name}": parser(get_study(name)) for name in list_studies()}
+
+
 def parser(study: Study[Any, Any]) -> VerbParser:
     """Return the parser of a study's command line."""
     made = VerbParser(
         prog=f"keymix analyze {study.name}",
         description=study.description,
         epilog=study.examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        renamed=study.renamed,
     )
     add = made.add_argument
     study.add_options(add)
-    add("--out", metavar="DIR", required=study.needs_folder, help=f"write {study.writes} there")
-    add("--overwrite", action="store_true", help="replace the analysis that is in DIR")
-    add("--json", action="store_true", help="print the whole record as JSON")
+    made.add_out(study.writes, required=study.needs_folder)
+    made.add_json()
     if study.markdown:
         add("--markdown", action="store_true", help="print the tables as Markdown")
     made.add_open()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -25,26 +24,26 @@ examples:
   keymix check-mixer my_mixer.py --json"""
 
 
-def _parser() -> VerbParser:
-    parser = VerbParser(
+def parser() -> VerbParser:
+    """Return the parser of the command line."""
+    made = VerbParser(
         prog="keymix check-mixer",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("file", metavar="FILE.py", help="a file that registers your own mixers")
-    parser.add_argument(
+    made.add_argument("file", metavar="FILE.py", help="a file that registers your own mixers")
+    made.add_argument(
         "--mixer",
         metavar="M",
-        help="only this mixer, with options if it needs any: banded(width=5); default: all",
+        help="only this mixer, with options if it needs any: banded(width=5) (default: all)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    return parser
+    made.add_json()
+    return made
 
 
 def main(argv: list[str]) -> int:
     """Run ``keymix check-mixer``: 0 if every rule holds, else a UserError names those broken."""
-    given = _parser().parse_args(argv)
+    given = parser().parse_args(argv)
     from keymix.mixers.registry import import_file, names_in
     from keymix.mixers.user_mixers import PAGE
 

@@ -6,58 +6,52 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
 
 from keymix.cli import console
 from keymix.cli.comparison import plain, print_open_runs, print_result, watching
-from keymix.cli.console import IMPORT_HELP, OPEN_HELP, VerbParser
-from keymix.cli.recipe_options import flat, sort_words, typed
+from keymix.cli.console import VerbParser
+from keymix.cli.recipe_options import DEFAULT, PER_RUN, SHORT, add_fields, sort_words, typed
 from keymix.errors import UserError, whole_number
+from keymix.recipes import resolve
 
-_SHORT = {
-    "--data": "data.spec",
-    "--model": "model.name",
-    "--epochs": "schedule.epochs",
-    "--limit": "data.limit",
-}
-_OPTIONS = (
-    "--mixers",
-    "--seeds",
-    "--recipe",
-    "--match",
-    "--out",
-    "--baseline",
-    "--margin",
-    "--tune",
-    "--minutes",
-    "--processes",
-    "--import",
-)
-_FLAGS = (
-    *("--plan", "--no-flip", "--no-controls", "--no-reference"),
-    *("--ann", "--overwrite", "--images", "--no-images", "--json", "--open", "--help"),
-)
+if TYPE_CHECKING:
+    from keymix.train.recipe import Recipe
+
+_SHORT = {name: path for name, path in SHORT.items() if path not in PER_RUN}
+_NAMED = ("data.spec", "model.name", "schedule.epochs", "data.limit")
+"""Fields that a comparison takes as arguments of their own."""
 _DEFAULT_OUT = "keymix-compare"
 
 _DESCRIPTION = """\
-Train several token mixers under one recipe, paired by seed, and report the score of the data's task
-(accuracy; for masks, their overlap with the truth), the cost, and how certain they are.
-Without options: scikit-learn's digits, every dense mixer and the identity control, three seeds.
-Run it again on the same folder to resume; further mixers and seeds join the finished runs."""
+Train several token mixers under one recipe, paired by seed, and report the
+score of the data's task (accuracy; for masks, their overlap with the truth),
+the cost, and how certain they are. Without options: scikit-learn's digits,
+every dense mixer and the identity control, three seeds. Run it again on the
+same folder to resume; further mixers and seeds join the finished runs."""
+
+_EXAMPLES = """\
+Fields of the recipe are options too, for all runs alike: --optim.lr 1e-3.
+
+examples:
+  keymix compare
+  keymix compare --data folder:photos --mixers mhsa,ska,cska --seeds 5
+  keymix compare --data parquet:cifar10 --limit 10000 --optim.lr 1e-3
+  keymix compare --data uwgi:PATH --mixers "mhsa,kv,kv(pos_dim=50)"
+  keymix compare --mixers qkta,ssa --ann --data parquet:cifar10
+  keymix compare --import my_mixer.py --mixers mhsa,name_in_that_file
+"""
 
 
 def main(argv: list[str]) -> int:
     """Run ``keymix compare``: 0, or 1 if some run failed; mistakes are raised as UserError."""
-    words = sort_words(
-        ["--help" if word == "-h" else word for word in argv],
-        options=_OPTIONS,
-        flags=_FLAGS,
-        short=_SHORT,
-        renamed={"--twin": "--ann"},
-    )
-    if "--help" in words.flags:
-        console.say(_help().rstrip())
+    argv = ["--help" if word == "-h" else word for word in argv]
+    words = sort_words(argv, _own(), short=_SHORT)
+    if {"--help", "--help-all"} & words.flags:
+        everything = "--help-all" in words.flags
+        recipe = resolve(words.last("--recipe") or DEFAULT) if everything else None
+        console.say(parser(recipe, everything=everything).format_help().rstrip())
         return 0
     if words.names:
         raise UserError(
@@ -66,8 +60,7 @@ def main(argv: list[str]) -> int:
     imports = words.options.get("--import", [])
     VerbParser.run_files(imports)
     fields = dict(words.fields)
-    named = {option: words.last(option) for option in _OPTIONS}
-    short: dict[str, Any] = {path: fields.pop(path, None) for path in _SHORT.values()}
+    short: dict[str, Any] = {path: fields.pop(path, None) for path in _NAMED}
     short |= typed({path: text for path, text in short.items() if text is not None})
     overrides = typed(fields)
     if "--no-flip" in words.flags:
@@ -81,20 +74,20 @@ def main(argv: list[str]) -> int:
             "model": short["model.name"],
             "epochs": short["schedule.epochs"],
             "limit": short["data.limit"],
-            "mixers": named["--mixers"],
-            "seeds": _seeds(named["--seeds"]),
-            "recipe": named["--recipe"],
+            "mixers": words.last("--mixers"),
+            "seeds": _seeds(words.last("--seeds")),
+            "recipe": words.last("--recipe"),
             "overrides": overrides,
-            "out": named["--out"] or _DEFAULT_OUT,
-            "match": named["--match"],
-            "baseline": named["--baseline"],
+            "out": words.last("--out") or _DEFAULT_OUT,
+            "match": words.last("--match"),
+            "baseline": words.last("--baseline"),
             "controls": "--no-controls" not in words.flags,
             "ann": "--ann" in words.flags,
             "reference": "--no-reference" not in words.flags,
-            "margin": _number("--margin", named["--margin"]),
-            "tune": named["--tune"],
-            "minutes": _number("--minutes", named["--minutes"]),
-            "processes": _whole("--processes", named["--processes"]),
+            "margin": _number("--margin", words.last("--margin")),
+            "tune": words.last("--tune"),
+            "minutes": _number("--minutes", words.last("--minutes")),
+            "processes": _whole("--processes", words.last("--processes")),
             "imports": imports,
             "overwrite": "--overwrite" in words.flags,
             "images": _images(words.flags),
@@ -153,18 +146,25 @@ def _seeds(text: str | None) -> int | list[int] | None:
     return numbers[0] if "," not in text and numbers else numbers
 
 
-def _help() -> str:
-    from keymix.recipes import get
+def parser(recipe: Recipe | None = None, *, everything: bool = True) -> VerbParser:
+    """Return the parser of the command line, with the recipe's fields if it has `everything`."""
+    made = _own()
+    if everything:
+        add_fields(made, recipe, everything=True, without=PER_RUN)
+    return made
 
-    parser = argparse.ArgumentParser(
+
+def _own() -> VerbParser:
+    """Return the parser of the verb's own options."""
+    made = VerbParser(
         prog="keymix compare",
-        usage="keymix compare [--data SPEC] [--mixers LIST] [--seeds N] [options] "
-        "[--FIELD VALUE ...]",
+        usage="keymix compare [--data SPEC] [--mixers LIST] [--seeds N] [--FIELD VALUE]",
         description=_DESCRIPTION,
-        epilog=_epilog(flat(get("small_images_vit"))),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_EXAMPLES,
+        renamed={"--twin": "--ann"},
     )
-    add = parser.add_argument
+    add = made.add_argument
+    add("--help-all", action="store_true", help="show every field of the recipe too")
     add(
         "--data",
         metavar="SPEC",
@@ -175,35 +175,32 @@ def _help() -> str:
         metavar="NAME",
         help="a keymix model, or timm's ViT, CaiT, Swin or MetaFormer (default: the recipe's)",
     )
-    add(
-        "--mixers",
-        metavar="LIST",
-        help="with commas, options in parentheses: mhsa,'ska(activation=relu)' "
-        "(default: every dense mixer, or every spiking one on events and in spiking models)",
+    made.add_mixers(
+        "with commas, options in parentheses: mhsa,'ska(activation=relu)' "
+        "(default: every dense mixer; on events every spiking one)",
     )
     add("--seeds", metavar="N", help="seeds 0 to N-1, or a list such as 0,1,5 (default: 3)")
     add(
         "--recipe",
         metavar="NAME",
-        help="a recipe, a YAML or JSON file, or a run's folder "
-        "(default: what the data's task has for them: digits_vit for digits, "
-        "moving_digits_qkformer for events and spiking mixers, small_masks_setr for images with "
-        "masks, else small_images_vit, fitted to the images)",
+        help="a recipe, YAML or JSON file, or run's folder (default: that of the data's task, "
+        "fitted to the images)",
     )
     add("--epochs", metavar="N", help="passes over the training images, each run")
     add("--limit", metavar="N", help="use only N training images, stratified")
+    made.add_image_size("fitted")
     add("--skip-corrupt", action="store_true", help="leave broken images out and report them")
     add("--no-flip", action="store_true", help="mirror no training images")
-    add("--match", metavar="params", help="widen each mixer to the baseline's parameters")
+    add("--match", choices=("params",), help="widen each mixer to the baseline's parameters")
     add(
         "--baseline",
         metavar="M",
-        help="what the others are compared with (default: softmax, or ssa)",
+        help="compared with all others (default: softmax or ssa)",
     )
     add(
         "--plan",
         action="store_true",
-        help="print what would be done and how long it would take, and train nothing",
+        help="print what would be done and how long, train nothing",
     )
     add("--no-controls", action="store_true", help="leave the identity control out")
     add(
@@ -214,7 +211,7 @@ def _help() -> str:
     add(
         "--margin",
         metavar="X",
-        help="differences up to this are equal, in points of a fraction (default: 2)",
+        help="differences that count as equal, points (default: 2)",
     )
     add(
         "--tune",
@@ -227,46 +224,14 @@ def _help() -> str:
         help="fit updates, and mixers and seeds that are not named, into about N minutes",
     )
     add("--ann", action="store_true", help="spiking models: the baseline's ANN counterpart joins")
-    add("--processes", metavar="N", help="runs side by side (default: one per core, on a GPU one)")
-    add("--import", metavar="FILE.py", help=IMPORT_HELP)
-    add("--out", metavar="DIR", help=f"folder of the comparison (default: {_DEFAULT_OUT})")
-    add("--overwrite", action="store_true", help="replace another comparison in that folder")
+    add("--processes", metavar="N", help="runs side by side (default: one per core; GPU: one)")
+    made.add_imports()
+    made.add_out("the comparison", default=_DEFAULT_OUT, resumes=True)
     add(
-        "--no-images",
-        action="store_true",
-        help="leave every picture of the data out of the report, now and when the command runs "
-        "again; --images brings them back",
+        "--images",
+        action=argparse.BooleanOptionalAction,
+        help="pictures of the data in the report (default: as last)",
     )
-    add("--json", action="store_true", help="print the result as JSON")
-    add("--open", action="store_true", help=OPEN_HELP)
-    return parser.format_help()
-
-
-def _epilog(fields: Mapping[str, Any]) -> str:
-    groups: dict[str, list[str]] = {}
-    for path in fields:
-        if path not in ("name", "seed", "model.mixer", *_SHORT.values()):
-            groups.setdefault(path.partition(".")[0] if "." in path else "", []).append(path)
-    lines = ["recipe fields, shared by all runs (`keymix train --help` explains them):"]
-    for paths in groups.values():
-        line = " "
-        for path in paths:
-            if len(line) + len(path) > 94:
-                lines.append(line)
-                line = " "
-            line += f" --{path}"
-        lines.append(line)
-    return (
-        "\n".join(lines)
-        + """
-
-examples:
-  keymix compare
-  keymix compare --data folder:photos --mixers mhsa,ska,cska --seeds 5 --out photos-cmp
-  keymix compare --data parquet:cifar10 --limit 10000 --epochs 6 --optim.lr 1e-3
-  keymix compare --data moving_digits
-  keymix compare --data uwgi:PATH --mixers "mhsa,kv,kv(pos_dim=50)"
-  keymix compare --mixers qkta,ssa --ann --data parquet:cifar10
-  keymix compare --import my_mixer.py --mixers mhsa,name_in_that_file
-"""
-    )
+    made.add_json()
+    made.add_open()
+    return made

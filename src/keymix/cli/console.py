@@ -11,14 +11,16 @@ import argparse
 import json
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 
-from keymix.errors import UserError, one_line, shown, unknown, whole_number
+from keymix.errors import KeymixWarning, UserError, one_line, shown, unknown, whole_number
 from keymix.records import to_json
 from keymix.report.tables import Table, text_table
 from keymix.report.terminal import wrapped
@@ -100,17 +102,38 @@ def show(made: Table) -> None:
 # ---- options --------------------------------------------------------------------------------
 
 
-IMPORT_HELP = "a file that registers your own mixers, tasks or data sources"
-OPEN_HELP = "open the page in the browser"
+OUT_RULE = "; an existing one is refused"
+RESUME_RULE = "; the same work resumes there"
 MOST_PIXELS = 2**20
 """Of a side: more than any image has that a model is shown."""
 
 
-class VerbParser(argparse.ArgumentParser):
-    """An argument parser that raises UserError where argparse prints its usage and exits."""
+def help_lines(prog: str) -> argparse.HelpFormatter:
+    """Format the help of a verb: text as it is written, and room for the names of options."""
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=30)
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, **options)
+
+def new_name(option: str, renamed: Mapping[str, str]) -> str:
+    """Return an option's name of today; a name of before works for one release, with a warning."""
+    if option not in renamed:
+        return option
+    text = f"option {option} is now {renamed[option]}; the old name works for one more release"
+    warnings.warn(text, KeymixWarning, stacklevel=3)
+    return renamed[option]
+
+
+class VerbParser(argparse.ArgumentParser):
+    """An argument parser that raises UserError where argparse prints its usage and exits.
+
+    `renamed` has options by their names of before. The methods ``add_…`` add the options that
+    several verbs have, so that they are named, explained and read in one way.
+    """
+
+    def __init__(
+        self, *, renamed: Mapping[str, str] = MappingProxyType({}), **options: Any
+    ) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=help_lines, **options)
+        self.renamed = renamed
         self.register("type", int, _whole)
 
     def error(self, message: str) -> NoReturn:
@@ -119,13 +142,23 @@ class VerbParser(argparse.ArgumentParser):
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """Parse, and name the nearest option for an unknown one."""
-        given, rest = self.parse_known_args(args, namespace)
+        given, rest = self.parse_known_args([*map(self._today, args or ())], namespace)
         for word in rest:
             if word.startswith("-"):
                 raise unknown("option", word.partition("=")[0], self._option_string_actions)
         if rest:
             raise UserError(f"unexpected {' '.join(rest)!r}. `{self.prog} --help` shows more.")
         return given
+
+    def _today(self, word: str) -> str:
+        name, equals, value = word.partition("=")
+        return f"{new_name(name, self.renamed)}{equals}{value}"
+
+    def own_options(self) -> tuple[list[str], list[str]]:
+        """Name the options that take a value, and those that take none."""
+        found = self._option_string_actions.items()
+        bare = [name for name, action in found if action.nargs == 0]
+        return [name for name, _ in found if name not in bare], bare
 
     def add_imports(self) -> None:
         """Add ``--import FILE.py``, which registers a user's own mixers, tasks or sources."""
@@ -135,24 +168,58 @@ class VerbParser(argparse.ArgumentParser):
             action="append",
             default=[],
             metavar="FILE.py",
-            help=IMPORT_HELP,
+            help="registers your own mixers, tasks or data sources",
         )
 
     def add_open(self) -> None:
         """Add ``--open``; `open_page` does it."""
-        self.add_argument("--open", action="store_true", help=OPEN_HELP)
+        self.add_argument("--open", action="store_true", help="open the page in the browser")
 
-    def add_image_size(self) -> None:
-        """Add ``--image-size`` and ``--resize`` of a trained run; `image_size_of` reads them."""
+    def add_json(self) -> None:
+        """Add ``--json``, which prints the result, and nothing else, on standard output."""
+        self.add_argument("--json", action="store_true", help="print the result as JSON")
+
+    def add_out(
+        self,
+        what: str,
+        *,
+        metavar: str = "DIR",
+        default: str = "",
+        resumes: bool = False,
+        required: bool = False,
+    ) -> None:
+        """Add ``--out`` and ``--overwrite``: what exists is refused, or resumed by what resumes.
+
+        `what` is written there. Nothing else than a result of the same verb is ever overwritten.
+        """
+        rule = RESUME_RULE if resumes else OUT_RULE
+        where = f" (default: {default})" if default else ""
+        self.add_argument(
+            "--out", metavar=metavar, required=required, help=f"write {what} there{rule}{where}"
+        )
+        self.add_argument(
+            "--overwrite", action="store_true", help="replace the result that --out has"
+        )
+
+    def add_mixers(self, text: str) -> None:
+        """Add ``--mixers LIST``, one or several mixers with commas between."""
+        self.add_argument("--mixers", metavar="LIST", help=text)
+
+    def add_image_size(self, default: str) -> None:
+        """Add ``--image-size S|H,W``; `parse_size` reads it."""
         self.add_argument(
             "--image-size",
-            metavar="S or H,W",
-            help="pixels of the images that the run is shown; default: as it was trained",
+            metavar="S|H,W",
+            help=f"side or height,width in pixels (default: {default})",
         )
+
+    def add_image_size_of_run(self) -> None:
+        """Add ``--image-size`` and ``--resize`` of a trained run; `image_size_of` reads them."""
+        self.add_image_size("as it was trained")
         self.add_argument(
             "--resize",
             choices=("interpolate", "pool_values"),
-            help="what mixers with learned positions do at another size; default: as trained",
+            help="what mixers with learned positions do at another size (default: as trained)",
         )
 
     def add_time_steps(self, default: str) -> None:
@@ -161,7 +228,7 @@ class VerbParser(argparse.ArgumentParser):
             "--time-steps",
             type=int,
             metavar="T",
-            help=f"steps T of a spiking model; default: {default}",
+            help=f"steps T of a spiking model (default: {default})",
         )
 
     @classmethod

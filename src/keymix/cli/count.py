@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -26,11 +25,11 @@ Activation memory is what autograd keeps for the backward pass, parameters exclu
 EXAMPLES = """\
 examples:
   keymix count vit_small_p4_32
-  keymix count vit_small_p4_32 --mixer mhsa,ska,cska          totals, one line per mixer
-  keymix count swin_micro_p2_32 --mixer mhsa,ska --match params    widened as compare does
-  keymix count vit_small_patch16_224 --mixer static_key --depth 3
+  keymix count vit_small_p4_32 --mixers mhsa,ska,cska         totals, one line per mixer
+  keymix count swin_micro_p2_32 --mixers mhsa,ska --match params    widened as compare does
+  keymix count vit_small_patch16_224 --mixers static_key --depth 3
   keymix count caformer_s18 --image-size 384 --json
-  keymix count qkformer_micro_32 --mixer qkta,ssa --time-steps 2
+  keymix count qkformer_micro_32 --mixers qkta,ssa --time-steps 2
 
 Costs of a spiking model are those of all its T time steps, and its multiply-adds are dense: as if
 no input were a spike. `keymix analyze spikes` counts what spikes cost."""
@@ -56,49 +55,45 @@ def _input_size(text: str) -> tuple[int, int, int]:
     return size[0], size[1], size[2]
 
 
-def _parser() -> VerbParser:
-    parser = VerbParser(
+def parser() -> VerbParser:
+    """Return the parser of the command line."""
+    made = VerbParser(
         prog="keymix count",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        renamed={"--mixer": "--mixers"},
     )
-    parser.add_argument("model", help="a keymix model, or any model of timm's")
-    parser.add_argument(
-        "--mixer",
-        metavar="M",
-        help="put this mixer in, as keymix compare takes it: ska(activation=relu); "
-        "several with commas give one line of totals each",
+    made.add_argument("model", help="a keymix model, or any model of timm's")
+    made.add_mixers(
+        "put this mixer in, as keymix compare takes it: ska(activation=relu); "
+        "several with commas give one line of totals each"
     )
-    parser.add_argument(
+    made.add_argument(
         "--match",
         choices=("params",),
         help="widen each mixer to the parameters that the model has with its own",
     )
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument(
-        "--image-size",
-        metavar="S|H,W",
-        help="image in pixels (default: what the model was made for)",
-    )
-    size.add_argument("--input-size", metavar="C,H,W", help="the same with channels")
-    parser.add_argument(
+    made.add_image_size("what the model was made for")
+    made.add_argument("--input-size", metavar="C,H,W", help="the same with channels")
+    made.add_argument(
         "--depth",
         type=int,
         default=2,
         metavar="N",
-        help="levels of module paths to show; 0 shows every layer (default 2)",
+        help="levels of module paths to show; 0 shows every layer (default: 2)",
     )
-    parser.add_argument("--num-classes", type=int, metavar="N", help="classes of the head")
-    parser.add_time_steps("what the model was made for")
-    parser.add_imports()
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    return parser
+    made.add_argument("--num-classes", type=int, metavar="N", help="classes of the head")
+    made.add_time_steps("what the model was made for")
+    made.add_imports()
+    made.add_json()
+    return made
 
 
 def main(argv: list[str]) -> int:
     """Run ``keymix count`` with the words after the verb."""
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
+    if None not in (args.image_size, args.input_size):
+        raise UserError("--image-size and --input-size exclude each other: give one.")
     size = None if args.input_size is None else _input_size(args.input_size)
     if args.image_size is not None:
         size = (_channels(args.model), *parse_size(args.image_size))
@@ -106,14 +101,14 @@ def main(argv: list[str]) -> int:
         raise UserError(f"--depth {args.depth} must be 0 or more")
     if args.num_classes is not None and args.num_classes < 0:
         raise UserError(f"--num-classes {args.num_classes} must be 0 or more")
-    if args.match is not None and args.mixer is None:
-        raise UserError(f"--match {args.match} widens other mixers than the model's: give --mixer")
+    if args.match is not None and args.mixers is None:
+        raise UserError(f"--match {args.match} widens other mixers than the model's: give --mixers")
     from keymix.mixers.spec import parse_mixers
 
     VerbParser.run_imports(args)
     specs: list[MixerSpec | None] = [None]
-    if args.mixer is not None:
-        specs = [*parse_mixers(args.mixer)]
+    if args.mixers is not None:
+        specs = [*parse_mixers(args.mixers)]
     counts: dict[str, Count] = {}
     widths: dict[str, str] = {}
     for spec in specs:

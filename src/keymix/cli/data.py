@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Iterator, Mapping
@@ -30,12 +29,12 @@ _OF_ONE_KIND: Mapping[str, tuple[type, str, str]] = {
         str,
         "KIND",
         "of images with masks, as task.options.masks will be in training; like the next three: "
-        "exclusive or multilabel; default: exclusive",
+        "exclusive or multilabel (default: exclusive)",
     ),
-    "stack": (int, "N", "slices that will be an image's channels; default: 1"),
-    "split_by": (str, "UNIT", "case or slice; default: case"),
-    "test_fraction": (float, "F", "share of the images that will become test; default: 0.04"),
-    "cell_mib": (int, "MIB", "of parquet files, most MiB of an encoded image; default: 64"),
+    "stack": (int, "N", "slices that will be an image's channels (default: 1)"),
+    "split_by": (str, "UNIT", "case or slice (default: case)"),
+    "test_fraction": (float, "F", "share of the images that will become test (default: 0.04)"),
+    "cell_mib": (int, "MIB", "of parquet files, most MiB of an encoded image (default: 64)"),
 }
 
 _HELP = """\
@@ -63,8 +62,13 @@ def main(argv: list[str]) -> int:
     return _VERBS[argv[0]](argv[1:])
 
 
-def _check(argv: list[str]) -> int:
-    parser = VerbParser(
+def parsers() -> dict[str, VerbParser]:
+    """Return the parsers of the command lines, by what follows ``keymix``."""
+    return {"data check": _parser()}
+
+
+def _parser() -> VerbParser:
+    made = VerbParser(
         prog="keymix data check",
         description="Decode every image, mask or recording of a data set and report all that is "
         "wrong with it.",
@@ -74,23 +78,25 @@ def _check(argv: list[str]) -> int:
         "  keymix data check parquet:birds --json\n"
         "  keymix data check cifar10dvs:CIFAR10DVS --time-steps 16\n"
         "  keymix data check uwgi:uw-madison-gi --masks multilabel\n",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("data", metavar="DATA", help="a path, or a spec (`keymix list data`)")
-    parser.add_argument(
+    made.add_argument("data", metavar="DATA", help="a path, or a spec (`keymix list data`)")
+    made.add_argument(
         "--time-steps",
         type=int,
         metavar="T",
-        help="frames per recording of events, as data.time_steps will be in training; default: 10",
+        help="frames per recording of events, as data.time_steps in training (default: 10)",
     )
     for name, (kind, metavar, text) in _OF_ONE_KIND.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=text)
-    parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
-    parser.add_argument("--out", metavar="FILE", help="write the whole report there, as JSON")
-    parser.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
-    parser.add_imports()
-    given = parser.parse_args(argv)
-    parser.run_imports(given)
+        made.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=text)
+    made.add_json()
+    made.add_out("the whole report, as JSON,", metavar="FILE")
+    made.add_imports()
+    return made
+
+
+def _check(argv: list[str]) -> int:
+    given = _parser().parse_args(argv)
+    VerbParser.run_imports(given)
     if given.time_steps is not None and given.time_steps < 1:
         raise UserError(f"--time-steps {given.time_steps}: give 1 or more.")
     target = None if given.out is None else Path(given.out)

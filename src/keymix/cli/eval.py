@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
@@ -32,31 +31,38 @@ The weights of a spiking model hold for any number of time steps T. A run on sti
 one T times; a run on recordings of events makes T frames of each."""
 
 
-def main(argv: list[str]) -> int:
-    """Run ``keymix eval``."""
-    parser = VerbParser(
+def parser() -> VerbParser:
+    """Return the parser of the command line."""
+    made = VerbParser(
         prog="keymix eval",
         description="Evaluate a trained run on its test split, or on other data.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run", metavar="RUN", help="the folder given as --out to train")
-    parser.add_argument("--data", metavar="SPEC", help="other data with the run's classes")
-    parser.add_argument(
-        "--split", choices=("test", "val", "train"), default="test", help="default: test"
+    made.add_argument("run", metavar="RUN", help="the folder given as --out to train")
+    made.add_argument("--data", metavar="SPEC", help="other data with the run's classes")
+    made.add_argument(
+        "--split",
+        choices=("test", "val", "train"),
+        default="test",
+        help="split of the data (default: test)",
     )
-    parser.add_argument(
+    made.add_argument(
         "--weights",
         choices=("last", "best"),
         default="last",
-        help="epoch of the weights; default: last",
+        help="epoch of the weights (default: last)",
     )
-    parser.add_image_size()
-    parser.add_time_steps("as it was trained")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.add_imports()
-    given = parser.parse_args(argv)
-    parser.run_imports(given)
+    made.add_image_size_of_run()
+    made.add_time_steps("as it was trained")
+    made.add_json()
+    made.add_imports()
+    return made
+
+
+def main(argv: list[str]) -> int:
+    """Run ``keymix eval``."""
+    given = parser().parse_args(argv)
+    VerbParser.run_imports(given)
 
     size = image_size_of(given)
 

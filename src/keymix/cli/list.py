@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
 import json
 from typing import Any
@@ -16,27 +15,27 @@ KINDS = ("models", "mixers", "recipes", "data", "tasks")
 Row = dict[str, Any]
 
 
-def _parser() -> VerbParser:
-    parser = VerbParser(
+def parser() -> VerbParser:
+    """Return the parser of the command line."""
+    made = VerbParser(
         prog="keymix list",
         description="List models, mixers, recipes, data sets and tasks.",
         epilog="examples:\n  keymix list\n  keymix list mixers\n  keymix list models '*ska*'\n\n"
         "keymix count and keymix train also take timm's models by name, and put a mixer into its "
         "ViT, DeiT, CaiT, Swin and MetaFormer.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
+    made.add_argument(
         "kind",
         nargs="?",
         metavar="KIND",
         help="models, mixers, recipes, data or tasks (default: all)",
     )
-    parser.add_argument(
+    made.add_argument(
         "pattern", nargs="?", metavar="PATTERN", help="shell-style pattern of the name, '*ska*'"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_imports()
-    return parser
+    made.add_json()
+    made.add_imports()
+    return made
 
 
 def _matches(row: Row, pattern: str) -> bool:
@@ -45,7 +44,7 @@ def _matches(row: Row, pattern: str) -> bool:
 
 def main(argv: list[str]) -> int:
     """Run ``keymix list``."""
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
     kind, pattern = args.kind, args.pattern
     if kind is not None and kind not in KINDS:
         if pattern is None and any(mark in kind for mark in "*?["):

@@ -3,31 +3,66 @@
 
 from __future__ import annotations
 
-import argparse
-import warnings
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args, get_origin
 
-from keymix.errors import KeymixWarning, UserError, unknown
-from keymix.train.config import helps
+from keymix.cli.console import VerbParser, new_name
+from keymix.errors import UserError, unknown
+from keymix.train.config import helps, leaves
 from keymix.train.recipe import FREE, Recipe, parse_value, paths, renamed_keys
 
 SHORT = {
     "--data": "data.spec",
     "--limit": "data.limit",
+    "--image-size": "data.image_size",
     "--model": "model.name",
     "--mixer": "model.mixer",
     "--epochs": "schedule.epochs",
 }
 SWITCHES = {"--skip-corrupt": "data.skip_corrupt"}  # short forms that mean true
-SHORT_HELP = "short forms: " + ", ".join(
-    [
-        *(f"{short} = --{path}" for short, path in SHORT.items()),
-        *(f"{short} = --{path} true" for short, path in SWITCHES.items()),
-    ]
+DEFAULT = "digits_vit"
+"""The recipe whose values help shows where none is named."""
+COMMON = (
+    "data.spec",
+    "data.limit",
+    "data.image_size",
+    "data.batch_size",
+    "data.workers",
+    "data.skip_corrupt",
+    "augment.flip",
+    "augment.rand_augment",
+    "model.name",
+    "model.mixer",
+    "model.options",
+    "model.weights",
+    "optim.lr",
+    "optim.weight_decay",
+    "schedule.epochs",
+    "schedule.warmup_epochs",
+    "loss.label_smoothing",
+    "loss.mixup",
+    "precision",
+    "seed",
 )
+"""Fields that most people set; `--help` shows them, and `--help-all` every one."""
+PER_RUN = frozenset({"name", "seed", "model.mixer"})
+"""Fields that differ between the runs of a comparison."""
+_METAVARS = {
+    "data.spec": "SPEC",
+    "data.image_size": "S|H,W",
+    "augment.rand_augment": "N,M",
+    "model.mixer": "M",
+    "model.name": "NAME",
+    "model.weights": "PATH",
+    "precision": "P",
+    int: "N",
+    float: "X",
+    bool: "BOOL",
+    dict: "MAP",
+}
+"""What stands for the value of a field, or of any field of a type."""
 _ELSEWHERE = {
     "neuron": "the neurons of a spiking model are --model.options.neuron: lif, if, plif or relu",
     "time_steps": "the time steps of a spiking model are --model.options.time_steps on images, "
@@ -55,20 +90,16 @@ class Words:
 
 
 def sort_words(
-    argv: Sequence[str],
-    *,
-    options: Sequence[str],
-    flags: Sequence[str],
-    short: Mapping[str, str] = SHORT,
-    renamed: Mapping[str, str] = MappingProxyType({}),
+    argv: Sequence[str], parser: VerbParser, *, short: Mapping[str, str] = SHORT
 ) -> Words:
     """Sort the words after a verb; an unknown option is refused with the nearest.
 
-    `options` are the verb's own that take a value, `flags` those that take none, `short` the short
-    forms of recipe fields, `renamed` old names of the verb's own.
+    `parser` has the verb's own options, `short` are the short forms of recipe fields.
     """
     words, fields = Words(), {f"--{path}": path for path in paths()} | dict(short)
-    old = {f"--{path}": f"--{new}" for path, new in renamed_keys().items()} | dict(renamed)
+    valued, flags = parser.own_options()
+    options = [name for name in valued if name not in fields]
+    old = {f"--{path}": f"--{new}" for path, new in renamed_keys().items()} | {**parser.renamed}
     rest = list(argv)
     while rest:
         word = rest.pop(0)
@@ -76,10 +107,7 @@ def sort_words(
             words.names.append(word)
             continue
         name, equals, value = word.partition("=")
-        if name in old:
-            text = f"option {name} is now {old[name]}; the old name works for one more release"
-            warnings.warn(text, KeymixWarning, stacklevel=2)
-            name = old[name]
+        name = new_name(name, old)
         if name in flags or name in SWITCHES:
             if equals:
                 raise UserError(f"option {name} takes no value.")
@@ -103,32 +131,65 @@ def sort_words(
         if name in options:
             words.options.setdefault(name, []).append(value)
         else:
-            words.fields[fields.get(name, name[2:])] = value
+            path = fields.get(name, name[2:])
+            words.fields[path] = value.replace("x", ",") if name == "--image-size" else value
     return words
 
 
-def add_fields(parser: argparse.ArgumentParser, recipe: Recipe | None) -> None:
-    """Add a recipe's fields to a parser, for ``--help``, with its values in brackets."""
+def add_fields(
+    parser: VerbParser,
+    recipe: Recipe | None,
+    *,
+    everything: bool,
+    without: Collection[str] = (),
+) -> None:
+    """Add a recipe's fields to a parser, for its help, with the recipe's values in brackets.
+
+    Every field, or those that are `COMMON`, by the short names that they have; not those `without`
+    and those for which the parser has an option.
+    """
     values = None if recipe is None else flat(recipe)
-    groups = {"": parser.add_argument_group("One complete training run")}
-    known = set(paths())
+    types = dict(leaves(Recipe))
+    shorts = {path: name for name, path in SHORT.items()}
+    switches = {path: name for name, path in SWITCHES.items()}
+    own = {name for names in parser.own_options() for name in names}
+    without = {*without, *(path for name, path in {**SHORT, **SWITCHES}.items() if name in own)}
+    title = "One complete training run" if everything else "what is most often set"
+    groups = {"": parser.add_argument_group(title)}
     for path, text in helps(Recipe):
-        if path not in known:
-            groups[path] = parser.add_argument_group(text.rstrip("."))
+        if path not in types:
+            whole = parser.add_argument_group(text.rstrip(".")) if everything else groups[""]
+            groups[path] = whole
             continue
-        group, _, name = path.rpartition(".")
+        if path in without or not (everything or path in COMMON):
+            continue
+        add = groups[path.rpartition(".")[0]].add_argument
         value = "" if values is None else f" [{_shown(values[path])}]"
-        groups[group].add_argument(
-            f"--{path}",
-            metavar=name.upper(),
-            help=f"{text}{value}".replace("%", "%%"),  # argparse formats helps with %
-        )
+        said = (text if everything else _START.split(text)[0]).replace("``", "`") + value
+        said = said.replace("%", "%%")  # argparse formats helps with %
+        if path in switches:
+            add(switches[path], action="store_true", help=said)
+            said = f"false undoes {switches[path]}"
+        names = [f"--{path}", *([shorts[path]] if path in shorts else [])]
+        if everything or path not in switches:
+            add(*names[0 if everything else -1 :], metavar=_metavar(path, types[path]), help=said)
+
+
+_START = re.compile(r"(?<!e\.g)[.;](?: |$)")
+"""Where the first thing that a help says ends."""
+
+
+def _metavar(path: str, hint: Any) -> str:
+    """Return what stands for a field's value: by its path, its type, or its name."""
+    kinds = [kind for kind in get_args(hint) or [hint] if kind is not type(None)]
+    kind = get_origin(hint) if get_origin(hint) is dict else kinds[0]
+    return _METAVARS.get(path) or _METAVARS.get(kind) or path.rpartition(".")[2].upper()
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, list):
         return ",".join(map(str, value))
-    return "none" if value is None else str(value)
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def flat(recipe: Recipe) -> dict[str, Any]:

@@ -11,24 +11,29 @@ from keymix.cli.comparison import plain, print_open_runs, print_result, watching
 from keymix.cli.console import VerbParser
 
 
-def main(argv: list[str]) -> int:
-    """Run ``keymix report``; mistakes are raised as UserError."""
-    parser = VerbParser(
+def parser() -> VerbParser:
+    """Return the parser of the command line."""
+    made = VerbParser(
         prog="keymix report",
         description="Rebuild report.html, results.csv and results.json of a comparison from its "
         "run folders. Runs that finished since are read, wherever they were trained; nothing is "
         "trained and no cost is measured.",
     )
-    parser.add_argument("folder", metavar="DIR", help="the folder given as --out to compare")
-    parser.add_argument(
+    made.add_argument("folder", metavar="DIR", help="the folder given as --out to compare")
+    made.add_argument(
         "--images",
         action=argparse.BooleanOptionalAction,
-        help="whether the page has pictures of the data (default: as it was last asked)",
+        help="pictures of the data in the report (default: as last)",
     )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.add_open()
-    parser.add_imports()
-    given = parser.parse_args(argv)
+    made.add_json()
+    made.add_open()
+    made.add_imports()
+    return made
+
+
+def main(argv: list[str]) -> int:
+    """Run ``keymix report``; mistakes are raised as UserError."""
+    given = parser().parse_args(argv)
 
     from keymix.compare.run import rebuild
 

@@ -63,12 +63,11 @@ def parser() -> VerbParser:
         prog="keymix swap",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = made.add_argument
     add("model", metavar="MODEL", help="a run's folder, or the name of a model")
     add("--mixer", required=True, metavar="M", help=_MIXER)
-    add("--layers", metavar="L", help=_LAYERS)
+    add("--layers", metavar="LIST", help=_LAYERS)
     add(
         "--init",
         choices=("transfer", "fresh"),
@@ -81,28 +80,27 @@ def parser() -> VerbParser:
         default="least_squares",
         help="how learned keys are estimated: least squares on the logits (default), or as means",
     )
-    add("--images", type=int, metavar="N", help=f"calibration images; default {IMAGES}")
-    add("--held-out", type=int, metavar="N", help="held-out images; default at most 1000")
+    add("--images", type=int, metavar="N", help=f"calibration images (default: {IMAGES})")
+    add("--held-out", type=int, metavar="N", help="held-out images (default: at most 1000)")
     add("--search", action="store_true", help="find the layers to swap within a budget")
     add(
         "--budget",
         type=float,
         metavar="B",
-        help="share of the attention's cost to swap, above 0 to 1; default 0.5",
+        help="share of the attention's cost to swap, above 0 to 1 (default: 0.5)",
     )
     add(
         "--cost",
         choices=("params", "macs", "latency"),
-        help="what the budget counts of the original attention; default params",
+        help="what the budget counts of the original attention (default: params)",
     )
-    add("--data", metavar="SPEC", help="the model's data; default: the run's own")
+    add("--data", metavar="SPEC", help="the model's data (default: the run's own)")
     add("--pretrained", action="store_true", help="timm's weights, of a model by name")
     add("--weights", metavar="FILE", help="weights of a model by name")
-    add("--image-size", metavar="S or H,W", help="pixels, of a model by name")
+    made.add_image_size("what a model by name was made for")
     add("--test", action="store_true", help="score the test split too, before and after")
-    add("--out", metavar="DIR", help="folder of the swapped model; default runs/MODEL-MIXER")
-    add("--overwrite", action="store_true", help="replace the swap in DIR")
-    add("--json", action="store_true", help="print the whole record as JSON")
+    made.add_out("the swapped model", default="runs/MODEL-MIXER", resumes=True)
+    made.add_json()
     made.add_open()
     made.add_imports()
     return made

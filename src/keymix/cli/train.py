@@ -15,7 +15,7 @@ import yaml
 
 from keymix.cli import console, scores
 from keymix.cli.console import VerbParser
-from keymix.cli.recipe_options import SHORT_HELP, add_fields, sort_words, typed
+from keymix.cli.recipe_options import DEFAULT, add_fields, sort_words, typed
 from keymix.data.specs import kind_of_spec, task_name
 from keymix.errors import UserError
 from keymix.records import to_json
@@ -25,35 +25,33 @@ from keymix.train.recipe import Recipe, from_dict, merge, read_mapping, replace_
 if TYPE_CHECKING:
     from keymix.train.runs import Run
 
-_OPTIONS = ("--out", "--config", "--import")
-_FLAGS = ("--overwrite", "--json", "--print_config", "--help")
 _DESCRIPTION = """\
-Train one model. RECIPE is a recipe's name (`keymix list recipes`), a .yaml or .json file, or a
-run's folder, which resumes where it stopped. With a RECIPE, --help shows its values in brackets."""
-_EPILOG = f"""\
-{SHORT_HELP}
+Train one model. RECIPE is a recipe's name (`keymix list recipes`), a .yaml or
+.json file, or a run's folder, which resumes where it stopped."""
+_EPILOG = """\
+In brackets: the values of {recipe}.
 
 examples:
   keymix train digits_vit --mixer ska --out ska-digits
-  keymix train small_images_vit --data parquet:cifar10 --optim.lr 5e-4 --epochs 20
-  keymix train digits_vit --print_config > mine.yaml; keymix train mine.yaml
+  keymix train digits_vit --print-config > mine.yaml; keymix train mine.yaml
 """
 
 
 def main(argv: list[str]) -> int:
     """Run ``keymix train``."""
     argv = ["--help" if word == "-h" else word for word in argv]
-    words = sort_words(argv, options=_OPTIONS, flags=_FLAGS)
+    words = sort_words(argv, _own())
     if len(words.names) > 1:
         raise UserError(f"one RECIPE at a time; got {', '.join(map(repr, words.names))}.")
     named = words.names[0] if words.names else None
-    if "--help" in words.flags:
-        _help(named)
+    if {"--help", "--help-all"} & words.flags:
+        made = parser(_recipe(named or DEFAULT, []), everything="--help-all" in words.flags)
+        console.say(made.format_help().rstrip())
         return 0
     VerbParser.run_files(words.options.get("--import", []))
     recipe = _recipe(named, words.options.get("--config", []))
     recipe = replace_path(recipe, typed(words.fields))
-    if "--print_config" in words.flags:
+    if "--print-config" in words.flags:
         console.say(yaml.safe_dump(recipe.to_dict(), sort_keys=False).rstrip())
         return 0
     out = words.last("--out")
@@ -65,25 +63,31 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _help(named: str | None) -> None:
-    recipe = None if named is None else _recipe(named, [])
-    parser = VerbParser(
+def parser(recipe: Recipe | None = None, *, everything: bool = True) -> VerbParser:
+    """Return the parser of the command line, with every field of a recipe or the common ones."""
+    made = _own()
+    add_fields(made, recipe, everything=everything)
+    made.epilog = _EPILOG.format(recipe=DEFAULT if recipe is None else recipe.name)
+    return made
+
+
+def _own() -> VerbParser:
+    """Return the parser of the verb's own options."""
+    made = VerbParser(
         prog="keymix train",
+        usage="keymix train RECIPE [--out DIR] [--FIELD VALUE ...]",
         description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        renamed={"--print_config": "--print-config"},
     )
-    add_fields(parser, recipe)
-    own = parser.add_argument_group("the run")
-    own.add_argument("--out", metavar="DIR", help="the run's folder (default: runs/<recipe>)")
-    own.add_argument("--config", metavar="FILE", help="a YAML or JSON file with some fields")
-    own.add_argument("--import", metavar="FILE.py", help="a file that registers your own mixers")
-    own.add_argument("--overwrite", action="store_true", help="replace the run in the folder")
-    own.add_argument("--json", action="store_true", help="print the result as JSON")
-    own.add_argument("--print_config", action="store_true", help="print the recipe and stop")
-    own.add_argument("recipe", metavar="RECIPE", help=argparse.SUPPRESS)
-    parser.usage = "keymix train RECIPE [--out DIR] [--FIELD VALUE ...] [--config FILE]"
-    console.say(parser.format_help().rstrip())
+    add = made.add_argument
+    add("recipe", metavar="RECIPE", help=argparse.SUPPRESS)
+    add("--help-all", action="store_true", help="show every field of a recipe")
+    made.add_out("the run", default="runs/RECIPE", resumes=True)
+    add("--config", metavar="FILE", help="a YAML or JSON file with some fields")
+    made.add_imports()
+    made.add_json()
+    add("--print-config", action="store_true", help="print the recipe and stop")
+    return made
 
 
 def _recipe(named: str | None, configs: list[str]) -> Recipe:

@@ -45,9 +45,9 @@ class Augment:
             no crop. For sets small enough for memory.
         random_resized_crop: Smallest and largest share of the image's area that a random crop keeps
             before it is resized. For larger sets, in place of ``crop_padding``.
-        flip: Mirror left and right with probability 0.5.
-        rand_augment: Operations an image and their magnitude 0..30 (RandAugment,
-            https://arxiv.org/abs/1909.13719); ``(0, 0)`` is off.
+        flip: Mirror left and right; with probability 0.5.
+        rand_augment: RandAugment's operations and magnitude; operations per image, magnitude 0..30
+            (https://arxiv.org/abs/1909.13719), ``(0, 0)`` is off.
         rand_augment_first: RandAugment before crop and flip, as the small-data papers' code has it.
             For sets small enough for memory: larger images are cropped to one size first.
         auto_augment: timm's RandAugment in timm's words, e.g. ``rand-m9-mstd0.5-inc1``, in place of

@@ -165,7 +165,7 @@ def add_arguments(add: Callable[..., Any], *, limit: int = 64) -> None:
         type=int,
         default=limit,
         metavar="N",
-        help=f"most images, evenly over those that there are (default {limit})",
+        help=f"most images, evenly over those that there are (default: {limit})",
     )
 
 

@@ -28,7 +28,7 @@ class StudyOnImages(Study[tuple[ModelOnImages, ...], R]):
     def add_options(self, add: Callable[..., Any]) -> None:
         """Add those of models and images."""
         add_arguments(add)
-        add("--batch-size", type=int, default=8, metavar="B", help="images at a time (default 8)")
+        add("--batch-size", type=int, default=8, metavar="B", help="images at a time (default: 8)")
 
     @abstractmethod
     def prepare(self, loaded: Sequence[Loaded], given: argparse.Namespace) -> None:

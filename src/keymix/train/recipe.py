@@ -84,18 +84,18 @@ class DataConfig:
     """The images and how they are served.
 
     Args:
-        spec: Data spec, e.g. ``digits``, ``parquet:PATH``, ``folder:PATH``.
-        image_size: Side of the images the model sees, pixels, or their height and width
-            (``32,48``); None keeps the data's own. Events are counted in these pixels.
+        spec: Data spec, e.g. ``digits``, ``folder:PATH``; `keymix list data` shows all.
+        image_size: Side of the images the model sees, pixels; or their height and width
+            (``32,48``). None keeps the data's own. Events are counted in these pixels.
         channels: 1 to read images as grey, 3 as colour; None for the data's own: 3 of files.
-        limit: Use only this many training images, a stratified choice; None for all.
+        limit: Use only this many training images; a stratified choice, None for all.
         val_fraction: Share of the training images split off for validation, in (0, 1).
         split_seed: Seed of that split, apart from the training seed.
         batch_size: Training images per step; a run uses one device.
         eval_batch_size: Images per step in validation and test.
         workers: Loader processes; 0 loads in the training process.
-        skip_corrupt: Leave broken images out, counted and named in the record; otherwise the first
-            one is an error.
+        skip_corrupt: Leave broken images out; they are counted and named in the record. Otherwise
+            the first one is an error.
         time_steps: Frames made of each recording of events; None for 10. Like the next two, for
             data of events alone.
         frames_by: ``number`` for equally many events a frame, ``time`` for equally long frames;
@@ -157,15 +157,15 @@ class ModelConfig:
     """The model and the mixer in it.
 
     Args:
-        name: A keymix model, or timm's ViT, DeiT, CaiT, Swin or MetaFormer.
-        mixer: Token mixer as on the command line, e.g. ``ska(activation=relu)``; None for the
+        name: A model of keymix's or timm's; of timm's ViT, DeiT, CaiT, Swin or MetaFormer.
+        mixer: Token mixer, e.g. ``ska(activation=relu)``; None for the
             model's own.
-        options: Further arguments of the model, e.g. ``{"depth": 6}``.
-        drop_path: Stochastic depth of the last block, probability; earlier blocks less.
+        options: Arguments of the model, e.g. ``{"depth": 6}``.
+        drop_path: Stochastic depth of the last block; a probability, less in earlier blocks.
         drop_rate: Dropout before the classifier, probability.
         global_pool: ``avg`` (mean of patch tokens) or ``token`` (class token); None for the model's
             own.
-        weights: Weights to start from: a run's folder (its last epoch), a ``.safetensors`` or
+        weights: Weights to start from; a run's folder (its last epoch), a ``.safetensors`` or
             ``.pth`` file; None starts afresh. Position embeddings and learned keys of another
             image size are resampled, a classifier of other classes is left out. Recipes that
             fine-tune say ``RUN``, for you to replace.
@@ -218,7 +218,7 @@ class ScheduleConfig:
 
     Args:
         name: ``cosine``, ``constant``, ``poly``, ``step``, ``tanh``, ``wsd`` or ``none``.
-        epochs: Passes over the training images, warm-up included.
+        epochs: Passes over the training images; warm-up included.
         warmup_epochs: Epochs of linear warm-up at the start; a fraction is allowed.
         cooldown_epochs: Epochs at ``min_lr`` at the end, of the ``epochs``; the schedule ends
             before them.
@@ -252,7 +252,7 @@ class LossConfig:
     """Cross entropy, what softens its targets, and what is added to it.
 
     Args:
-        label_smoothing: Share of the target spread over all classes, probability.
+        label_smoothing: Share of a target spread over all classes; a probability.
         mixup: Alpha of mixup's Beta distribution; 0 for none.
         cutmix: Alpha of cutmix's Beta distribution; 0 for none. With both, each image tosses
             a coin.
@@ -361,8 +361,9 @@ class Recipe:
         task: Options of the task that the data set.
         ema: Decay of the moving average of the weights that is evaluated and kept, reached after
             a warm-up of (1 + updates)^(-2/3); 0 for none.
-        precision: ``auto`` (bfloat16 autocast on CUDA, else 32 bits), ``32``, ``bf16`` or ``16``.
-        seed: Seed of the weights, the order of images, augmentation and dropout.
+        precision: ``auto``, ``32``, ``bf16`` or ``16``; ``auto`` is bfloat16 autocast on CUDA, else
+            32 bits.
+        seed: Seed of all that is random; weights, the order of images, augmentation, dropout.
         deterministic: Refuse operations that have no deterministic form (slower).
         compile: Train the model through ``torch.compile``: quicker steps, after some ten seconds
             to minutes at the start of each run, and a C++ compiler on a CPU. Results are those of

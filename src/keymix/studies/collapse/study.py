@@ -57,7 +57,7 @@ docs/collapse.md explains every measure with its equation."""
             type=float,
             default=0.5,
             metavar="TAU",
-            help="cosine above which two columns are similar (default 0.5)",
+            help="cosine above which two columns are similar (default: 0.5)",
         )
         add(
             "--similar",
@@ -65,21 +65,21 @@ docs/collapse.md explains every measure with its equation."""
             default=0.8,
             metavar="SHARE",
             help="share of similar columns above which a block is like the one before "
-            "(default 0.8)",
+            "(default: 0.8)",
         )
         add(
             "--unique",
             type=float,
             default=0.9,
             metavar="SHARE",
-            help="share of similar columns below which a block is unique (default 0.9)",
+            help="share of similar columns below which a block is unique (default: 0.9)",
         )
         add(
             "--nearest",
             type=int,
             default=2,
             metavar="K",
-            help="blocks that a block is compared with, the nearest on both sides (default 2)",
+            help="blocks that a block is compared with, the nearest on both sides (default: 2)",
         )
 
     def prepare(self, loaded: Sequence[Loaded], given: argparse.Namespace) -> None:

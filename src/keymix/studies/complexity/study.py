@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from keymix.analysis.complexity_record import Complexity, ComplexityRecord
@@ -35,11 +36,12 @@ examples:
     writes = "complexity.html, complexity.json and CSV files"
     also_written = "complexity.json and CSV files"
     markdown = True
+    renamed = MappingProxyType({"--batch": "--batch-size"})
 
     def add_options(self, add: Callable[..., Any]) -> None:
-        add("--dim", type=int, default=256, metavar="D", help="width of the tokens (default 256)")
-        add("--heads", type=int, default=8, metavar="H", help="attention heads (default 8)")
-        add("--at", type=int, default=256, metavar="N", help="tokens of the tables (default 256)")
+        add("--dim", type=int, default=256, metavar="C", help="width of the tokens (default: 256)")
+        add("--heads", type=int, default=8, metavar="H", help="attention heads (default: 8)")
+        add("--at", type=int, default=256, metavar="N", help="tokens of the tables (default: 256)")
         add(
             "--pos-dim",
             type=int,
@@ -52,23 +54,23 @@ examples:
             default="49,196,784",
             metavar="LIST",
             help="where latency and memory are measured, each number on the grid nearest to a "
-            "square; none measures nothing (default 49,196,784)",
+            "square; none measures nothing (default: 49,196,784)",
         )
         add(
             "--mixers",
             metavar="LIST",
             help="with commas, options in parentheses: mhsa,'ska(activation=relu)' (default: all)",
         )
-        add("--repeats", type=int, default=16, metavar="N", help="rounds of timing (default 16)")
+        add("--repeats", type=int, default=16, metavar="N", help="rounds of timing (default: 16)")
         add(
-            "--batch",
+            "--batch-size",
             type=int,
             default=1,
             metavar="B",
-            help="images per batch, for memory; latency is of one image (default 1)",
+            help="images per batch, for memory; latency is of one image (default: 1)",
         )
-        add("--time-steps", type=int, default=4, metavar="T", help="of spiking mixers (default 4)")
-        add("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1, … (default cpu)")
+        add("--time-steps", type=int, default=4, metavar="T", help="of spiking mixers (default: 4)")
+        add("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1, … (default: cpu)")
 
     def check(self, given: argparse.Namespace) -> None:
         given.at_tokens = _tokens(given.tokens)
@@ -89,7 +91,7 @@ examples:
                 at=given.at,
                 tokens=given.at_tokens,
                 repeats=given.repeats,
-                batch_size=given.batch,
+                batch_size=given.batch_size,
                 device=given.device,
                 time_steps=given.time_steps,
                 imports=given.imports,

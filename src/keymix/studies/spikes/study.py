@@ -69,7 +69,7 @@ explains every measure and every assumption."""
             choices=("folded", "separate"),
             default="folded",
             help="folded into the weights before it, or one multiply-add per element "
-            "(default folded)",
+            "(default: folded)",
         )
         add(
             "--raster-image",
@@ -83,7 +83,7 @@ explains every measure and every assumption."""
             help="which layers of Q-K token attention: numbers among them from 0, or patterns of "
             "paths (default: the first of each stage)",
         )
-        add("--head", type=int, default=0, metavar="H", help="head of the rasters (default 0)")
+        add("--head", type=int, default=0, metavar="H", help="head of the rasters (default: 0)")
         add("--step", type=int, metavar="S", help="time step of the rasters (default: the last)")
         add(
             "--tokens",
