@@ -159,3 +159,8 @@ def test_the_lines_on_the_authors_code_do_what_the_page_says(
     given = [b for b in blocks(DOCS / "papers.md") if b.language == "python"]
     status, output = run_blocks(driver, [*given, *blocks(page)], tmp_path)
     assert status == "0", output
+
+
+def test_the_screens_are_what_their_script_draws() -> None:
+    drawn = run_path(str(DOCS / "figures" / "terminal.py"))["page"]()
+    assert (DOCS / "terminal.md").read_text(encoding="utf-8") == drawn
