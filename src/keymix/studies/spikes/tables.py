@@ -52,8 +52,10 @@ def answer(record: SpikesRecord) -> str:
     useless = {study.label: _useless(study) for study in trained}
     known = [study for study in trained if not useless[study.label]]
     if not known:
-        why = " and ".join(dict.fromkeys(useless.values()))
-        return f"{listed(list(useless))} {why}: the energy says nothing of a network that works"
+        names = listed(list(useless))
+        who = names if len(useless) == 1 else f"Each of {names}"
+        why = " or ".join(dict.fromkeys(useless.values()))
+        return f"{who} {why}: the energy says nothing of a network that works"
     few = _on_few(known)
     if len(known) == 1:
         study = known[0]
