@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -87,10 +88,17 @@ def test_the_record_reports_measured_numbers(trained: str, swapped: Path) -> Non
     assert result["test"]["after"]["top1"] == evaluate(swapped)["top1"]
     assert [row["path"] for row in result["report"]["rows"]] == ["blocks.1.attn", "blocks.2.attn"]
     page = (swapped / "report.html").read_text(encoding="utf-8")
-    assert f"<h1>{result['sentence']}</h1>" in page
+    sentence = result["sentence"].replace(" %", "\u00a0%")
+    assert f"<h1>{sentence}</h1>" in page
     assert "3 (blocks.2.attn)" in page
     first, *folded = page.partition("</header>")[2].split('<details class="part">')
     assert "<table" not in first
+    numbers = [text.replace("−", "-") for text in re.findall(r"<li><b>(.*?)</b>", first)]
+    assert numbers[0] == f"{100 * after['top1']:.1f} %"
+    saved = result["after"]["macs"] / result["before"]["macs"] - 1
+    assert numbers[-1] == f"{100 * saved:.1f} %"
+    assert first.count("<svg") == 2
+    assert re.findall(r"<text[^>]*>([23])</text>", first) == ["2", "3"] * 2
     assert "<dt>machine</dt>" in folded[-1]
 
 

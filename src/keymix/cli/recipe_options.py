@@ -131,8 +131,7 @@ def sort_words(
         if name in options:
             words.options.setdefault(name, []).append(value)
         else:
-            path = fields.get(name, name[2:])
-            words.fields[path] = value.replace("x", ",") if name == "--image-size" else value
+            words.fields[fields.get(name, name[2:])] = value
     return words
 
 

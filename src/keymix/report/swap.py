@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from keymix.analysis.timing import WORDS
+from keymix.report.answer import Tile
 from keymix.report.charts import Chart, Line, Look, curves, looks
 from keymix.report.formats import MISSING, percent, points, three_digits
 from keymix.report.page import render_page
@@ -165,25 +166,83 @@ def latency_text(step: Step) -> str:
     return f"{change} % (quartiles of the rounds {low} to {high} %)"
 
 
-LEAD = ("top1", "latency_change")
-"""Charts that are shown first."""
+LEAD = ("top1", "latency_change", "output", "map")
+"""Charts that are shown first: those of a search, or of the blocks of a swap without one."""
 
 
 def render(record: SwapRecord) -> str:
     """Render a swap's record as an HTML document."""
     search = record.search
-    drawn = [] if search is None else _charts(search)
+    drawn = _of_blocks(record) if search is None else _charts(search)
     view = {
         "r": record,
-        "answer": record.sentence,
+        "answer": record.sentence.replace(" %", "\u00a0%"),
         "tables": tables(record),
         "latency": latency_text(record.after),
         "timed": shows_times(record.after),
+        "tiles": _tiles(record),
         "legend": (),
         "charts": [chart for chart in drawn if chart.key in LEAD],
         "more": [chart for chart in drawn if chart.key not in LEAD],
     }
     return render_page("swap.html.j2", view)
+
+
+def _tiles(record: SwapRecord) -> list[Tile]:
+    """Make the numbers of the first screen; no change is quoted of a single image."""
+    before, after, output = record.before, record.after, record.report.output
+    scored = f"top-1 on {record.held_out} held-out images ({percent(before.top1)} % before)"
+    tiles = [Tile(value=_percent_sign(after.top1), text=scored)]
+    if record.held_out > 1:
+        span = _range(after.change_low, after.change_high)
+        tiles.append(Tile(value=f"{span}", text="points of change, 95 %"))
+    if output is not None and output.top1_agreement is not None:
+        text = f"of {output.images} calibration images keep their predicted class"
+        tiles.append(Tile(value=_percent_sign(output.top1_agreement), text=text))
+    tiles += [
+        Tile(value=f"{points(new / old - 1)} %", text=what)
+        for old, new, what in (
+            (before.params, after.params, "parameters"),
+            (before.macs, after.macs, "multiply-adds per image"),
+        )
+        if old
+    ]
+    return tiles
+
+
+def _of_blocks(record: SwapRecord) -> list[Chart]:
+    """Draw how far each swapped block moved, where that was measured."""
+    colour = looks([record.mixer])[record.mixer].colour
+    drawn = []
+    for key, label, about in (
+        ("output", "change of the output, %", "Root mean square of the change over that before"),
+        ("map", "change of the map, %", "Half the sum of absolute changes: 0 alike, 100 disjoint"),
+    ):
+        at = zip(sorted(record.after.layers), record.report.rows, strict=True)
+        found = [
+            (number + 1, value)
+            for number, row in at
+            if (value := getattr(row.drift, key, None)) is not None
+        ]
+        if not found:
+            continue
+        xs, ys = zip(*found, strict=True)
+        chart = curves(
+            [Line(record.mixer, Look(colour, "circle", record.mixer), xs, ys)],
+            x_label="block",
+            y_label=label,
+            name=f"{label} of each swapped block",
+            percent=True,
+            x_ticks=[(x, str(x)) for x in xs] if len(xs) <= _MOST_TICKS else None,
+            markers=True,
+            holds=(0.0,),
+        )
+        caption = f"Each swapped block given the original’s tokens, on calibration images. {about}."
+        drawn.append(Chart(key, chart, caption))
+    return drawn
+
+
+_MOST_TICKS = 12
 
 
 def _charts(search: Search) -> list[Chart]:

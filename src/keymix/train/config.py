@@ -156,7 +156,7 @@ def _union(choices: tuple[Any, ...], value: Any, path: str) -> Any:
 
 def _tuple(items: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...] | None:
     if isinstance(value, str):
-        value = [part.strip() for part in value.strip("()[]").split(",")]
+        value = [part.strip() for part in re.split("[,x]", value.strip("()[]"))]
     if not isinstance(value, list | tuple) or len(value) != len(items):
         return None
     with suppress(UserError):
