@@ -14,6 +14,8 @@ from PIL import Image
 from written_run import written_run
 
 from keymix.cli import main
+from keymix.tasks.segmentation.answers import ANSWERS
+from keymix.tasks.segmentation.predict_masks import MaskPrediction
 from made_masks import ORGANS, write_uwgi
 from written_masks_run import written_masks_run
 
@@ -61,6 +63,15 @@ def test_a_summary_is_printed_and_a_line_per_image_where_asked(
         assert float(mean) == pytest.approx(own.mean(), abs=0.01)
     assert f"masks of {len(rows)} images" in said.err
     assert "predictions" in said.err
+
+
+def test_a_class_is_counted_in_the_images_where_it_was_found() -> None:
+    found = [
+        MaskPrediction(path="a", size=(2, 5), pixels={"bowel": 5, "stomach": 0}),
+        MaskPrediction(path="b", size=(2, 2), pixels={"bowel": 0, "stomach": 0}),
+    ]
+    rows = ANSWERS.summary(found, "image").rows
+    assert rows == [["bowel", "1 of 2", "25.00"], ["stomach", "0 of 2", "0.00"]]
 
 
 def test_the_own_test_split_as_csv_has_pixels_and_areas(
