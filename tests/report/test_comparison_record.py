@@ -26,6 +26,9 @@ STORED = sorted((Path(__file__).parents[2] / "docs/results").glob("*/results.jso
 def test_published_records_of_both_formats_open(path: Path) -> None:
     values = json.loads(path.read_text(encoding="utf-8"))
     found = to_json(opened(values, where=path.name))
+    if "margin" in values:  # of a version with degrees of certainty
+        assert {key: found[key] for key in values} == values
+        return
     for mixer in found["mixers"]:
         assert mixer.pop("reference") is False  # of versions that had none
     for which in ("last", "best"):
