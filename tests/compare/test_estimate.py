@@ -12,12 +12,13 @@ import torch
 from few_digits import brittle, small
 
 from keymix.cli.comparison import Lines
-from keymix.compare.eta import Estimate, Trial, roughly, side_by_side, try_out
+from keymix.compare.eta import Estimate, Trial, side_by_side, try_out
 from keymix.compare.events import Event, Remaining
 from keymix.data import load
 from keymix.recipes import get
 from keymix.tasks.classification.training import ClassificationTask
 from keymix.train.recipe import replace_path
+from keymix.train.watching import roughly
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -248,3 +249,18 @@ def test_piped_it_prints_the_estimate_and_the_time_left(capsys):
         "about 3 min 30 s (2 runs, up to 2 min each for b; then 10 s for costs and maps)",
         "1/2 done: a, seed 0; about 1 min 50 s left",
     ]
+
+
+def test_piped_it_gives_a_sign_of_life_where_no_run_ends_for_a_minute(capsys):
+    now = 0.0
+    lines = Lines(clock=lambda: now)
+    lines(Event(kind="plan", total=2))
+    epoch = Event(kind="epoch", mixer="a", epochs=9, text="accuracy", shown="93.1 %")
+    for done, now in ((1, 59.0), (2, 61.0), (3, 119.0), (4, 122.0)):  # noqa: B007
+        lines(replace(epoch, epoch=done))
+    printed = capsys.readouterr().err.splitlines()
+    assert [line.partition(" of 9")[0] for line in printed[1:]] == [
+        "a, seed 0: epoch 2",
+        "a, seed 0: epoch 4",
+    ]
+    assert "93.1 %" in printed[1]

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a comparison is shown: its progress while it runs, then its table and verdicts, or JSON.
 
-Progress is live bars at a terminal, and a line per run when piped.
+Progress is live bars at a terminal, and a line per run, or per minute, when piped.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,6 +16,7 @@ from keymix.cli import console
 from keymix.errors import one_line
 from keymix.records import to_json
 from keymix.report.tables import Cell, Column, Table
+from keymix.train.watching import SIGN_OF_LIFE, roughly
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -76,8 +78,6 @@ class _Left:
             self._remaining.see(event)
 
     def __str__(self) -> str:
-        from keymix.compare.eta import roughly
-
         seconds = None if self._remaining is None else self._remaining.seconds()
         return "" if seconds is None else f"about {roughly(seconds)} left"
 
@@ -88,11 +88,16 @@ def _plain(text: str) -> str:
 
 
 class Lines:
-    """A line on standard error for every run that ends and every step after training."""
+    """A line on standard error for every run that ends and every step after training.
 
-    def __init__(self) -> None:
+    Where none ends for a minute, the next epoch gets a line.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._ended = self._total = 0
         self._left = _Left()
+        self._clock = clock
+        self._said = clock()
         self._scores: dict[tuple[str, int], str] = {}
 
     def __call__(self, event: Event) -> None:
@@ -102,21 +107,34 @@ class Lines:
         if event.kind == "plan":
             self._ended, self._total = event.done, event.total
             kept = f", {event.done} of them done before" if event.done else ""
-            console.note(f"{event.total} runs{kept}")
+            self._note(f"{event.total} runs{kept}")
         elif event.kind in ("estimate", "note"):
-            console.note(event.text)
-        elif event.kind == "epoch" and event.shown:
-            self._scores[run] = f"validation {event.text} {_plain(event.shown)}"
+            self._note(event.text)
+        elif event.kind == "epoch":
+            if event.shown:
+                self._scores[run] = f"validation {event.text} {_plain(event.shown)}"
+            if self._clock() - self._said >= SIGN_OF_LIFE:
+                place = f"epoch {event.epoch} of {event.epochs}"
+                self._note(f"{event.mixer}, seed {event.seed}: {place}" + self._rest(run, ", "))
         elif event.kind in ("done", "failed"):
             self._ended += 1
-            why = event.text if event.kind == "failed" else self._scores.get(run, "")
-            console.note(
+            if event.kind == "failed":
+                self._scores[run] = event.text
+            self._note(
                 f"{self._ended}/{self._total} {event.kind}: {event.mixer}, seed {event.seed}"
-                + (f": {why}" if why else "")
-                + (f"; {left}" if (left := str(self._left)) else "")
+                + self._rest(run, ": ")
             )
         elif event.kind == "stage" and self._total:  # before the plan, only mistakes are shown
-            console.note(event.text)
+            self._note(event.text)
+
+    def _rest(self, run: tuple[str, int], joint: str) -> str:
+        """Say after `joint` how a run did, and the time that all will still take."""
+        how, left = self._scores.get(run, ""), str(self._left)
+        return (f"{joint}{how}" if how else "") + (f"; {left}" if left else "")
+
+    def _note(self, text: str) -> None:
+        console.note(text)
+        self._said = self._clock()
 
 
 class Bars:

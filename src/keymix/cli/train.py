@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,10 +13,9 @@ import yaml
 from keymix.cli import console, scores
 from keymix.cli.console import VerbParser
 from keymix.cli.recipe_options import DEFAULT, add_fields, sort_words, typed
-from keymix.data.specs import kind_of_spec, task_name
 from keymix.errors import UserError
 from keymix.records import to_json
-from keymix.task import LOSS, Task, get_task
+from keymix.task import LOSS
 from keymix.train.recipe import Recipe, from_dict, merge, read_mapping, replace_path
 
 if TYPE_CHECKING:
@@ -57,7 +53,14 @@ def main(argv: list[str]) -> int:
     out = words.last("--out")
     if out is None:
         out = named if named is not None and Path(named).is_dir() else f"runs/{recipe.name}"
-    run = _train(recipe, out, "--overwrite" in words.flags)
+    from keymix.train.engine import train
+    from keymix.train.loggers import check_logger
+
+    log = words.last("--log")
+    if log is not None:
+        check_logger(log)
+    overwrite = "--overwrite" in words.flags
+    run = train(recipe, out, overwrite=overwrite, progress="bar", log=log)  # type: ignore[arg-type]
     _print_run(run, as_json="--json" in words.flags)
     _warn_of_degenerate(run)
     return 0
@@ -86,6 +89,7 @@ def _own() -> VerbParser:
     add("--config", metavar="FILE", help="a YAML or JSON file with some fields")
     made.add_imports()
     made.add_json()
+    add("--log", metavar="NAME", help="log to tensorboard, wandb or mlflow too")
     add("--print-config", action="store_true", help="print the recipe and stop")
     return made
 
@@ -105,26 +109,6 @@ def _recipe(named: str | None, configs: list[str]) -> Recipe:
     for file in configs:
         recipe = merge(recipe, read_mapping(file))
     return recipe
-
-
-def _train(recipe: Recipe, out: str, overwrite: bool) -> Run:
-    from keymix.train.engine import train
-
-    task = get_task(task_name(recipe.data.spec))
-    line = partial(_epoch_line, task=task, items=kind_of_spec(recipe.data.spec).nouns)
-    progress = "bar" if sys.stderr.isatty() else line
-    return train(recipe, out, overwrite=overwrite, progress=progress)  # type: ignore[arg-type]
-
-
-def _epoch_line(line: Mapping[str, float | None], *, task: Task, items: str) -> None:
-    epoch, score = int(line["epoch"] or 0) + 1, task.score
-    val_loss = f"val loss {line[f'val_{LOSS}']:.4f}  " if task.validation_loss else ""
-    value = f"{scores.cell(line[f'val_{score.key}'], score)}{score.unit}"
-    console.note(
-        f"epoch {epoch}/{line['epochs']}  train loss {line['train_loss']:.4f}  "
-        f"{val_loss}val {score.short} {value}  "
-        f"lr {line['lr']:.2e}  {line['seconds']:.1f} s  {line['images_per_s']:.0f} {items}/s"
-    )
 
 
 def _print_run(run: Run, *, as_json: bool) -> None:

@@ -18,6 +18,7 @@ from keymix.compare.eta import Trial
 from keymix.compare.plan import Plan, Planned
 from keymix.errors import UserError
 from keymix.train.recipe import replace_path
+from keymix.train.watching import roughly
 
 MOST = 10
 """Times the default updates, at most, where the budget allows more."""
@@ -131,8 +132,7 @@ def _gave_way(
     if seconds <= 60 * budget.minutes:
         return text
     more = (
-        f"it will still take about {eta.roughly(seconds)}: name fewer mixers or seeds, or give "
-        "--epochs"
+        f"it will still take about {roughly(seconds)}: name fewer mixers or seeds, or give --epochs"
     )
     return f"{text}; {more}" if text else f"{budget.minutes:g} minutes are too few: {more}"
 

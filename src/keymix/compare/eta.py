@@ -26,6 +26,7 @@ from keymix.train.files import METRICS, read_metrics
 from keymix.train.model import device_of_this_machine, model_for
 from keymix.train.recipe import Recipe, replace_path
 from keymix.train.step import Training, check_precision
+from keymix.train.watching import roughly
 
 SHARE = 0.02
 """A trial may take this share of the time that the mixer's runs will take …"""
@@ -256,19 +257,3 @@ def side_by_side(seconds: Sequence[float], processes: int, busy: Sequence[float]
     for length in seconds:
         heapq.heappush(ends, heapq.heappop(ends) + length)
     return max(ends)
-
-
-def roughly(seconds: float) -> str:
-    """Write a duration as an estimate deserves: 40 s, 1 min 40 s, 6 min, 1 h 10 min."""
-    if seconds < 90:
-        step = 1 if seconds < 10 else 5
-        return f"{max(1, step * round(seconds / step))} s"
-    if seconds < 295:
-        minutes, rest = divmod(10 * round(seconds / 10), 60)
-        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    minutes = 5 * round(minutes / 5) if minutes < 600 else 60 * round(minutes / 60)
-    hours, rest = divmod(minutes, 60)
-    return f"{hours} h {rest} min" if rest else f"{hours} h"

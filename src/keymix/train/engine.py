@@ -24,7 +24,8 @@ from keymix.train.environment import environment
 from keymix.train.evaluation import eval_loader, record_of, score_split
 from keymix.train.files import locked
 from keymix.train.folder import clear, is_done, read_environment, recorded_in
-from keymix.train.loop import EpochRecord, Report, Saver, fit
+from keymix.train.loggers import LoggerName, watching
+from keymix.train.loop import EpochRecord, Saver, fit
 from keymix.train.model import (
     device_of_this_machine,
     enough_memory,
@@ -46,6 +47,7 @@ from keymix.train.runs import Run
 from keymix.train.signals import interruptible
 from keymix.train.step import Training, check_precision, deterministic, make_fabric
 from keymix.train.validate import check_recipe, make_teacher, training_batches
+from keymix.train.watching import Outlook, Report, Watcher
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -56,7 +58,8 @@ def train(
     out: str | Path,
     *,
     overwrite: bool = False,
-    progress: Literal["bar"] | Report | None = None,
+    progress: Literal["bar"] | Report | Watcher | None = None,
+    log: LoggerName | None = None,
     data: ImageData | None = None,
     checkpoint_minutes: float = 10.0,
 ) -> Run:
@@ -70,8 +73,11 @@ def train(
         recipe: The run.
         out: The run's folder. A folder with the same recipe is resumed.
         overwrite: Throw away the run that is in the folder.
-        progress: ``"bar"`` draws a bar on standard error; a function gets each epoch's line of
-            metrics with ``epochs`` (planned) and ``best_epoch``.
+        progress: ``"bar"`` writes the plan and a line per epoch to standard error, below them a
+            bar if that is a terminal; a function gets each epoch's line of metrics with ``epochs``
+            (planned) and ``best_epoch``.
+        log: A logger that gets the recipe, each epoch's metrics and the test scores as well. It
+            changes nothing in the run, and one that fails is left out with a warning.
         data: The images of ``recipe.data`` if they are loaded already.
         checkpoint_minutes: Time between checkpoints within an epoch; 0 saves after every update.
             The end of an epoch always saves.
@@ -81,8 +87,8 @@ def train(
 
     Raises:
         UserError: If the folder holds another run or other files, another process works in it, the
-            recipe does not fit the data or the memory, the loss became infinite or NaN, or
-            (`WriteError`) the disk does not take a file.
+            logger is not installed, the recipe does not fit the data or the memory, the loss became
+            infinite or NaN, or (`WriteError`) the disk does not take a file.
         Interrupted: On SIGINT or SIGTERM; it says what was saved.
     """
     folder = Path(out)
@@ -100,6 +106,7 @@ def train(
         deterministic(recipe.deterministic),
         interruptible(lambda: resume_hint(folder, overwrite=overwrite)) as interrupts,
         enough_memory(recipe.data.image_size, recipe.data.batch_size),
+        watching(progress, log) as watcher,
         locked(folder, "run"),
     ):
         if is_done(folder, recipe, overwrite=overwrite):  # by another process meanwhile
@@ -130,24 +137,46 @@ def train(
                 images=len(images.train),
                 facts=WeightsFacts(recipe=recipe, data=images.record()),
                 before=before,
-                report=progress if callable(progress) else None,
             )
+            watcher.begin(_outlook(run, before, images, params=params, steps=len(batches)))
             if training is not None:
                 saver = Saver(training, record, interrupts, minutes=checkpoint_minutes)
                 with interrupts.deferred():
-                    if before.checkpoint is not None:
-                        content = read(before.checkpoint.path)
-                        training.restore(content)
-                        record.start(content["record"]["seconds"])
+                    _resume(training, record, before)
                     validation = eval_loader(recipe, images, "val")
-                    fit(training, batches, validation, saver, bar=progress == "bar")
+                    fit(training, batches, validation, saver, watcher)
                 interrupts.look()
                 record.keep_last(training.task)
                 model = training.task.evaluated
             _finish(run, images, record, model, params=params)
+            watcher.done(run.summary)
         except WriteError as error:
             raise WriteError(f"{error}; {resume_hint(folder, overwrite=overwrite)}.") from error
     return run
+
+
+def _resume(training: Training, record: EpochRecord, before: Progress) -> None:
+    """Continue where the checkpoint stands, if there is one."""
+    if before.checkpoint is not None:
+        content = read(before.checkpoint.path)
+        training.restore(content)
+        record.start(content["record"]["seconds"])
+
+
+def _outlook(run: Run, before: Progress, images: ImageData, *, params: int, steps: int) -> Outlook:
+    """Say what is going to be trained."""
+    return Outlook(
+        folder=run.folder,
+        recipe=run.recipe,
+        task=images.task,
+        items=images.kind.nouns,
+        sizes=(len(images.train), len(images.val), len(images.test)),
+        steps=steps,
+        done=before.steps_done(steps, run.recipe.schedule.epochs),
+        lines=before.lines,
+        params=params,
+        device=device_of_this_machine().type,
+    )
 
 
 def _opened(recipe: Recipe) -> ImageData:

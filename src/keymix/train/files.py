@@ -28,7 +28,7 @@ from keymix.train.record import EpochLine, WeightsFacts, facts_from_json
 
 RECIPE, ENVIRONMENT, SUMMARY = RECORD, "environment.json", "summary.json"
 METRICS, PREDICTIONS, CHECKPOINTS = "metrics.jsonl", "predictions_test.npz", "checkpoints"
-NONFINITE, SWAP, LOCK = "nonfinite.json", "swap.json", ".lock"
+NONFINITE, SWAP, LOGGERS, LOCK = "nonfinite.json", "swap.json", "loggers.json", ".lock"
 
 _PART = ".part"
 _DEEPEST = 64

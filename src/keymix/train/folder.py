@@ -130,6 +130,7 @@ def clear(folder: Path, *, recipe: bool = True) -> None:
         files.ENVIRONMENT,
         files.NONFINITE,
         files.SWAP,
+        files.LOGGERS,
         files.weights_file("last"),
         files.weights_file("best"),
     ]

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rich import progress as rich
-from rich.console import Console
 
 from keymix.errors import Interrupted
 from keymix.records import to_json
@@ -26,15 +24,13 @@ from keymix.train.scoring import ImageBatch, Metrics
 from keymix.train.signals import Interrupts
 from keymix.train.step import Training
 from keymix.train.task import TrainingTask
+from keymix.train.watching import Watcher
 
 if TYPE_CHECKING:
     from keymix.data.loaders import Loader
 
 GRACE = 10.0
 """Seconds that a wait for data may last after a signal while gradients are being accumulated."""
-
-
-Report = Callable[[Mapping[str, float | None]], None]
 
 
 class EpochRecord:
@@ -51,9 +47,8 @@ class EpochRecord:
         images: int,
         facts: WeightsFacts,
         before: Progress,
-        report: Report | None = None,
     ) -> None:
-        self.folder, self.images, self.facts, self.report = folder, images, facts, report
+        self.folder, self.images, self.facts = folder, images, facts
         self.lines, self.best, self.lost = list(before.lines), before.best, list(before.lost)
         self._trained = self._before = 0.0
         self._start = time.perf_counter()
@@ -97,11 +92,11 @@ class EpochRecord:
         files.write_metrics(self.folder / files.METRICS, self.lines)
         self.start()
 
-    def announce(self, epochs: int) -> None:
-        """Report the last line, once its epoch is saved, and how many epochs are planned."""
-        if self.report is not None and self.best is not None:
-            planned = {"epochs": epochs, "best_epoch": self.best.epoch}
-            self.report({**to_json(self.lines[-1]), **planned})
+    def latest(self) -> dict[str, float | None]:
+        """The last epoch's metrics, how many epochs are planned and which was best."""
+        best = None if self.best is None else self.best.epoch
+        epochs = self.facts.recipe.schedule.epochs
+        return {**to_json(self.lines[-1]), "epochs": epochs, "best_epoch": best}
 
     def write_weights(self, which: str, task: TrainingTask, validated: Validated) -> None:
         """Write the weights as they are now, as ``last`` or ``best``, with epoch and scores."""
@@ -116,38 +111,6 @@ class EpochRecord:
 
     def _elapsed(self) -> float:
         return self._before + time.perf_counter() - self._start
-
-
-class ProgressBar:
-    """A bar over all steps of the run at a terminal, drawn a few times a second, in a ``with``."""
-
-    def __init__(self, steps: int, epochs: int, *, done: int = 0, shown: bool = True) -> None:
-        self._bar = rich.Progress(
-            rich.TextColumn("epoch {task.fields[epoch]} of {task.fields[epochs]}"),
-            rich.BarColumn(),
-            rich.TimeRemainingColumn(),
-            console=Console(stderr=True),
-            refresh_per_second=4,
-            transient=True,
-            disable=not shown,
-        )
-        self._steps = steps
-        epoch = done // steps + 1
-        self._task = self._bar.add_task(
-            "train", total=steps * epochs, completed=done, epoch=epoch, epochs=epochs
-        )
-
-    def __enter__(self) -> ProgressBar:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.stop()
-
-    def step(self, done: int) -> None:
-        """Show how many steps of the run are done."""
-        if not self._bar.disable:
-            self._bar.update(self._task, completed=done, epoch=(done - 1) // self._steps + 1)
 
 
 class Saver:
@@ -208,14 +171,12 @@ def fit(
     train: Loader,
     val: Loader,
     saver: Saver,
-    *,
-    bar: bool = False,
+    watcher: Watcher,
 ) -> None:
     """Train the epochs that are left of a run; a signal ends it, with what can be saved saved."""
     epochs = training.task.recipe.schedule.epochs
     record, interrupts = saver.record, saver.interrupts
-    drawn = ProgressBar(training.steps, epochs, done=training.done, shown=bar)
-    with torch.enable_grad(), drawn:
+    with torch.enable_grad():
         while training.epoch < epochs:
             train.set_epoch(training.epoch)
             if training.batch == 0:
@@ -225,18 +186,19 @@ def fit(
                     train, interrupts, start=training.batch, accumulate=training.accumulate
                 ):
                     training.step(batch)
-                    drawn.step(training.done)
+                    watcher.step(training.done, training.task.losses.mean_so_far())
                     saver.after_step()
             except Interrupted as stop:
                 saver.after_wait(stop)
                 raise
             training.clear_gradients()
             record.trained(training.fabric.device)
+            watcher.validating()
             record.end(training.task, validate(training, val, interrupts))
             training.next_epoch()
             if saver.due():  # always, at the end of an epoch
                 saver.save()
-            record.announce(epochs)
+            watcher.epoch(record.latest())
             interrupts.look()
 
 

@@ -116,6 +116,10 @@ class Losses:
         if not self._late or len(self._seen) >= _LOOK_EVERY:
             self.look()
 
+    def mean_so_far(self) -> float:
+        """The mean loss of the epoch's steps that were looked at; NaN before the first."""
+        return self._sum / self._steps if self._steps else math.nan
+
     def means(self) -> dict[str, float]:
         """The mean loss since the last call, which ends an epoch, and the mean of each term."""
         self.look()

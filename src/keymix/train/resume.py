@@ -44,6 +44,13 @@ class Progress:
     best: Validated | None = None
     lost: tuple[str, ...] = ()
 
+    def steps_done(self, steps: int, epochs: int) -> int:
+        """Batches of the run that are done, of `steps` per epoch and `epochs` epochs."""
+        if self.trained:
+            return steps * epochs
+        place = self.checkpoint
+        return 0 if place is None else place.epochs * steps + place.steps
+
 
 def progress_of(run: Run, data: ImageData, model: nn.Module) -> Progress:
     """Find what is done of a run, by its checkpoint, and compare its metrics with that.

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a person sees of a training: its plan, a line per epoch, signs of life, the time left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from keymix.task import get_task
+from keymix.train.engine import train
+from keymix.train.recipe import Recipe
+from keymix.train.watching import Display, Outlook, Pace, Watcher
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def outlook(tiny: Recipe, **given: Any) -> Outlook:
+    known = {"steps": 100, "done": 0, "lines": (), "params": 2_300_000, "sizes": (1600, 10, 20)}
+    return Outlook(
+        **known | given,
+        folder=Path(),
+        recipe=tiny,
+        task=get_task("classification"),
+        items="images",
+        device="cpu",
+    )
+
+
+def line(epoch: int) -> dict[str, float | None]:
+    scores = {"val_loss": 0.5, "val_top1": 0.75, "val_top5": 1.0}
+    rest = {"epochs": 3, "train_loss": 0.25, "lr": 1e-3, "seconds": 30.0, "images_per_s": 1234.0}
+    return {"epoch": epoch, **scores, **rest}
+
+
+def test_over_a_pipe_long_epochs_get_a_line_per_minute(tiny: Recipe) -> None:
+    clock, said = Clock(), StringIO()
+    shown = Display(Console(file=said, soft_wrap=True), clock=clock)
+    shown.begin(outlook(tiny))
+    for step in range(1, 101):
+        clock.now += 1.5
+        shown.step(step, 2.0)
+    shown.epoch(line(0))
+    shown.end()
+    plan, first, second, epoch = said.getvalue().splitlines()
+    assert "1,600 images" in plan
+    assert "2.30 M" in plan
+    assert first.startswith("epoch 1/3  step 40/100  train loss 2.0000  11 images/s")
+    assert "about 6 min left" in first  # 260 steps of 1.5 s are 6 min 30 s
+    assert second.startswith("epoch 1/3  step 80/100")
+    assert epoch.startswith("epoch 1/3  train loss 0.2500")
+    assert "75.00%" in epoch
+    assert "about 5 min left" in epoch  # 200 steps
+
+
+def test_at_a_terminal_the_epochs_stay_above_the_bar(tiny: Recipe) -> None:
+    said = StringIO()
+    console = Console(file=said, force_terminal=True, width=100, soft_wrap=True, highlight=False)
+    shown = Display(console)
+    shown.begin(outlook(tiny))
+    shown.step(1, 2.5)
+    assert shown._bar is not None
+    shown._bar.refresh()
+    assert "loss 2.5000" in said.getvalue()
+    shown.epoch(line(0))
+    shown.end()
+    left_on_screen = said.getvalue().rpartition("\x1b[2K")[0]
+    assert "epoch 1/3  train loss 0.2500" in left_on_screen
+
+
+def test_resumed_run_says_where_it_goes_on(tiny: Recipe) -> None:
+    assert outlook(tiny, done=100).sentence().endswith("resumed at epoch 2")
+    assert outlook(tiny, done=142).sentence().endswith("resumed at epoch 2, step 43")
+    assert "resumed" not in outlook(tiny, done=300).sentence()
+
+
+def test_time_left_is_corrected_by_what_was_seen() -> None:
+    clock = Clock()
+    pace = Pace(100, clock=clock)
+    assert pace.left() == ""
+    clock.now = 50.0  # a slow start, such as a compilation, is left out
+    pace.see(1)
+    assert pace.left() == ""
+    clock.now = 51.0
+    pace.see(2)
+    assert pace.left() == "about 1 min 40 s left"  # 98 steps
+    clock.now = 60.0 + 38.0  # a validation of 38 s
+    pace.see(11)
+    assert pace.per_second() == pytest.approx(10 / 48)
+    pace.see(100)
+    assert pace.left() == ""
+
+
+class Noting(Watcher):
+    """Keeps the order in which a training calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.losses: list[float] = []
+
+    def begin(self, outlook: Outlook) -> None:
+        self.calls.append(f"begin {outlook.done}/{outlook.steps * outlook.epochs}")
+
+    def step(self, done: int, loss: float) -> None:
+        self.calls.append(f"step {done}")
+        self.losses.append(loss)
+
+    def validating(self) -> None:
+        self.calls.append("validating")
+
+    def epoch(self, line: Mapping[str, float | None]) -> None:
+        self.calls.append(f"epoch {line['epoch']}")
+        self.losses.append(float(line["train_loss"] or 0))
+
+    def done(self, record: Any) -> None:
+        self.calls.append(record.status)
+
+    def end(self) -> None:
+        self.calls.append("end")
+
+
+def test_training_calls_its_watcher_in_order(vary: Any, tmp_path: Path) -> None:
+    seen = Noting()
+    recipe = vary({"schedule.epochs": 2})
+    train(recipe, tmp_path / "run", progress=seen)
+    steps = (len(seen.calls) - 7) // 2
+    assert seen.calls == [
+        f"begin 0/{2 * steps}",
+        *(f"step {done}" for done in range(1, steps + 1)),
+        "validating",
+        "epoch 0",
+        *(f"step {done}" for done in range(steps + 1, 2 * steps + 1)),
+        "validating",
+        "epoch 1",
+        "done",
+        "end",
+    ]
+    assert seen.losses[steps] == pytest.approx(seen.losses[steps - 1])  # the epoch's mean loss
+    assert torch.tensor(seen.losses).isfinite().all()
+
+
+def test_watcher_is_cleared_up_after_a_stop(vary: Any, tmp_path: Path) -> None:
+    class Stopping(Noting):
+        def validating(self) -> None:
+            raise KeyboardInterrupt
+
+    seen = Stopping()
+    with pytest.raises(KeyboardInterrupt):
+        train(vary({}), tmp_path / "run", progress=seen)
+    assert seen.calls[-1] == "end"
