@@ -15,6 +15,7 @@ from PIL import Image
 
 from keymix.compare.defaults import updates
 from keymix.compare.diagnosis import Found, diagnose, slope_at_end
+from keymix.compare.record import recommended
 from keymix.compare.references import References
 from keymix.data.kinds import IMAGE
 from keymix.recipes import resolve
@@ -200,6 +201,17 @@ def test_a_control_that_is_level_with_every_mixer_is_named() -> None:
     made = diagnose(found({"softmax": 0.8, "static_key": 0.8, "identity": 0.8}))
     assert [each.kind for each in made] == ["control_level"]
     assert "identity" in made[0].text
+
+
+def test_no_mixer_is_recommended_where_none_beats_the_control() -> None:
+    given = found({"softmax": 0.8, "static_key": 0.8, "identity": 0.8})
+    level = recommended(given, 0.02, {"control_level"})
+    assert level is not None
+    assert level.pick is None
+    assert "identity" in level.reason
+    usual = recommended(given, 0.02, {"still_learning"})
+    assert usual is not None
+    assert "identity" not in usual.reason
 
 
 @pytest.mark.parametrize("which", ["logistic regression", "plain"])

@@ -7,6 +7,7 @@ import json
 import signal
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from keymix.compare.execute import NewEpochs, Pending, Schedule, Wait
 from keymix.compare.executor import WorkerEnded
 from keymix.compare.plan import Job
 from keymix.errors import Interrupted, WriteError
+from keymix.task import get_task
 from keymix.train.files import METRICS
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe, ScheduleConfig
 from keymix.train.recipe import replace_path as replaced
@@ -106,6 +108,22 @@ def test_events_of_runs_come_in_order_whatever_the_executor(tmp_path: Path) -> N
     assert [args for _, args in executor.calls] == [
         (each.recipe, str(each.folder)) for each in (first, second, third)
     ]
+
+
+def test_epochs_are_reported_by_the_score_that_decides(tmp_path: Path) -> None:
+    events: list[Event] = []
+    balanced = get_task("classification").compared_by("balanced").score
+    planned = replace(job(tmp_path, 0), score=balanced)
+    path = planned.folder / METRICS
+    path.parent.mkdir(parents=True)
+
+    def train(recipe: Recipe, folder: str) -> None:
+        values = {"epoch": 0, "train_loss": 0.5, "val_loss": 0.5, "val_top1": 0.72}
+        path.write_text(json.dumps({**values, "val_balanced": 0.5}) + "\n")
+
+    Schedule([planned], events.append).run(ThreadPoolExecutor(1), train=train)
+    said = next(event for event in events if event.kind == "epoch")
+    assert (said.text, said.value) == ("balanced accuracy", 0.5)
 
 
 def test_threads_give_the_events_that_processes_do(tmp_path: Path) -> None:

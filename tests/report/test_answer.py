@@ -131,6 +131,8 @@ def test_a_control_that_keeps_up_is_the_title_even_where_a_mixer_is_better() -> 
     said = found(diagnoses=(level,), static_key=(0.02, "clear", "better"), pick="static_key")
     assert "identity" in said.title
     assert said.title.startswith("Mixing tokens buys nothing here")
+    assert said.tiles[0].text.startswith("identity")
+    assert said.degree == "unclear"  # of the control, not of static_key
 
 
 def test_a_record_of_before_certainty_is_said_to_be_one() -> None:

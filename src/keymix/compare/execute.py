@@ -16,6 +16,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,8 @@ def try_run(recipe: Recipe, runs: float) -> Trial | None:
 
 def train_runs(plan: Plan, data: ImageData, *, watch: Watcher) -> Failures:
     """Train the runs that are not done, one seed of all mixers after the other."""
-    jobs = [plan.job(m, seed) for m, seed in plan.pairs if not is_done(plan.folder(m, seed))]
+    todo = [plan.job(m, seed) for m, seed in plan.pairs if not is_done(plan.folder(m, seed))]
+    jobs = [replace(job, score=data.task.score) for job in todo]
     watch(Event(kind="plan", done=len(plan.pairs) - len(jobs), total=len(plan.pairs)))
     if not jobs:
         return {}
@@ -348,7 +350,7 @@ class Schedule:
     def report_epochs(self) -> None:
         """Report the epochs that ended since the last look, in every run under way."""
         for job, epochs in self._epochs.values():
-            score = get_task(task_name(job.recipe.data.spec)).score
+            score = job.score or get_task(task_name(job.recipe.data.spec)).score
             for line in epochs.read():
                 value = line.val.get(score.key)
                 self._watch(

@@ -186,6 +186,7 @@ class Job:
     seed: int
     recipe: Recipe
     folder: Path
+    score: Score | None = None  # that its epochs are reported by; None: the first of the task
     trial: float = (
         0.0  # if not 0, a few steps are timed, for an estimate of this number of runs in a row
     )

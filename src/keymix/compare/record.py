@@ -8,7 +8,7 @@ its page's.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -116,7 +116,6 @@ def make_record(
         plan=plan, data=data, done=done, references=references, costs=costs, checked=checked
     )
     diagnoses = diagnose(found)
-    unlearned = any(each.kind == "nothing_learned" for each in diagnoses)
     here = environments.lines(environment())
     trained_with, places = environments.distinct([reading.environment for reading in done])
     place = dict(zip(((r.run.mixer, r.run.seed) for r in done), places, strict=True))
@@ -154,7 +153,7 @@ def make_record(
         diagnoses=diagnoses,
         outcome=outcomes,
         references=references.rows,
-        recommendation=_recommendation(found, margin, unlearned=unlearned),
+        recommendation=recommended(found, margin, {each.kind for each in diagnoses}),
         tuning=tuning,
         margin=margin,
         looks=looks,
@@ -201,14 +200,18 @@ def _scores(plan: Plan, done: Sequence[Finished], which: Which) -> dict[str, dic
     return table
 
 
-def _recommendation(
-    found: Found, margin: float | None, *, unlearned: bool
+def recommended(
+    found: Found, margin: float | None, diagnosed: Collection[str]
 ) -> Recommendation | None:
     """Recommend a mixer; None where there is no margin to measure it by."""
     if margin is None:
         return None
-    if unlearned:
+    if "nothing_learned" in diagnosed:
         return Recommendation(margin=margin, reason="no model has learned this data")
+    if "control_level" in diagnosed:
+        control = found.best(found.labels("control"))
+        reason = f"none is shown to be better than the control {control}"
+        return Recommendation(margin=margin, reason=reason)
     means = {label: found.validation(label) for label in found.mixers}
     costs = {
         label: (float(cost.step_ms), float(cost.macs or 0))

@@ -4,7 +4,8 @@
 One mixer is the *subject*. What makes the title is the first of these that holds:
 
 1. nothing was learned, or the test split is a single case: the title says so, and that is all;
-2. no mixer is shown to be better than the control: mixing tokens buys nothing here;
+2. no mixer is shown to be better than the control, which is the subject: mixing tokens buys
+   nothing here;
 3. the recommended mixer (docs/compare.md) is not the baseline: how it compares with the baseline,
    and its multiply-adds or training step;
 4. some mixer is better, or some are worse, the most certain and then the largest first;
@@ -13,6 +14,7 @@ One mixer is the *subject*. What makes the title is the first of these that hold
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -90,15 +92,27 @@ def answer(record: ComparisonRecord) -> Answer:
             degree="none",
             certainty="It is of an earlier version of keymix; `keymix report` makes it again",
         )
-    subject = _subject(record, rows)
+    level = "control_level" in kinds
+    controls = [each.label for each in record.mixers if each.control and each.label in rows]
+    subject = _best(record, rows, controls) if level else _subject(record, rows)
     shown = replace(
         _compared(record, rows[subject]), tiles=_tiles(record, rows, subject), next=_next(record)
     )
-    if "control_level" in kinds:
-        controls = listing([each.label for each in record.mixers if each.control])
-        title = f"Mixing tokens buys nothing here: no mixer is shown to beat {controls}"
+    if level:
+        title = f"Mixing tokens buys nothing here: no mixer is shown to beat {listing(controls)}"
         return replace(shown, title=title, subject="")
     return shown
+
+
+def _best(record: ComparisonRecord, rows: dict[str, OutcomeRow], labels: Sequence[str]) -> str:
+    """Return the label whose mean score is best."""
+    score = record.task_kind.score
+
+    def rank(label: str) -> float:
+        mean = rows[label].scores[score.key].mean
+        return -math.inf if mean is None else score.rank(mean)
+
+    return max(labels, key=rank)
 
 
 def _without_certainty(record: ComparisonRecord) -> bool:
