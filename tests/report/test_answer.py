@@ -13,6 +13,7 @@ from synthetic import make_record, render, typed
 
 from keymix.analysis.certainty import Recommendation
 from keymix.analysis.statistics import Interval
+from keymix.records import to_json
 from keymix.report.answer import Answer, answer
 from keymix.report.charts import looks
 from keymix.report.record import ComparisonRecord, Diagnosis, opened
@@ -189,6 +190,17 @@ def test_the_table_that_decides_has_the_best_first_and_marks_the_recommended() -
     (line,) = (line for line in plain.markdown().splitlines() if line.startswith("| static_key"))
     assert "−11" in line
     assert len(plain.csv().splitlines()) == 1 + len(table.rows)
+
+
+def test_where_nothing_was_learned_no_sentence_compares_mixers() -> None:
+    nothing = Diagnosis(
+        kind="nothing_learned", text="No model learned this data: x.", remedy="Do `this`."
+    )
+    usual, empty = (render(to_json(record_of(diagnoses=given))) for given in ((), (nothing,)))
+    sentence = "Each mixer in a sentence"
+    assert sentence in usual
+    assert sentence not in empty
+    assert "<code>this</code>" in empty
 
 
 def test_the_page_begins_with_the_answer() -> None:

@@ -311,6 +311,18 @@ def test_labels_break_within_and_remarks_stay_whole() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("run `keymix data check`, or <b>", "run <code>keymix data check</code>, or &lt;b&gt;"),
+        ("`a<b` and `c`", "<code>a&lt;b</code> and <code>c</code>"),
+        ("a lone ` is no quotation", "a lone ` is no quotation"),
+    ],
+)
+def test_quoted_commands_are_set_as_code(text: str, shown: str) -> None:
+    assert page.with_code(text) == shown
+
+
 def test_curves_are_of_the_epochs_that_every_run_has(monkeypatch):
     drawn: list[charts.Line] = []
     monkeypatch.setattr(charts, "curves", lambda lines, **more: drawn.extend(lines))

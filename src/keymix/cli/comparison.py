@@ -296,14 +296,14 @@ def print_result(result: Comparison) -> None:
     console.show(Table("", title, [column for column, _ in shown], made))
     _print_spikes(record)
     console.say()
-    for row in record.outcome.last:
+    for row in () if found_out.means_nothing else record.outcome.last:
         if row.headline:
             console.prose(f"- {row.headline}", hang="  ")
         if row.seeds and (why := formats.no_spread(row.seeds)):
             console.prose(f"  no interval over seeds: {why}.", hang="  ")
     if about := page_of(record.task_kind).missing(record):
         console.prose(about)
-    if record.caution and found_out.next is None:
+    if record.caution and found_out.next is None and not found_out.means_nothing:
         console.prose(record.caution)
     _print_data(record)
     print_open_runs(result)

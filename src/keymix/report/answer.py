@@ -53,13 +53,15 @@ class Answer:
     """What the first screen says.
 
     The `degree` is ``clear``, ``provisional``, ``equal`` or ``unclear``, and ``none`` where nothing
-    can be said; `certainty` is it in words. The `subject` is the mixer that the title and the tiles
+    can be said; `certainty` is it in words. Where the scores themselves mean nothing, neither does
+    any sentence about two mixers. The `subject` is the mixer that the title and the tiles
     speak of, empty where they speak of none.
     """
 
     title: str
     degree: str
     certainty: str
+    means_nothing: bool = False
     subject: str = ""
     tiles: tuple[Tile, ...] = ()
     next: Next | None = None
@@ -79,12 +81,14 @@ def answer(record: ComparisonRecord) -> Answer:
             title="No model learned this data",
             degree="none",
             certainty="No difference between the mixers means anything",
+            means_nothing=True,
         )
     if _one_unit(record):
         return Answer(
             title=f"The test split is a single {unit_of(record.data)}: nothing can be said",
             degree="none",
             certainty="No difference between the mixers means anything",
+            means_nothing=True,
         )
     if _without_certainty(record):
         return Answer(

@@ -14,10 +14,11 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
+from itertools import zip_longest
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from keymix.records import to_json
 from keymix.report import formats
@@ -82,6 +83,7 @@ def environment(package: str = "") -> jinja2.Environment:
         "energy": formats.energy,
         "duration": formats.duration,
         "breakable": breakable,
+        "with_code": with_code,
         "by_reason": by_reason,
         "nice_json": lambda value: json.dumps(to_json(value), indent=2, ensure_ascii=False),
     }
@@ -113,6 +115,18 @@ def by_reason(missing: Mapping[str, str]) -> list[tuple[str, list[str]]]:
     for label, reason in missing.items():
         found.setdefault(reason, []).append(label)
     return list(found.items())
+
+
+def with_code(text: str) -> Markup:
+    """Set what stands between backticks as code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # one is left over: it is no quotation
+        return escape(text)
+    quoted = [Markup("<code>{}</code>").format(each) for each in parts[1::2]]
+    plain = [escape(each) for each in parts[::2]]
+    return Markup("").join(
+        part for pair in zip_longest(plain, quoted, fillvalue="") for part in pair
+    )
 
 
 def breakable(label: str) -> Markup:

@@ -51,7 +51,7 @@ def _tensorboard(outlook: Outlook, known: str) -> Logger:
     return TensorBoardLogger(outlook.folder, name="", version="tensorboard")
 
 
-def _wandb(outlook: Outlook, known: str) -> Logger:
+def _wandb(outlook: Outlook, known: str) -> Any:
     from pytorch_lightning.loggers import WandbLogger
 
     return WandbLogger(
@@ -68,7 +68,7 @@ def _finish(logger: Any) -> None:
     logger.experiment.finish()
 
 
-def _mlflow(outlook: Outlook, known: str) -> Logger:
+def _mlflow(outlook: Outlook, known: str) -> Any:
     import mlflow
     from pytorch_lightning.loggers import MLFlowLogger
 

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from keymix.analysis.statistics import Interval, Summary
 from keymix.report import charts
-from keymix.report.answer import relative
+from keymix.report.answer import answer, relative
 from keymix.report.charts import Look
 from keymix.report.formats import MISSING, changed, no_spread, scored, span
 from keymix.report.part import Section, Shown
@@ -62,11 +62,12 @@ def sections(shown: Shown) -> Iterator[Section]:
     record = shown.record
     found = decision(record, shown.looks)
     plain = without_pictures(found.table)
+    unsaid = answer(record).means_nothing
     view = Mixers(
         table=found.table,
         copied={"csv": plain.csv(), "markdown": plain.markdown(), "latex": plain.latex()},
         axis=found.axis,
-        others=[row for row in record.outcome.last if row.headline],
+        others=[] if unsaid else [row for row in record.outcome.last if row.headline],
         lead=record.lead.removeprefix(record.diagnoses[0].text if record.diagnoses else "").strip(),
         recommended=recommended(record),
         references=[(row.name, _about(row, record)) for row in record.references],
