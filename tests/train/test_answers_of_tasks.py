@@ -133,9 +133,11 @@ def test_answers_to_other_questions_are_distinguished() -> None:
 
 def test_the_largest_class_is_a_reference() -> None:
     data = load("digits")
-    found = next(iter(answers_of(data.task).references(data))).evaluated
-    train, test = data.train.labels.numpy(), data.test.labels.numpy()
+    reference = next(iter(answers_of(data.task).references(data)))
+    found = reference.evaluated
+    train, val, test = (each.labels.numpy() for each in data.splits)
     largest = np.bincount(train).argmax()
+    assert reference.validated == (val == largest).mean()
     assert found.scores["top1"] == whole(found.answers) == (test == largest).mean()
 
 

@@ -187,9 +187,7 @@ def scatter(
         across, level = x(base.x), y(base.y)
         top, foot = (TOP, level) if score.better == "more" else (level, y.start)
         drawing.box(left, top, max(0.0, across - left), max(0.0, foot - top), "better")
-    for what, value in near.items():
-        drawing.line((left, WIDTH - 2), (y(value), y(value)), "leader ctl")
-        drawing.text(left + 4, y(value) - 4, what, "tick", "start")
+    _draw_levels(drawing, near, y, left)
     # an arrow at the edge marks a point beyond it; it points up where less is better
     edge, inward = (y.start, -1) if score.better == "more" else (y.end, 1)
     marks = [(x(p.x), edge + 9 * inward if i in outside else y(p.y)) for i, p in enumerate(points)]
@@ -221,6 +219,22 @@ def scatter(
             drawing.line((px, spot.x), (py, spot.y - 4), f"leader {p.look.colour}")
         drawing.text(spot.x, spot.y, label, f"label t-{p.look.colour}", spot.anchor)
     return drawing.svg(WIDTH, HEIGHT, name)
+
+
+def _draw_levels(
+    drawing: Drawing,
+    levels: Mapping[str, float],
+    y: Scale,
+    left: float,
+    *,
+    anchor: str = "start",
+) -> None:
+    """Draw lines across a chart, each with what it is at one end."""
+    right = WIDTH - 2
+    for what, value in levels.items():
+        drawing.line((left, right), (y(value), y(value)), "leader ctl")
+        at = left + 4 if anchor == "start" else right - 4
+        drawing.text(at, y(value) - 4, what, "tick", anchor)
 
 
 # ---- lines ----------------------------------------------------------------------------------
@@ -264,8 +278,9 @@ def curves(
     x_ticks: Ticks | None = None,
     markers: bool = False,
     holds: Sequence[float] = (),
+    levels: Mapping[str, float] | None = None,
 ) -> Markup:
-    """Draw one curve per mixer, each with its band.
+    """Draw one curve per mixer, each with its band, and `levels`: lines across by what they are.
 
     With `percent`, values are fractions, shown in percent; `x_ticks` are round numbers by default;
     `markers` draws the points too. The y axis reaches the values that it `holds`, whatever the
@@ -277,7 +292,7 @@ def curves(
     room = 0.08 * (x_high - x_low) if markers else 0.0
     if x_high == x_low:
         room = 0.5
-    y = Scale.around([*ys, *holds], HEIGHT - BOTTOM, TOP, pad=0.06)
+    y = Scale.around([*ys, *holds, *(levels or {}).values()], HEIGHT - BOTTOM, TOP, pad=0.06)
     if 0.0 in holds and min(ys) >= 0:
         y = replace(y, low=0.0)
     x = Scale(x_low - room, x_high + room, left_of(y, percent=percent), WIDTH - RIGHT)
@@ -285,6 +300,7 @@ def curves(
         x_ticks = [(v, f"{v:.0f}") for v in whole_ticks(x_low, x_high)]
     drawing = Drawing()
     draw_frame(drawing, x, y, (x_label, y_label), (x_ticks, y_ticks(y, percent=percent)))
+    _draw_levels(drawing, levels or {}, y, x.start, anchor="end")  # where curves begin it is full
     for line in lines:
         if line.low is not None and line.high is not None and len(line.xs) > 1:
             upper = [(x(a), y(b)) for a, b in zip(line.xs, line.high, strict=True)]

@@ -152,8 +152,8 @@ class ReferenceRow:
     """A point of reference that no network was trained for, outside every test.
 
     `learned` says whether it learned anything from the inputs, `about` how it answers; `low` and
-    `high` are the 95 % interval of the score that decides, over test units, and `seconds` the time
-    that it took.
+    `high` are the 95 % interval of the score that decides, over test units, `validation` that score
+    on the validation split, and `seconds` the time that it took.
     """
 
     name: str
@@ -163,6 +163,11 @@ class ReferenceRow:
     low: float | None
     high: float | None
     scores: Mapping[str, float | None]
+    validation: float | None = None
+
+    def omitted(self) -> tuple[str, ...]:
+        """The fields that are not written: a score that is not known."""
+        return ("validation",) if self.validation is None else ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -131,12 +131,15 @@ class Reference:
         evaluated: The answers with their scores.
         learned: Whether anything was learned from the inputs; if not, a model that is no better
             has learned nothing.
+        validated: The score that models are compared by, of its answers to the validation split;
+            None where it is not known.
     """
 
     name: str
     about: str
     evaluated: Evaluated
     learned: bool
+    validated: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,10 +64,13 @@ def curves(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Markup]:
             line = _line(mixer, looks[mixer], histories, key)
             if line is not None:
                 lines.append(line)
+        decides = key == f"val_{record.task_kind.score.key}"
+        known = {row.name: row.validation for row in record.references if decides}
         if lines:
             drawn.append(
                 charts.curves(
                     lines,
+                    levels={name: value for name, value in known.items() if value is not None},
                     x_label="epoch",
                     y_label=y_label,
                     percent=is_percent,

@@ -421,15 +421,18 @@ class ClassificationAnswers(AnswersPart):
         yield Reference(
             name="largest class",
             about="the class with most training images, for every test image",
-            evaluated=_of_shares(data, largest_class(data)),
+            evaluated=_of_shares(data, largest_class(data, data.test)),
             learned=False,
+            validated=whole(_answers(data, data.val, largest_class(data, data.val))),
         )
         if len(np.unique(data.train.labels.numpy())) > 1:
-            shares, about = logistic_regression(
+            shares, score, about = logistic_regression(
                 data, lambda shares: whole(_answers(data, data.val, shares))
             )
             found = _of_shares(data, shares)
-            yield Reference(name=LINEAR, about=about, evaluated=found, learned=True)
+            yield Reference(
+                name=LINEAR, about=about, evaluated=found, learned=True, validated=score
+            )
 
     def skill(
         self, answers: Answers, references: Mapping[str, Answers], score: Score

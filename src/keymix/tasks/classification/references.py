@@ -26,20 +26,20 @@ _ITERATIONS = 200
 _CHUNK = 1024  # images read at once
 
 
-def largest_class(data: ImageData) -> FloatArray:
-    """Return the shares of the classes in training for every test image, ``[N, K]``."""
+def largest_class(data: ImageData, split: Split) -> FloatArray:
+    """Return the shares of the classes in training for every image of a split, ``[N, K]``."""
     often = np.bincount(data.train.labels.numpy(), minlength=len(data.classes))
-    shares: FloatArray = np.tile(often / often.sum(), (len(data.test), 1))
+    shares: FloatArray = np.tile(often / often.sum(), (len(split), 1))
     return shares
 
 
 def logistic_regression(
     data: ImageData, score: Callable[[FloatArray], float]
-) -> tuple[FloatArray, str]:
+) -> tuple[FloatArray, float, str]:
     """Fit multinomial logistic regression on pixels; the penalty is chosen on validation.
 
     `score` scores the probabilities of the validation split, more is better. Returned are those of
-    every test image, ``[N, K]``, and what was fitted.
+    every test image, ``[N, K]``, the score of the validation split, and what was fitted.
     """
     from sklearn.linear_model import LogisticRegression  # late: it takes a second to import
 
@@ -55,13 +55,14 @@ def logistic_regression(
             model.fit((train - mean) / spread, labels)
         shares = _all_classes(model.predict_proba(val), model.classes_, len(data.classes))
         found.append((score(shares), c, model))
-    _, strength, model = max(found, key=lambda each: (each[0], -each[1]))
+    best, strength, model = max(found, key=lambda each: (each[0], -each[1]))
     some = (
         f" of {len(chosen):,} training {data.kind.nouns}" if len(chosen) < len(data.train) else ""
     )
     height, width = (min(SIDE, side) for side in data.image_size)
     about = f"on {height}x{width} pixels{some}, penalty C = {strength:g} chosen on validation"
-    return _all_classes(model.predict_proba(test), model.classes_, len(data.classes)), about
+    shares = _all_classes(model.predict_proba(test), model.classes_, len(data.classes))
+    return shares, best, about
 
 
 def _spread(count: int) -> IntArray:

@@ -22,6 +22,7 @@ from keymix.analysis.answers import (
     IntArray,
     WholeNumbers,
     array_faults,
+    whole,
 )
 from keymix.data.kinds import IGNORE
 from keymix.data.record import DataRecord
@@ -361,30 +362,36 @@ class SegmentationAnswers(AnswersPart):
         scores = MaskScores(data)
         often = _often(data, scores)
         mode = often[1] * 2 > often.sum(axis=0) if scores.multilabel else often.argmax(axis=0)
-        counts = []
-        for i in range(len(data.test)):
-            true = data.test.mask(i).numpy()[None]
-            found = np.broadcast_to(mode, true.shape)
-            counts.append(
-                overlap.overlap_counts(
-                    found, true, num_classes=scores.num_classes, multilabel=scores.multilabel
-                )
-            )
-        answers = MaskAnswers(
-            index=np.arange(len(data.test)),
-            group=_groups(data.test),
-            counts=np.concatenate(counts),
-            hausdorff=np.full((len(counts), scores.num_classes), np.nan),
-            classes=data.classes,
-            scored=tuple(scores.scored),
-        )
+        answers = _always(mode, data, data.test, scores)
         scored = {LOSS: None, **overlap_scores(answers.counts.sum(0), answers.scored)}
         yield Reference(
             name="per-pixel mode",
             about="of each pixel the class that it has most often in training",
             evaluated=Evaluated(scores=scored, answers=answers),
             learned=False,
+            validated=whole(_always(mode, data, data.val, scores)),
         )
+
+
+def _always(mode: NDArray[Any], data: ImageData, split: Split, scores: MaskScores) -> MaskAnswers:
+    """Answer every image of a split with one mask."""
+    counts = []
+    for i in range(len(split)):
+        true = split.mask(i).numpy()[None]
+        found = np.broadcast_to(mode, true.shape)
+        counts.append(
+            overlap.overlap_counts(
+                found, true, num_classes=scores.num_classes, multilabel=scores.multilabel
+            )
+        )
+    return MaskAnswers(
+        index=np.arange(len(split)),
+        group=_groups(split),
+        counts=np.concatenate(counts),
+        hausdorff=np.full((len(counts), scores.num_classes), np.nan),
+        classes=data.classes,
+        scored=tuple(scores.scored),
+    )
 
 
 def _predicted(found: Sequence[Prediction]) -> list[MaskPrediction]:
