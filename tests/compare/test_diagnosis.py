@@ -103,8 +103,8 @@ def found(
         for label in accuracy
     ]
     made: Any = {
-        "plan": SimpleNamespace(recipe=recipe, mixers=mixers),
-        "data": SimpleNamespace(task_kind=TASK, kind=IMAGE, sizes={"train": 200}),
+        "plan": SimpleNamespace(recipe=recipe, mixers=mixers, margin=None),
+        "data": SimpleNamespace(task_kind=TASK, kind=IMAGE, sizes={"train": 200, "test": N}),
         "done": done,
         "references": References(rows=tuple(rows), answers=references),
         "costs": {},
@@ -197,18 +197,30 @@ def test_the_slope_is_that_of_the_last_fifth_and_needs_three_epochs() -> None:
     assert slope[0] == pytest.approx(0.02)
 
 
-def test_a_control_that_is_level_with_every_mixer_is_named() -> None:
-    made = diagnose(found({"softmax": 0.8, "static_key": 0.8, "identity": 0.8}))
-    assert [each.kind for each in made] == ["control_level"]
-    assert "identity" in made[0].text
+@pytest.mark.parametrize(
+    ("control", "kind"), [(0.8, "control_unbeaten"), (0.87, "control_level"), (0.7, None)]
+)
+def test_a_control_that_no_mixer_beats_is_named(control: float, kind: str | None) -> None:
+    """At 2,000 images intervals are 3 points wide: only a control ahead closes the question."""
+    made = diagnose(found({"softmax": 0.8, "static_key": 0.8, "identity": control}))
+    assert [each.kind for each in made] == ([] if kind is None else [kind])
+    assert all("identity" in each.text for each in made)
+
+
+def test_a_control_is_level_where_no_mixer_can_be_better_by_the_margin() -> None:
+    true = target()
+    same = {name: answered(0.8, 7, true=true).predicted for name in ("softmax", "identity")}
+    (made,) = diagnose(found({"softmax": 0.8, "identity": 0.8}, answers=same))
+    assert made.kind == "control_level"
 
 
 def test_no_mixer_is_recommended_where_none_beats_the_control() -> None:
     given = found({"softmax": 0.8, "static_key": 0.8, "identity": 0.8})
-    level = recommended(given, 0.02, {"control_level"})
-    assert level is not None
-    assert level.pick is None
-    assert "identity" in level.reason
+    for kind in ("control_level", "control_unbeaten"):
+        level = recommended(given, 0.02, {kind})
+        assert level is not None
+        assert level.pick is None
+        assert "identity" in level.reason
     usual = recommended(given, 0.02, {"still_learning"})
     assert usual is not None
     assert "identity" not in usual.reason

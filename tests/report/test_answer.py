@@ -134,6 +134,8 @@ def test_a_control_that_keeps_up_is_the_title_even_where_a_mixer_is_better() -> 
     assert said.title.startswith("Mixing tokens buys nothing here")
     assert said.tiles[0].text.startswith("identity")
     assert said.degree == "unclear"  # of the control, not of static_key
+    open_still = replace(level, kind="control_unbeaten")
+    assert found(diagnoses=(open_still,)).title == "No mixer is shown to beat the control identity"
 
 
 def test_a_record_of_before_certainty_is_said_to_be_one() -> None:

@@ -24,7 +24,7 @@ from keymix.analysis.statistics import (
     summarize,
 )
 from keymix.compare.defaults import AIM, FLOOR, updates
-from keymix.compare.plan import Plan
+from keymix.compare.plan import Plan, equal_within
 from keymix.compare.references import References
 from keymix.compare.runs import Finished
 from keymix.data.record import DataRecord
@@ -58,6 +58,11 @@ class Found:
     def score(self) -> Score:
         """The score that models are compared by."""
         return self.data.task_kind.score
+
+    @property
+    def margin(self) -> float:
+        """Differences up to this one count as equal; 0 of scores that have no margin."""
+        return equal_within(self.plan.margin, self.score) or 0.0
 
     def answers(self, label: str) -> dict[int, Answers]:
         """Return a mixer's answers on the test split by seed."""
@@ -137,11 +142,11 @@ def nothing_learned(found: Found) -> Diagnosis | None:
         epochs = -(-AIM * found.plan.recipe.schedule.epochs // max(1, done))
         remedy = (
             f"Train longer: {done:,} updates are few, and {AIM:,} are recommended "
-            f"(--epochs {epochs:,})."
+            f"(`--epochs {epochs}`)."
         )
     else:
         remedy = (
-            "Check the labels with `keymix data check`, try other learning rates (--tune lr), more "
+            "Check the labels with `keymix data check`, try other learning rates (`--tune lr`), more "
             "images, or larger ones."
         )
     text = f"No model learned this data: {best} is at {gain} against {chance}"
@@ -160,7 +165,7 @@ def data_problems(found: Found) -> Diagnosis | None:
             kind="data_problem",
             text=f"The test split is a single {unit}: nothing can be said of other {unit}s, and no "
             "difference here means anything.",
-            remedy=f"Add {unit}s, or take a larger share for test (--data.test_fraction).",
+            remedy=f"Add {unit}s, or take a larger share for test (`--data.test_fraction`).",
         )
     if checked is None:
         return None
@@ -254,29 +259,48 @@ def _scale(found: Found) -> float:
 
 
 def control_level(found: Found) -> Diagnosis | None:
-    """Say that no mixer is shown to be better than the best control."""
+    """Say that no mixer is shown to be better than the best control.
+
+    Where the intervals leave room for more than the margin of equality, mixing tokens may still
+    help: then it is not shown, and else it is shown to buy nothing.
+    """
     controls, score = found.labels("control"), found.score
     if not controls:
         return None
     control = found.best(controls)
+    margin, possible = found.margin, False
     for label in found.mixers:
         difference = crossed_difference(found.answers(label), found.answers(control))
         if difference is None:
             return None
-        low, high = difference.ends()
-        if (low if score.better == "more" else -high) > 0:
+        gains = [score.rank(end) for end in difference.ends()]
+        if min(gains) > 0:
             return None
+        possible = possible or max(gains) > margin
     best = found.best(found.mixers)
     difference = crossed_difference(found.answers(best), found.answers(control))
     assert difference is not None
     low, high = difference.ends()
+    numbers = (
+        f"{best}: {score.changed(difference.mean)}, {score.change(low)} to {score.change(high)}"
+    )
+    if not possible:
+        return Diagnosis(
+            kind="control_level",
+            text=f"Mixing tokens buys nothing here: no mixer is better than the control {control}, "
+            f"which mixes none ({numbers}).",
+            remedy="Try larger images or smaller patches, a longer training, or a task that needs "
+            "to relate distant parts of an image.",
+        )
+    units = found.data.sizes["test"]
     return Diagnosis(
-        kind="control_level",
-        text=f"Mixing tokens buys nothing here: no mixer is shown to be better than the control "
-        f"{control}, which mixes none ({best}: {score.changed(difference.mean)}, "
-        f"{score.change(low)} to {score.change(high)}).",
-        remedy="Try larger images or smaller patches, a longer training, or a task that needs to "
-        "relate distant parts of an image.",
+        kind="control_unbeaten",
+        text=f"No mixer is shown to be better than the control {control}, which mixes no tokens "
+        f"({numbers}). {units:,} test {found.data.kind.nouns} and {difference.seeds} seeds leave "
+        "open whether mixing tokens helps here.",
+        remedy=f"More seeds and more test {found.data.kind.nouns} (`--data.test_fraction`) show "
+        "smaller differences; larger images, smaller patches or a longer training may make them "
+        "larger.",
     )
 
 

@@ -208,7 +208,7 @@ def recommended(
         return None
     if "nothing_learned" in diagnosed:
         return Recommendation(margin=margin, reason="no model has learned this data")
-    if "control_level" in diagnosed:
+    if {"control_level", "control_unbeaten"} & {*diagnosed}:
         control = found.best(found.labels("control"))
         reason = f"none is shown to be better than the control {control}"
         return Recommendation(margin=margin, reason=reason)

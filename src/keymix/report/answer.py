@@ -4,8 +4,7 @@
 One mixer is the *subject*. What makes the title is the first of these that holds:
 
 1. nothing was learned, or the test split is a single case: the title says so, and that is all;
-2. no mixer is shown to be better than the control, which is the subject: mixing tokens buys
-   nothing here;
+2. no mixer is better, or none is shown to be better, than the control, which is the subject;
 3. the recommended mixer (docs/compare.md) is not the baseline: how it compares with the baseline,
    and its multiply-adds or training step;
 4. some mixer is better, or some are worse, the most certain and then the largest first;
@@ -96,14 +95,17 @@ def answer(record: ComparisonRecord) -> Answer:
             degree="none",
             certainty="It is of an earlier version of keymix; `keymix report` makes it again",
         )
-    level = "control_level" in kinds
+    level = bool({"control_level", "control_unbeaten"} & {*kinds})
     controls = [each.label for each in record.mixers if each.control and each.label in rows]
     subject = _best(record, rows, controls) if level else _subject(record, rows)
     shown = replace(
         _compared(record, rows[subject]), tiles=_tiles(record, rows, subject), next=_next(record)
     )
     if level:
-        title = f"Mixing tokens buys nothing here: no mixer is shown to beat {listing(controls)}"
+        nothing = "Mixing tokens buys nothing here: no mixer beats"
+        open_still = "No mixer is shown to beat the control"
+        start = nothing if "control_level" in kinds else open_still
+        title = f"{start} {listing(controls)}"
         return replace(shown, title=title, subject="")
     return shown
 

@@ -195,6 +195,7 @@ DiagnosisKind = Literal[
     "constant_predictions",
     "still_learning",
     "control_level",
+    "control_unbeaten",
     "reference_ahead",
 ]
 """What a comparison may find out about itself, the gravest first."""
