@@ -146,8 +146,8 @@ def nothing_learned(found: Found) -> Diagnosis | None:
         )
     else:
         remedy = (
-            "Check the labels with `keymix data check`, try other learning rates (`--tune lr`), more "
-            "images, or larger ones."
+            "Check the labels with `keymix data check`, try other learning rates (`--tune lr`), "
+            "more images, or larger ones."
         )
     text = f"No model learned this data: {best} is at {gain} against {chance}"
     learned = {name: whole(a) for name, a in found.references.of(learned=True).items()}
