@@ -59,6 +59,7 @@ def found(
     answers: dict[str, np.ndarray] | None = None,
     linear: float | None = None,
     checked: Checked | None = None,
+    margin: float | None = None,
 ) -> Found:
     """Make what a comparison found, of models of some accuracy on two classes."""
     true = target(share)
@@ -103,7 +104,7 @@ def found(
         for label in accuracy
     ]
     made: Any = {
-        "plan": SimpleNamespace(recipe=recipe, mixers=mixers, margin=None),
+        "plan": SimpleNamespace(recipe=recipe, mixers=mixers, margin=margin),
         "data": SimpleNamespace(task_kind=TASK, kind=IMAGE, sizes={"train": 200, "test": N}),
         "done": done,
         "references": References(rows=tuple(rows), answers=references),
@@ -205,6 +206,12 @@ def test_a_control_that_no_mixer_beats_is_named(control: float, kind: str | None
     made = diagnose(found({"softmax": 0.8, "static_key": 0.8, "identity": control}))
     assert [each.kind for each in made] == ([] if kind is None else [kind])
     assert all("identity" in each.text for each in made)
+
+
+@pytest.mark.parametrize(("margin", "kind"), [(0.02, "unbeaten"), (0.1, "level")])
+def test_the_margin_of_the_plan_says_how_near_the_control_must_be(margin: float, kind: str) -> None:
+    equal = {"softmax": 0.8, "static_key": 0.8, "identity": 0.8}
+    assert kinds(found(equal, margin=margin)) == [f"control_{kind}"]
 
 
 def test_a_control_is_level_where_no_mixer_can_be_better_by_the_margin() -> None:

@@ -24,7 +24,7 @@ from keymix.analysis.statistics import (
     summarize,
 )
 from keymix.compare.defaults import AIM, FLOOR, updates
-from keymix.compare.plan import Plan, equal_within
+from keymix.compare.plan import Plan, margin_of
 from keymix.compare.references import References
 from keymix.compare.runs import Finished
 from keymix.data.record import DataRecord
@@ -60,9 +60,9 @@ class Found:
         return self.data.task_kind.score
 
     @property
-    def margin(self) -> float:
-        """Differences up to this one count as equal; 0 of scores that have no margin."""
-        return equal_within(self.plan.margin, self.score) or 0.0
+    def margin(self) -> float | None:
+        """Differences up to this one count as equal; None of scores that have no margin."""
+        return margin_of(self.plan, self.score)
 
     def answers(self, label: str) -> dict[int, Answers]:
         """Return a mixer's answers on the test split by seed."""
@@ -268,7 +268,7 @@ def control_level(found: Found) -> Diagnosis | None:
     if not controls:
         return None
     control = found.best(controls)
-    margin, possible = found.margin, False
+    margin, possible = found.margin or 0.0, False
     for label in found.mixers:
         difference = crossed_difference(found.answers(label), found.answers(control))
         if difference is None:

@@ -481,6 +481,11 @@ def equal_within(margin: float | None, score: Score) -> float | None:
     return margin / score.scale
 
 
+def margin_of(plan: Plan, score: Score) -> float | None:
+    """Return a plan's margin, or the default of a plan that was made before there was one."""
+    return equal_within(None, score) if plan.margin is None else plan.margin
+
+
 def cores() -> int:
     """Return how many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):

@@ -26,7 +26,7 @@ from keymix.compare.costs import SpikeRows, spike_table
 from keymix.compare.diagnosis import Found, diagnose
 from keymix.compare.outcome import Rules, Scores, caution, lead, outcome
 from keymix.compare.pictures import Pictures
-from keymix.compare.plan import Plan, equal_within
+from keymix.compare.plan import Plan, margin_of
 from keymix.compare.references import References
 from keymix.compare.runs import Finished, Reading
 from keymix.data.check import quick_check
@@ -91,7 +91,7 @@ def make_record(
     narrow = narrow_note(checked, data)
     again = bool(looks) and len(plan.seeds) <= looks[-1]
     look = len(looks) if again else len(looks) + 1
-    margin = equal_within(None, task.score) if plan.margin is None else plan.margin
+    margin = margin_of(plan, task.score)
     rules = Rules(
         alpha=alpha_of_look(look),
         margin=margin,
@@ -400,7 +400,7 @@ def _margin_shown(found: Found, alpha: float) -> float | None:
 def _degrees(plan: Plan, data: DataRecord, shown: float | None, look: int) -> str:
     """Say what the degrees of certainty mean; `shown` is what `_margin_shown` returned."""
     score, unit = data.task_kind.score, unit_of(data)
-    margin = equal_within(None, score) if plan.margin is None else plan.margin
+    margin = margin_of(plan, score)
     equal = ""
     if margin is not None:
         within = score.changed(margin, sign=False)
