@@ -237,6 +237,11 @@ def test_looks_are_distinct_and_baseline_and_controls_stand_apart():
     assert len({(look.colour, look.marker) for look in LOOKS.values()}) == len(NAMES)
     assert LOOKS["softmax"].colour == "ink"
     assert LOOKS["identity"].colour == "ctl"
+    both = looks(
+        ["a", "identity", "plain network"], controls=["identity"], references=["plain network"]
+    )
+    assert len({each.colour for each in both.values()}) == 3
+    assert [each.neutral for each in both.values()] == [False, True, True]
 
 
 def _decode(uri: str) -> np.ndarray:

@@ -69,7 +69,7 @@ def by_class(
         label: [_difference(scores[label], base, c, of[c]) for c in range(len(names))]
         for label in others
     }
-    ranking = [label for label in others if looks[label].colour != "ctl"] or others
+    ranking = [label for label in others if not looks[label].neutral] or others
     largest = [
         max((abs(differences[label][c] or 0.0) for label in ranking), default=0.0)
         for c in range(len(names))

@@ -62,15 +62,23 @@ class Look:
     marker: str
     short: str
 
+    @property
+    def neutral(self) -> bool:
+        """Whether it is a control's or a reference's, which may be far from the mixers."""
+        return self.colour in ("ctl", "ref")
+
 
 def looks(
     labels: Sequence[str],
     *,
     baseline: str = "",
     controls: Sequence[str] = (),
+    references: Sequence[str] = (),
     mixers: Mapping[str, str] | None = None,
 ) -> dict[str, Look]:
     """Give every mixer its colour and marker: the baseline in ink, controls in grey.
+
+    Trained references are in sand.
 
     A name has its colour wherever it is drawn, unless another of the labels took it before. Labels
     of models have the colours of their `mixers`, where those are known.
@@ -83,6 +91,8 @@ def looks(
             table[label] = Look("ink", "circle", short[label])
         elif label in controls:
             table[label] = Look("ctl", "ring", short[label])
+        elif label in references:
+            table[label] = Look("ref", "square", short[label])
         else:
             own = (mixers or {}).get(label, label).partition("(")[0]
             first = zlib.crc32(own.encode()) % HUES
@@ -169,7 +179,7 @@ def scatter(
     they are, those far off are left out. `name` is for readers who cannot see it.
     """
     percent = score.unit == "%"
-    outside = _stragglers([p.y for p in points], [p.look.colour == "ctl" for p in points], score)
+    outside = _stragglers([p.y for p in points], [p.look.neutral for p in points], score)
     inside = [p for i, p in enumerate(points) if i not in outside]
     reach = [e for p in inside for e in (p.y - (p.spread or 0), p.y + (p.spread or 0))]
     room = max(max(reach) - min(reach), _point(score, reach))
@@ -327,7 +337,7 @@ _APART = 34.0  # least distance of two numbers on the x axis, px
 def floor(lines: Sequence[Line]) -> float:
     """Return the least value that the chart contains: controls may be below it, others not."""
     values = [y for line in lines for y in line.ys if y > 0]
-    kept = [y for line in lines if line.look.colour != "ctl" for y in line.ys if y > 0]
+    kept = [y for line in lines if not line.look.neutral for y in line.ys if y > 0]
     return max(min(values), min(kept) / DEPTH) if kept else min(values)
 
 
@@ -428,9 +438,7 @@ def strips(rows: Sequence[Row], *, score: Score = FRACTION, units: str = "images
     the rest.
     """
     differences = [row.difference for row in rows]
-    far = _stragglers(
-        [*differences, 0.0], [*(row.look.colour == "ctl" for row in rows), False], score
-    )
+    far = _stragglers([*differences, 0.0], [*(row.look.neutral for row in rows), False], score)
     inside = [row for i, row in enumerate(rows) if i not in far]
     near = [row.difference for row in inside]
     limit = max(

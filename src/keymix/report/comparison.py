@@ -33,7 +33,9 @@ def render(record: ComparisonRecord) -> str:
     """Render a comparison's record as an HTML document."""
     controls = [mixer.label for mixer in record.mixers if mixer.control]
     trained = [mixer.label for mixer in record.mixers if mixer.reference]
-    looks = charts.looks(record.labels, baseline=record.baseline, controls=[*controls, *trained])
+    looks = charts.looks(
+        record.labels, baseline=record.baseline, controls=controls, references=trained
+    )
     page = page_of(record.task_kind)
     own: list[Script] = [(page.package, name) for name in page.scripts] or ["contrast"]
     done = [run for run in record.runs if isinstance(run, DoneRun)]
