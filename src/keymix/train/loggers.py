@@ -2,7 +2,7 @@
 """Loggers that follow a training: Lightning's, for TensorBoard, Weights & Biases and MLflow.
 
 They get the recipe, the metrics of each epoch (counted from 1) and the test scores. What they have
-been given stands in the run's folder, so that a resumed run goes on in the same record.
+been given stands in the run's folder, so that a resumed run continues its log.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _wandb(outlook: Outlook, known: str) -> Any:
 
 
 def _finish(logger: Any) -> None:
-    """End the run of Weights & Biases: the next one of this process would go on in it."""
+    """End the run of Weights & Biases: the next one of this process would continue it."""
     logger.experiment.finish()
 
 
@@ -123,7 +123,7 @@ def _faults(name: str) -> tuple[type[Exception], ...]:
 
 
 class Logging(Watcher):
-    """Logs a training. A logger that fails is left out with a warning, and the training goes on."""
+    """Logs a training. A logger that fails is left out with a warning; training continues."""
 
     def __init__(self, name: str) -> None:
         check_logger(name)
@@ -203,7 +203,7 @@ class Logging(Watcher):
             yield
         except _faults(self._name) as error:
             self._logger = None
-            text = f"{self._name} failed ({one_line(str(error))}): the run goes on without it"
+            text = f"{self._name} failed ({one_line(str(error))}): training continues without it"
             warnings.warn(text, KeymixWarning, stacklevel=3)
         finally:
             quiet.setLevel(level)
