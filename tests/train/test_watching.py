@@ -14,7 +14,7 @@ from rich.console import Console
 
 from keymix.task import get_task
 from keymix.train.engine import train
-from keymix.train.recipe import Recipe
+from keymix.train.recipe import Recipe, replace_path
 from keymix.train.watching import Display, Outlook, Pace, Watcher
 
 
@@ -85,6 +85,11 @@ def test_resumed_run_says_where_it_goes_on(tiny: Recipe) -> None:
     assert outlook(tiny, done=100).sentence().endswith("resumed at epoch 2")
     assert outlook(tiny, done=142).sentence().endswith("resumed at epoch 2, step 43")
     assert "resumed" not in outlook(tiny, done=300).sentence()
+
+
+def test_one_epoch_of_one_step_is_no_plural(tiny: Recipe) -> None:
+    short = replace_path(tiny, {"schedule.epochs": 1, "schedule.warmup_epochs": 0})
+    assert "1 epoch of 1 step of 16 on cpu" in outlook(short, steps=1).sentence()
 
 
 def test_time_left_is_corrected_by_what_was_seen() -> None:

@@ -34,15 +34,10 @@ PROJECT = "keymix"
 
 @dataclass(frozen=True, kw_only=True)
 class Logged:
-    """What a logger has been given of a run: an entry of ``loggers.json``.
+    """What a logger has been given of a run: an entry of ``loggers.json``."""
 
-    Args:
-        id: The run's identifier there; empty where the folder is all there is to know.
-        epochs: Epochs that were logged.
-    """
-
-    id: str = ""
-    epochs: int = 0
+    id: str = ""  # the run's identifier there; empty where the folder is all there is to know
+    epochs: int = 0  # that were logged
 
 
 def _tensorboard(outlook: Outlook, known: str) -> Logger:

@@ -66,7 +66,7 @@ class Outlook:
         parts = [
             f"{train:,} {self.items} to train on, {val:,} to validate, {test:,} to test",
             f"{model.name}{mixer}, {_millions(self.params)} parameters",
-            f"{self.epochs} epochs of {self.steps:,} steps of "
+            f"{_number(self.epochs, 'epoch')} of {_number(self.steps, 'step')} of "
             f"{min(self.recipe.data.batch_size, train)} on {self.device}",
         ]
         if self.done >= self.steps * self.epochs:
@@ -76,6 +76,10 @@ class Outlook:
             within = f", step {step + 1:,}" if step else ""
             parts.append(f"resumed at epoch {epoch + 1}{within}")
         return " · ".join(parts)
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
 def _millions(params: int) -> str:

@@ -66,14 +66,14 @@ def test_a_run_that_is_stopped_resumes_to_the_same_result(
     measured: dict[str, Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = JOB.steps(True)[1]
-    whole = EpochRecord.announce
+    whole = EpochRecord.latest
 
-    def stopped(self: Any, epochs: int) -> None:
-        whole(self, epochs)
+    def stopped(self: Any) -> dict[str, float | None]:
         os.kill(os.getpid(), signal.SIGTERM)
+        return whole(self)
 
     with monkeypatch.context() as patched:
-        patched.setattr(EpochRecord, "announce", stopped)
+        patched.setattr(EpochRecord, "latest", stopped)
         with pytest.raises(Unfinished) as stop:
             step.measure(context(tmp_path))
     assert stop.value.progress == {"epochs": 1, "of": 2}
