@@ -48,7 +48,7 @@ def line(epoch: int) -> dict[str, float | None]:
 
 def test_over_a_pipe_long_epochs_get_a_line_per_minute(tiny: Recipe) -> None:
     clock, said = Clock(), StringIO()
-    shown = Display(Console(file=said, soft_wrap=True), clock=clock)
+    shown = Display(Console(file=said), clock=clock)
     shown.begin(outlook(tiny))
     for step in range(1, 101):
         clock.now += 1.5
@@ -68,7 +68,7 @@ def test_over_a_pipe_long_epochs_get_a_line_per_minute(tiny: Recipe) -> None:
 
 def test_at_a_terminal_the_epochs_stay_above_the_bar(tiny: Recipe) -> None:
     said = StringIO()
-    console = Console(file=said, force_terminal=True, width=100, soft_wrap=True, highlight=False)
+    console = Console(file=said, force_terminal=True, width=100, highlight=False)
     shown = Display(console)
     shown.begin(outlook(tiny))
     shown.step(1, 2.5)
@@ -79,6 +79,27 @@ def test_at_a_terminal_the_epochs_stay_above_the_bar(tiny: Recipe) -> None:
     shown.end()
     left_on_screen = said.getvalue().rpartition("\x1b[2K")[0]
     assert "epoch 1/3  train loss 0.2500" in left_on_screen
+
+
+@pytest.mark.parametrize(
+    ("width", "gone"), [(140, ""), (100, "left"), (80, "lr"), (60, "images/s")]
+)
+def test_an_epochs_line_gives_way_by_importance(tiny: Recipe, width: int, gone: str) -> None:
+    clock, said = Clock(), StringIO()
+    console = Console(file=said, force_terminal=True, width=width, highlight=False)
+    shown = Display(console, clock=clock)
+    shown.begin(outlook(tiny, steps=2))
+    for step in (1, 2):
+        clock.now += 60
+        shown.step(step, 2.0)
+    shown.epoch(line(0))
+    shown.end()
+    row = next(each for each in said.getvalue().splitlines() if "epoch 1/3  train loss" in each)
+    text = row.rpartition("\x1b[2K")[2]
+    assert "val top-1 75.00%" in text
+    assert len(text) <= width
+    assert not gone or gone not in text
+    assert width < 140 or "min left" in text
 
 
 def test_resumed_run_says_where_it_goes_on(tiny: Recipe) -> None:

@@ -197,7 +197,7 @@ class Display(Watcher):
     def __init__(
         self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = console or Console(stderr=True, highlight=False)
         self._clock = clock
         self._bar: rich.Progress | None = None
 
@@ -234,8 +234,8 @@ class Display(Watcher):
         elif self._clock() - self._said >= SIGN_OF_LIFE:
             self._say(
                 f"epoch {epoch + 1}/{self._outlook.epochs}  step {step + 1:,}/"
-                f"{self._outlook.steps:,}  train loss {loss:.4f}  {self._speed(done)}"
-                + self._left()
+                f"{self._outlook.steps:,}  train loss {loss:.4f}  {self._speed(done)}  "
+                f"{self._pace.left()}".rstrip()
             )
 
     def validating(self) -> None:
@@ -244,16 +244,27 @@ class Display(Watcher):
             self._bar.update(self._task, text="validating")
 
     def epoch(self, line: Mapping[str, float | None]) -> None:
-        """Write the epoch's line; at a terminal it stays above the bar."""
+        """Write the epoch's line; at a terminal it stays above the bar, in one row if it can."""
         task, number = self._outlook.task, int(line["epoch"] or 0) + 1
         loss, score, value = line[f"val_{LOSS}"], task.score, line[f"val_{task.score.key}"]
-        val_loss = f"val loss {loss:.4f}  " if task.validation_loss and loss is not None else ""
         shown = "–" if value is None else f"{score.digits(value, 2)}{score.unit}"
-        self._say(
-            f"epoch {number}/{line['epochs']}  train loss {line['train_loss']:.4f}  {val_loss}"
-            f"val {score.short} {shown}  lr {line['lr']:.2e}  {line['seconds']:.1f} s  "
-            f"{line['images_per_s']:,.0f} {self._outlook.items}/s" + self._left()
-        )
+        parts = {
+            "epoch": f"epoch {number}/{line['epochs']}",
+            "train": f"train loss {line['train_loss']:.4f}",
+            "val": f"val loss {loss:.4f}" if task.validation_loss and loss is not None else "",
+            "score": f"val {score.short} {shown}",
+            "lr": f"lr {line['lr']:.2e}",
+            "seconds": f"{line['seconds']:.1f} s",
+            "speed": f"{line['images_per_s']:,.0f} {self._outlook.items}/s",
+            "left": self._pace.left(),
+        }
+        order = ["left", "lr", "seconds", "speed", "val"]
+        give_way = order if self._console.is_terminal else []
+        text = _joined(parts)
+        while give_way and len(text) > self._console.width:
+            del parts[give_way.pop(0)]
+            text = _joined(parts)
+        self._say(text)
         self._epoch_from, self._epoch_began = number * self._outlook.steps, self._clock()
         if self._bar is not None and number == self._outlook.epochs:
             self._bar.update(self._task, text="testing", left="")
@@ -270,13 +281,15 @@ class Display(Watcher):
         seconds = max(self._clock() - self._epoch_began, 1e-9)
         return f"{images / seconds:,.0f} {self._outlook.items}/s"
 
-    def _left(self) -> str:
-        left = self._pace.left()
-        return f"  {left}" if left else ""
-
     def _say(self, text: str) -> None:
-        self._console.print(one_line(text), markup=False)
+        """Write a line: broken between words at a terminal, whole in a pipe."""
+        whole = not self._console.is_terminal
+        self._console.print(one_line(text), markup=False, soft_wrap=whole)
         self._said = self._clock()
+
+
+def _joined(parts: Mapping[str, str]) -> str:
+    return "  ".join(part for part in parts.values() if part)
 
 
 def roughly(seconds: float) -> str:
