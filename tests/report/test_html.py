@@ -298,3 +298,23 @@ def test_five_seeds_show_no_caution():
     record = make_record(5)
     assert record["caution"] == ""
     assert "allow no verdict" not in render(record)
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of ``#rrggbb``, as WCAG 2.2 defines it."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts]
+    return sum(w * v for w, v in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_names_in_the_colours_of_mixers_can_be_read_in_both_themes():
+    style = render(make_record()).partition("</style>")[0]
+    themes = re.findall(r"--paper: (#\w+);(.*?)--accent", style, re.DOTALL)
+    assert len({paper for paper, _ in themes}) >= 2
+    for given, colours in themes:
+        paper = given if len(given) == 7 else "#ffffff"  # of the print
+        found = re.findall(r"--(c\d|ctl|ref|soft): (#\w{6})", colours)
+        assert len(found) >= 10
+        for name, colour in found:
+            light, dark = sorted((luminance(paper), luminance(colour)), reverse=True)
+            assert (light + 0.05) / (dark + 0.05) >= 4.5, (name, colour, paper)
