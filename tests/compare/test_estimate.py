@@ -17,8 +17,8 @@ from keymix.compare.events import Event, Remaining
 from keymix.data import load
 from keymix.recipes import get
 from keymix.tasks.classification.training import ClassificationTask
+from keymix.train.callbacks import roughly
 from keymix.train.recipe import replace_path
-from keymix.train.watching import roughly
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -12,9 +12,9 @@ import pytest
 
 from keymix.errors import KeymixWarning, UserError
 from keymix.train import files, loggers
+from keymix.train.callbacks import Callback
 from keymix.train.engine import train
 from keymix.train.recipe import Recipe
-from keymix.train.watching import Watcher
 
 
 def logged(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -30,14 +30,14 @@ def logged(folder: Path) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-class StopAfter(Watcher):
+class StopAfter(Callback):
     def __init__(self, epochs: int) -> None:
         self.left = epochs
 
-    def epoch(self, line: Mapping[str, float | None]) -> None:
+    def on_epoch_end(self, line: Mapping[str, float | None]) -> None:
         self.left -= 1
 
-    def step(self, done: int, loss: float) -> None:
+    def on_step_end(self, done: int, loss: float) -> None:
         if not self.left:
             raise KeyboardInterrupt
 
@@ -117,7 +117,7 @@ class Failing:
 def test_run_outlives_a_logger_that_fails(
     tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind = loggers._Kind(lambda outlook, known: Failing(), ())  # type: ignore[arg-type, return-value]
+    kind = loggers._Kind(lambda plan, known: Failing(), ())  # type: ignore[arg-type, return-value]
     monkeypatch.setitem(loggers._KINDS, "wandb", kind)
     with pytest.warns(KeymixWarning, match="no route to host") as warned:
         run = train(tiny, tmp_path / "run", log="wandb")

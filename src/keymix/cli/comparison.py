@@ -16,7 +16,7 @@ from keymix.cli import console
 from keymix.errors import one_line
 from keymix.records import to_json
 from keymix.report.tables import Cell, Column, Table
-from keymix.train.watching import SIGN_OF_LIFE, roughly
+from keymix.train.callbacks import SIGN_OF_LIFE, roughly
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

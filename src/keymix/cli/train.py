@@ -54,12 +54,8 @@ def main(argv: list[str]) -> int:
     if out is None:
         out = named if named is not None and Path(named).is_dir() else f"runs/{recipe.name}"
     from keymix.train.engine import train
-    from keymix.train.loggers import check_logger
 
-    log = words.last("--log")
-    if log is not None:
-        check_logger(log)
-    overwrite = "--overwrite" in words.flags
+    overwrite, log = "--overwrite" in words.flags, words.last("--log")
     run = train(recipe, out, overwrite=overwrite, progress="bar", log=log)  # type: ignore[arg-type]
     _print_run(run, as_json="--json" in words.flags)
     _warn_of_degenerate(run)

@@ -17,8 +17,8 @@ from keymix.compare.defaults import FLOOR, WARMUP, updates
 from keymix.compare.eta import Trial
 from keymix.compare.plan import Plan, Planned
 from keymix.errors import UserError
+from keymix.train.callbacks import roughly
 from keymix.train.recipe import replace_path
-from keymix.train.watching import roughly
 
 MOST = 10
 """Times the default updates, at most, where the budget allows more."""

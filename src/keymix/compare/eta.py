@@ -21,12 +21,12 @@ from keymix.compare.costs import expected_seconds, expected_spike_seconds
 from keymix.compare.plan import Job, Plan
 from keymix.data.dataset import ImageData
 from keymix.data.loaders import Batch, Loader
+from keymix.train.callbacks import roughly
 from keymix.train.engine import make_training
 from keymix.train.files import METRICS, read_metrics
 from keymix.train.model import device_of_this_machine, model_for
 from keymix.train.recipe import Recipe, replace_path
 from keymix.train.step import Training, check_precision
-from keymix.train.watching import roughly
 
 SHARE = 0.02
 """A trial may take this share of the time that the mixer's runs will take …"""

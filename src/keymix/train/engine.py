@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import filecmp
 import math
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,12 +20,13 @@ from torch import nn
 from keymix.errors import UserError, WriteError
 from keymix.task import Task
 from keymix.train import files
+from keymix.train.callbacks import Callback, Report, TrainingPlan
 from keymix.train.checkpoints import read, resume_hint
 from keymix.train.environment import environment
 from keymix.train.evaluation import eval_loader, record_of, score_split
 from keymix.train.files import locked
 from keymix.train.folder import clear, is_done, read_environment, recorded_in
-from keymix.train.loggers import LoggerName, watching
+from keymix.train.loggers import LoggerName, callback_of
 from keymix.train.loop import EpochRecord, Saver, fit
 from keymix.train.model import (
     device_of_this_machine,
@@ -47,7 +49,6 @@ from keymix.train.runs import Run
 from keymix.train.signals import interruptible
 from keymix.train.step import Training, check_precision, deterministic, make_fabric
 from keymix.train.validate import check_recipe, make_teacher, training_batches
-from keymix.train.watching import Outlook, Report, Watcher
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -58,7 +59,7 @@ def train(
     out: str | Path,
     *,
     overwrite: bool = False,
-    progress: Literal["bar"] | Report | Watcher | None = None,
+    progress: Literal["bar"] | Report | Callback | None = None,
     log: LoggerName | None = None,
     data: ImageData | None = None,
     checkpoint_minutes: float = 10.0,
@@ -75,7 +76,7 @@ def train(
         overwrite: Throw away the run that is in the folder.
         progress: ``"bar"`` writes the plan and a line per epoch to standard error, below them a
             bar if that is a terminal; a function gets each epoch's line of metrics with ``epochs``
-            (planned) and ``best_epoch``.
+            (planned) and ``best_epoch``; a `Callback` gets every step too.
         log: A logger that gets the recipe, each epoch's metrics and the test scores as well. It
             changes nothing in the run, and one that fails is left out with a warning.
         data: The images of ``recipe.data`` if they are loaded already.
@@ -94,6 +95,7 @@ def train(
     folder = Path(out)
     if not checkpoint_minutes >= 0:
         raise UserError(f"{checkpoint_minutes=} must be 0 or more.")
+    callback = callback_of(progress, log)  # or refuse
     recipe = settled(recipe, None if overwrite else partial(recorded_in, folder))
     run = Run(folder, recipe)
     if is_done(folder, recipe, overwrite=overwrite):
@@ -106,7 +108,7 @@ def train(
         deterministic(recipe.deterministic),
         interruptible(lambda: resume_hint(folder, overwrite=overwrite)) as interrupts,
         enough_memory(recipe.data.image_size, recipe.data.batch_size),
-        watching(progress, log) as watcher,
+        closing(callback),
         locked(folder, "run"),
     ):
         if is_done(folder, recipe, overwrite=overwrite):  # by another process meanwhile
@@ -138,18 +140,18 @@ def train(
                 facts=WeightsFacts(recipe=recipe, data=images.record()),
                 before=before,
             )
-            watcher.begin(_outlook(run, before, images, params=params, steps=len(batches)))
+            callback.on_train_start(_plan(run, before, images, params=params, steps=len(batches)))
             if training is not None:
                 saver = Saver(training, record, interrupts, minutes=checkpoint_minutes)
                 with interrupts.deferred():
                     _resume(training, record, before)
                     validation = eval_loader(recipe, images, "val")
-                    fit(training, batches, validation, saver, watcher)
+                    fit(training, batches, validation, saver, callback)
                 interrupts.look()
                 record.keep_last(training.task)
                 model = training.task.evaluated
             _finish(run, images, record, model, params=params)
-            watcher.done(run.summary)
+            callback.on_test_end(run.summary)
         except WriteError as error:
             raise WriteError(f"{error}; {resume_hint(folder, overwrite=overwrite)}.") from error
     return run
@@ -163,9 +165,11 @@ def _resume(training: Training, record: EpochRecord, before: Progress) -> None:
         record.start(content["record"]["seconds"])
 
 
-def _outlook(run: Run, before: Progress, images: ImageData, *, params: int, steps: int) -> Outlook:
+def _plan(
+    run: Run, before: Progress, images: ImageData, *, params: int, steps: int
+) -> TrainingPlan:
     """Say what is going to be trained."""
-    return Outlook(
+    return TrainingPlan(
         folder=run.folder,
         recipe=run.recipe,
         task=images.task,

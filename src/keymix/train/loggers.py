@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from keymix.errors import KeymixWarning, UserError, one_line, unknown
 from keymix.records import from_json, to_json
 from keymix.train import files
+from keymix.train.callbacks import Callback, Display, Report, ReportEpochs, TrainingPlan
 from keymix.train.record import RunRecord
-from keymix.train.watching import Display, Outlook, Report, Reporting, Watcher, several
 
 if TYPE_CHECKING:
     from lightning_fabric.loggers.logger import Logger
@@ -40,18 +40,18 @@ class Logged:
     epochs: int = 0  # that were logged
 
 
-def _tensorboard(outlook: Outlook, known: str) -> Logger:
+def _tensorboard(plan: TrainingPlan, known: str) -> Logger:
     from lightning_fabric.loggers.tensorboard import TensorBoardLogger
 
-    return TensorBoardLogger(outlook.folder, name="", version="tensorboard")
+    return TensorBoardLogger(plan.folder, name="", version="tensorboard")
 
 
-def _wandb(outlook: Outlook, known: str) -> Any:
+def _wandb(plan: TrainingPlan, known: str) -> Any:
     from pytorch_lightning.loggers import WandbLogger
 
     return WandbLogger(
-        name=_name(outlook),
-        save_dir=outlook.folder,
+        name=_name(plan),
+        save_dir=plan.folder,
         project=os.environ.get("WANDB_PROJECT", PROJECT),
         id=known or None,
         resume="allow",
@@ -63,27 +63,27 @@ def _finish(logger: Any) -> None:
     logger.experiment.finish()
 
 
-def _mlflow(outlook: Outlook, known: str) -> Any:
+def _mlflow(plan: TrainingPlan, known: str) -> Any:
     import mlflow
     from pytorch_lightning.loggers import MLFlowLogger
 
     return MLFlowLogger(
         experiment_name=os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT),
-        run_name=_name(outlook),
+        run_name=_name(plan),
         tracking_uri=mlflow.get_tracking_uri(),
         run_id=known or None,
     )
 
 
-def _name(outlook: Outlook) -> str:
-    model = outlook.recipe.model
+def _name(plan: TrainingPlan) -> str:
+    model = plan.recipe.model
     mixer = [] if model.mixer is None else [str(model.mixer)]
-    return ", ".join([outlook.recipe.name, *mixer, f"seed {outlook.recipe.seed}"])
+    return ", ".join([plan.recipe.name, *mixer, f"seed {plan.recipe.seed}"])
 
 
 @dataclass(frozen=True)
 class _Kind:
-    make: Callable[[Outlook, str], Logger]
+    make: Callable[[TrainingPlan, str], Logger]
     modules: tuple[str, ...]
     close: Callable[[Any], None] = lambda logger: None
     error: str = ""  # module:name of the package's own
@@ -114,10 +114,19 @@ def _faults(name: str) -> tuple[type[Exception], ...]:
     """What a logger may raise: errors of its package, of a network and of the disk."""
     module, _, error = _KINDS[name].error.partition(":")
     own = (getattr(import_module(module), error),) if module else ()
-    return (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, *own)
+    return (
+        OSError,
+        ImportError,
+        RuntimeError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        *own,
+    )
 
 
-class Logging(Watcher):
+class Logging(Callback):
     """Logs a training. A logger that fails is left out with a warning; training continues."""
 
     def __init__(self, name: str) -> None:
@@ -127,23 +136,23 @@ class Logging(Watcher):
         self._logged = Logged()
         self._status = "failed"
 
-    def begin(self, outlook: Outlook) -> None:
+    def on_train_start(self, plan: TrainingPlan) -> None:
         """Open the logger and give it the recipe, and the epochs that it does not have yet."""
-        self._folder, self._epochs = outlook.folder, outlook.epochs
+        self._folder, self._epochs = plan.folder, plan.epochs
         self._logged = self._read().get(self._name, Logged())
         with self._forgiving():
-            self._logger = _KINDS[self._name].make(outlook, self._logged.id)
+            self._logger = _KINDS[self._name].make(plan, self._logged.id)
             if not self._logged.epochs:
-                self._logger.log_hyperparams(outlook.recipe.to_dict())
-            for line in outlook.lines:
+                self._logger.log_hyperparams(plan.recipe.to_dict())
+            for line in plan.lines:
                 self._log_epoch(to_json(line))
 
-    def epoch(self, line: Mapping[str, float | None]) -> None:
+    def on_epoch_end(self, line: Mapping[str, float | None]) -> None:
         """Log the metrics of an epoch."""
         with self._forgiving():
             self._log_epoch(line)
 
-    def done(self, record: RunRecord) -> None:
+    def on_test_end(self, record: RunRecord) -> None:
         """Log the test scores of the last epoch's weights and of those that validated best."""
         with self._forgiving():
             self._log(
@@ -156,7 +165,7 @@ class Logging(Watcher):
             )
             self._status = "success"
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Close the logger; a run that is to be resumed ends as failed until then."""
         with self._forgiving():
             if self._logger is not None:
@@ -204,23 +213,45 @@ class Logging(Watcher):
             quiet.setLevel(level)
 
 
-@contextmanager
-def watching(
-    progress: Literal["bar"] | Report | Watcher | None, log: LoggerName | None
-) -> Iterator[Watcher]:
-    """Give the watcher that `train`'s arguments ask for, and clear it up after the block."""
-    watcher = _watcher(progress)
-    if log is not None:
-        watcher = several(watcher, Logging(log))
-    try:
-        yield watcher
-    finally:
-        watcher.end()
+class _Both(Callback):
+    """Passes everything on to two callbacks."""
+
+    def __init__(self, first: Callback, second: Callback) -> None:
+        self._both = (first, second)
+
+    def on_train_start(self, plan: TrainingPlan) -> None:
+        for each in self._both:
+            each.on_train_start(plan)
+
+    def on_step_end(self, done: int, loss: float) -> None:
+        for each in self._both:
+            each.on_step_end(done, loss)
+
+    def on_validation_start(self) -> None:
+        for each in self._both:
+            each.on_validation_start()
+
+    def on_epoch_end(self, line: Mapping[str, float | None]) -> None:
+        for each in self._both:
+            each.on_epoch_end(line)
+
+    def on_test_end(self, record: RunRecord) -> None:
+        for each in self._both:
+            each.on_test_end(record)
+
+    def close(self) -> None:
+        for each in self._both:
+            each.close()
 
 
-def _watcher(progress: Literal["bar"] | Report | Watcher | None) -> Watcher:
-    if isinstance(progress, Watcher):
-        return progress
-    if progress == "bar":
-        return Display()
-    return Watcher() if progress is None else Reporting(progress)
+def callback_of(
+    progress: Literal["bar"] | Report | Callback | None, log: LoggerName | None
+) -> Callback:
+    """Return the callback that `train`'s arguments ask for; refuse a logger that is not installed."""
+    if isinstance(progress, Callback):
+        callback = progress
+    elif progress == "bar":
+        callback = Display()
+    else:
+        callback = Callback() if progress is None else ReportEpochs(progress)
+    return callback if log is None else _Both(callback, Logging(log))

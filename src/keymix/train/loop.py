@@ -16,6 +16,7 @@ import torch
 from keymix.errors import Interrupted
 from keymix.records import to_json
 from keymix.train import files
+from keymix.train.callbacks import Callback
 from keymix.train.checkpoints import prune, save
 from keymix.train.parts import answers_of
 from keymix.train.record import EpochLine, EpochsDone, SameData, Validated, WeightsFacts
@@ -24,7 +25,6 @@ from keymix.train.scoring import ImageBatch, Metrics
 from keymix.train.signals import Interrupts
 from keymix.train.step import Training
 from keymix.train.task import TrainingTask
-from keymix.train.watching import Watcher
 
 if TYPE_CHECKING:
     from keymix.data.loaders import Loader
@@ -171,7 +171,7 @@ def fit(
     train: Loader,
     val: Loader,
     saver: Saver,
-    watcher: Watcher,
+    callback: Callback,
 ) -> None:
     """Train the epochs that are left of a run; a signal ends it, with what can be saved saved."""
     epochs = training.task.recipe.schedule.epochs
@@ -186,19 +186,19 @@ def fit(
                     train, interrupts, start=training.batch, accumulate=training.accumulate
                 ):
                     training.step(batch)
-                    watcher.step(training.done, training.task.losses.mean_so_far())
+                    callback.on_step_end(training.done, training.task.losses.mean_so_far())
                     saver.after_step()
             except Interrupted as stop:
                 saver.after_wait(stop)
                 raise
             training.clear_gradients()
             record.trained(training.fabric.device)
-            watcher.validating()
+            callback.on_validation_start()
             record.end(training.task, validate(training, val, interrupts))
             training.next_epoch()
             if saver.due():  # always, at the end of an epoch
                 saver.save()
-            watcher.epoch(record.latest())
+            callback.on_epoch_end(record.latest())
             interrupts.look()
 
 

@@ -13,9 +13,9 @@ import torch
 from rich.console import Console
 
 from keymix.task import get_task
+from keymix.train.callbacks import Callback, Display, Pace, TrainingPlan
 from keymix.train.engine import train
 from keymix.train.recipe import Recipe, replace_path
-from keymix.train.watching import Display, Outlook, Pace, Watcher
 
 
 class Clock:
@@ -28,9 +28,9 @@ class Clock:
         return self.now
 
 
-def outlook(tiny: Recipe, **given: Any) -> Outlook:
+def planned(tiny: Recipe, **given: Any) -> TrainingPlan:
     known = {"steps": 100, "done": 0, "lines": (), "params": 2_300_000, "sizes": (1600, 10, 20)}
-    return Outlook(
+    return TrainingPlan(
         **known | given,
         folder=Path(),
         recipe=tiny,
@@ -49,12 +49,12 @@ def line(epoch: int) -> dict[str, float | None]:
 def test_over_a_pipe_long_epochs_get_a_line_per_minute(tiny: Recipe) -> None:
     clock, said = Clock(), StringIO()
     shown = Display(Console(file=said), clock=clock)
-    shown.begin(outlook(tiny))
+    shown.on_train_start(planned(tiny))
     for step in range(1, 101):
         clock.now += 1.5
-        shown.step(step, 2.0)
-    shown.epoch(line(0))
-    shown.end()
+        shown.on_step_end(step, 2.0)
+    shown.on_epoch_end(line(0))
+    shown.close()
     plan, first, second, epoch = said.getvalue().splitlines()
     assert "1,600 images" in plan
     assert "2.30 M" in plan
@@ -70,13 +70,13 @@ def test_at_a_terminal_the_epochs_stay_above_the_bar(tiny: Recipe) -> None:
     said = StringIO()
     console = Console(file=said, force_terminal=True, width=100, highlight=False)
     shown = Display(console)
-    shown.begin(outlook(tiny))
-    shown.step(1, 2.5)
+    shown.on_train_start(planned(tiny))
+    shown.on_step_end(1, 2.5)
     assert shown._bar is not None
     shown._bar.refresh()
     assert "loss 2.5000" in said.getvalue()
-    shown.epoch(line(0))
-    shown.end()
+    shown.on_epoch_end(line(0))
+    shown.close()
     left_on_screen = said.getvalue().rpartition("\x1b[2K")[0]
     assert "epoch 1/3  train loss 0.2500" in left_on_screen
 
@@ -88,12 +88,12 @@ def test_an_epochs_line_gives_way_by_importance(tiny: Recipe, width: int, gone: 
     clock, said = Clock(), StringIO()
     console = Console(file=said, force_terminal=True, width=width, highlight=False)
     shown = Display(console, clock=clock)
-    shown.begin(outlook(tiny, steps=2))
+    shown.on_train_start(planned(tiny, steps=2))
     for step in (1, 2):
         clock.now += 60
-        shown.step(step, 2.0)
-    shown.epoch(line(0))
-    shown.end()
+        shown.on_step_end(step, 2.0)
+    shown.on_epoch_end(line(0))
+    shown.close()
     row = next(each for each in said.getvalue().splitlines() if "epoch 1/3  train loss" in each)
     text = row.rpartition("\x1b[2K")[2]
     assert "val top-1 75.00%" in text
@@ -103,14 +103,14 @@ def test_an_epochs_line_gives_way_by_importance(tiny: Recipe, width: int, gone: 
 
 
 def test_resumed_run_says_where_it_goes_on(tiny: Recipe) -> None:
-    assert outlook(tiny, done=100).sentence().endswith("resumed at epoch 2")
-    assert outlook(tiny, done=142).sentence().endswith("resumed at epoch 2, step 43")
-    assert "resumed" not in outlook(tiny, done=300).sentence()
+    assert planned(tiny, done=100).sentence().endswith("resumed at epoch 2")
+    assert planned(tiny, done=142).sentence().endswith("resumed at epoch 2, step 43")
+    assert "resumed" not in planned(tiny, done=300).sentence()
 
 
 def test_one_epoch_of_one_step_is_no_plural(tiny: Recipe) -> None:
     short = replace_path(tiny, {"schedule.epochs": 1, "schedule.warmup_epochs": 0})
-    assert "1 epoch of 1 step of 16 on cpu" in outlook(short, steps=1).sentence()
+    assert "1 epoch of 1 step of 16 on cpu" in planned(short, steps=1).sentence()
 
 
 def test_time_left_is_corrected_by_what_was_seen() -> None:
@@ -130,31 +130,31 @@ def test_time_left_is_corrected_by_what_was_seen() -> None:
     assert pace.left() == ""
 
 
-class Noting(Watcher):
+class Noting(Callback):
     """Keeps the order in which a training calls."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.losses: list[float] = []
 
-    def begin(self, outlook: Outlook) -> None:
-        self.calls.append(f"begin {outlook.done}/{outlook.steps * outlook.epochs}")
+    def on_train_start(self, plan: TrainingPlan) -> None:
+        self.calls.append(f"begin {plan.done}/{plan.steps * plan.epochs}")
 
-    def step(self, done: int, loss: float) -> None:
+    def on_step_end(self, done: int, loss: float) -> None:
         self.calls.append(f"step {done}")
         self.losses.append(loss)
 
-    def validating(self) -> None:
+    def on_validation_start(self) -> None:
         self.calls.append("validating")
 
-    def epoch(self, line: Mapping[str, float | None]) -> None:
+    def on_epoch_end(self, line: Mapping[str, float | None]) -> None:
         self.calls.append(f"epoch {line['epoch']}")
         self.losses.append(float(line["train_loss"] or 0))
 
-    def done(self, record: Any) -> None:
+    def on_test_end(self, record: Any) -> None:
         self.calls.append(record.status)
 
-    def end(self) -> None:
+    def close(self) -> None:
         self.calls.append("end")
 
 
@@ -180,7 +180,7 @@ def test_training_calls_its_watcher_in_order(vary: Any, tmp_path: Path) -> None:
 
 def test_watcher_is_cleared_up_after_a_stop(vary: Any, tmp_path: Path) -> None:
     class Stopping(Noting):
-        def validating(self) -> None:
+        def on_validation_start(self) -> None:
             raise KeyboardInterrupt
 
     seen = Stopping()

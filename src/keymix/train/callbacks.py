@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who follows a training: nobody, a function, a logger, or a person at a terminal or over a pipe.
+"""Callbacks of a training: a function for each epoch, or what a person sees while it runs.
 
-What follows a training changes nothing in it: no random number, no order of work.
+A callback changes nothing in the training: no random number, no order of work.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SIGN_OF_LIFE = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outlook:
+class TrainingPlan:
     """What is going to be trained, known before the first step.
 
     Args:
@@ -86,73 +86,37 @@ def _millions(params: int) -> str:
     return f"{params:,}" if params < 100_000 else f"{params / 1e6:.2f} M"
 
 
-class Watcher:
-    """Follows a training. Every method does nothing unless a subclass says what."""
+class Callback:
+    """Is called while a run trains. Every method does nothing unless a subclass says what."""
 
-    def begin(self, outlook: Outlook) -> None:
+    def on_train_start(self, plan: TrainingPlan) -> None:
         """Take what is going to be trained; called once, before the first step."""
 
-    def step(self, done: int, loss: float) -> None:
+    def on_step_end(self, done: int, loss: float) -> None:
         """Take how many steps of the run are done, and the mean loss of the epoch so far."""
 
-    def validating(self) -> None:
+    def on_validation_start(self) -> None:
         """Take that the steps of an epoch are done and its validation begins."""
 
-    def epoch(self, line: Mapping[str, float | None]) -> None:
+    def on_epoch_end(self, line: Mapping[str, float | None]) -> None:
         """Take an epoch's metrics, once it is saved; see `Report`."""
 
-    def done(self, record: RunRecord) -> None:
+    def on_test_end(self, record: RunRecord) -> None:
         """Take what came out of the run, its test scores with it."""
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Clear up; called once, whatever happened."""
 
 
-class Reporting(Watcher):
+class ReportEpochs(Callback):
     """Calls a function with the metrics of every epoch."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
 
-    def epoch(self, line: Mapping[str, float | None]) -> None:
+    def on_epoch_end(self, line: Mapping[str, float | None]) -> None:
         """Call the function."""
         self._report(line)
-
-
-class _Several(Watcher):
-    """Passes everything on to several watchers."""
-
-    def __init__(self, *watchers: Watcher) -> None:
-        self._all = watchers
-
-    def begin(self, outlook: Outlook) -> None:
-        for each in self._all:
-            each.begin(outlook)
-
-    def step(self, done: int, loss: float) -> None:
-        for each in self._all:
-            each.step(done, loss)
-
-    def validating(self) -> None:
-        for each in self._all:
-            each.validating()
-
-    def epoch(self, line: Mapping[str, float | None]) -> None:
-        for each in self._all:
-            each.epoch(line)
-
-    def done(self, record: RunRecord) -> None:
-        for each in self._all:
-            each.done(record)
-
-    def end(self) -> None:
-        for each in self._all:
-            each.end()
-
-
-def several(*watchers: Watcher) -> Watcher:
-    """Return a watcher that passes everything on to all."""
-    return _Several(*watchers)
 
 
 class Pace:
@@ -187,7 +151,7 @@ class Pace:
         return f"about {roughly(rest / pace)} left" if pace and rest else ""
 
 
-class Display(Watcher):
+class Display(Callback):
     """Writes the plan and every epoch's line to a console, and shows what happens between them.
 
     At a terminal a bar over the whole training has the loss, inputs per second and the time left;
@@ -201,15 +165,15 @@ class Display(Watcher):
         self._clock = clock
         self._bar: rich.Progress | None = None
 
-    def begin(self, outlook: Outlook) -> None:
+    def on_train_start(self, plan: TrainingPlan) -> None:
         """Write the plan; draw the bar at a terminal."""
-        self._outlook = outlook
-        self._total = outlook.steps * outlook.epochs
+        self._plan = plan
+        self._total = plan.steps * plan.epochs
         self._pace = Pace(self._total, clock=self._clock)
         self._said = self._epoch_began = self._clock()
-        self._epoch_from = outlook.done
-        self._say(outlook.sentence())
-        if not self._console.is_terminal or outlook.done >= self._total:
+        self._epoch_from = plan.done
+        self._say(plan.sentence())
+        if not self._console.is_terminal or plan.done >= self._total:
             return
         self._bar = rich.Progress(
             rich.BarColumn(bar_width=20),
@@ -220,32 +184,32 @@ class Display(Watcher):
             transient=True,
         )
         self._task = self._bar.add_task(
-            "", total=self._total, completed=outlook.done, text="starting", left=""
+            "", total=self._total, completed=plan.done, text="starting", left=""
         )
         self._bar.start()
 
-    def step(self, done: int, loss: float) -> None:
+    def on_step_end(self, done: int, loss: float) -> None:
         """Show where the training is."""
         self._pace.see(done)
-        epoch, step = divmod(done - 1, self._outlook.steps)
+        epoch, step = divmod(done - 1, self._plan.steps)
         if self._bar is not None:
-            text = f"epoch {epoch + 1}/{self._outlook.epochs}  loss {loss:.4f}  {self._speed(done)}"
+            text = f"epoch {epoch + 1}/{self._plan.epochs}  loss {loss:.4f}  {self._speed(done)}"
             self._bar.update(self._task, completed=done, text=text, left=self._pace.left())
         elif self._clock() - self._said >= SIGN_OF_LIFE:
             self._say(
-                f"epoch {epoch + 1}/{self._outlook.epochs}  step {step + 1:,}/"
-                f"{self._outlook.steps:,}  train loss {loss:.4f}  {self._speed(done)}  "
+                f"epoch {epoch + 1}/{self._plan.epochs}  step {step + 1:,}/"
+                f"{self._plan.steps:,}  train loss {loss:.4f}  {self._speed(done)}  "
                 f"{self._pace.left()}".rstrip()
             )
 
-    def validating(self) -> None:
+    def on_validation_start(self) -> None:
         """Show that the validation is under way."""
         if self._bar is not None:
             self._bar.update(self._task, text="validating")
 
-    def epoch(self, line: Mapping[str, float | None]) -> None:
+    def on_epoch_end(self, line: Mapping[str, float | None]) -> None:
         """Write the epoch's line; at a terminal it stays above the bar, in one row if it can."""
-        task, number = self._outlook.task, int(line["epoch"] or 0) + 1
+        task, number = self._plan.task, int(line["epoch"] or 0) + 1
         loss, score, value = line[f"val_{LOSS}"], task.score, line[f"val_{task.score.key}"]
         shown = "–" if value is None else f"{score.digits(value, 2)}{score.unit}"
         parts = {
@@ -255,7 +219,7 @@ class Display(Watcher):
             "score": f"val {score.short} {shown}",
             "lr": f"lr {line['lr']:.2e}",
             "seconds": f"{line['seconds']:.1f} s",
-            "speed": f"{line['images_per_s']:,.0f} {self._outlook.items}/s",
+            "speed": f"{line['images_per_s']:,.0f} {self._plan.items}/s",
             "left": self._pace.left(),
         }
         order = ["left", "lr", "seconds", "speed", "val"]
@@ -265,11 +229,11 @@ class Display(Watcher):
             del parts[give_way.pop(0)]
             text = _joined(parts)
         self._say(text)
-        self._epoch_from, self._epoch_began = number * self._outlook.steps, self._clock()
-        if self._bar is not None and number == self._outlook.epochs:
+        self._epoch_from, self._epoch_began = number * self._plan.steps, self._clock()
+        if self._bar is not None and number == self._plan.epochs:
             self._bar.update(self._task, text="testing", left="")
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Take the bar away."""
         if self._bar is not None:
             self._bar.stop()
@@ -277,9 +241,9 @@ class Display(Watcher):
 
     def _speed(self, done: int) -> str:
         """Inputs per second of the epoch so far."""
-        images = (done - self._epoch_from) * self._outlook.recipe.data.batch_size
+        images = (done - self._epoch_from) * self._plan.recipe.data.batch_size
         seconds = max(self._clock() - self._epoch_began, 1e-9)
-        return f"{images / seconds:,.0f} {self._outlook.items}/s"
+        return f"{images / seconds:,.0f} {self._plan.items}/s"
 
     def _say(self, text: str) -> None:
         """Write a line: broken between words at a terminal, whole in a pipe."""
