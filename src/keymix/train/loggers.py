@@ -247,7 +247,7 @@ class _Both(Callback):
 def callback_of(
     progress: Literal["bar"] | Report | Callback | None, log: LoggerName | None
 ) -> Callback:
-    """Return the callback that `train`'s arguments ask for; refuse a logger that is not installed."""
+    """Return the callback that `train`'s arguments ask for; refuse a missing logger."""
     if isinstance(progress, Callback):
         callback = progress
     elif progress == "bar":
