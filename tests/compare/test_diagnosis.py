@@ -3,23 +3,28 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from few_digits import small
 from PIL import Image
 
+from keymix.analysis.answers import whole
+from keymix.analysis.certainty import MARGIN
 from keymix.compare.defaults import updates
 from keymix.compare.diagnosis import Found, diagnose, slope_at_end
+from keymix.compare.outcome import Rules, Scores, outcome
 from keymix.compare.record import recommended
 from keymix.compare.references import References
 from keymix.data.kinds import IMAGE
 from keymix.recipes import resolve
-from keymix.report.record import Checked, Finding, HistoryLine, ReferenceRow
+from keymix.report.answer import answer
+from keymix.report.record import Checked, Finding, HistoryLine, ReferenceRow, opened
 from keymix.task import get_task
 from keymix.tasks.classification.answers import ClassAnswers
 from keymix.train.recipe import replace_path
@@ -247,17 +252,101 @@ def test_a_reference_that_is_equal_is_no_news() -> None:
     assert kinds(found({**GOOD, "plain": 0.8}, linear=0.8)) == []
 
 
+# ---- the first line -------------------------------------------------------------------------
+
+
+def answered_alike(level: float, seed: int, *, true: np.ndarray, loss: float = 0.0) -> ClassAnswers:
+    """Answer most images as every retraining does, and lose some of those that are right."""
+    difficulty, again = np.random.default_rng(0).random(N), np.random.default_rng(seed + 1)
+    right = 0.9 * difficulty + 0.1 * again.random(N) < level  # 83 % where it is 0.8
+    right &= again.random(N) >= loss
+    return of(np.where(right, true, 1 - true), true)
+
+
+def first_line(given: Found, finished: Path) -> str:
+    """What stands first on page and terminal: what is wrong, else the title."""
+    labels = [each.label for each in given.plan.mixers]
+    seeds = sorted({each.run.seed for each in given.done})
+    controls, references = given.labels("control"), given.labels("reference")
+    scores: dict[str, dict[int, Scores]] = {
+        label: {
+            seed: Scores(val=whole(each), test={"top1": whole(each)}, answers=each)
+            for seed, each in given.answers(label).items()
+        }
+        for label in labels
+    }
+    rules = Rules(margin=MARGIN, controls=controls, references=references)
+    rows = outcome(labels, baseline="softmax", seeds=seeds, scores=scores, task=TASK, rules=rules)
+    diagnoses = diagnose(given)
+    shell = opened(json.loads((finished / "results.json").read_text()), where="the record")
+    record = replace(
+        shell,
+        mixers=tuple(
+            replace(shell.mixers[0], label=label, control=label in controls) for label in labels
+        ),
+        outcome=replace(shell.outcome, last=rows),
+        diagnoses=diagnoses,
+        recommendation=recommended(given, MARGIN, {each.kind for each in diagnoses}),
+        margin=MARGIN,
+        baseline="softmax",
+        costs={},
+        seeds=tuple(seeds),
+    )
+    return " ".join([*(each.text for each in diagnoses[:1]), answer(record).title])
+
+
+def lossy(loss: float, seeds: int) -> Found:
+    """Three mixers of one accuracy, of which static_key then loses a share of its right answers."""
+    given, true = found(GOOD, seeds=seeds), target()
+    for k, each in enumerate(given.done):
+        less = loss if each.run.mixer == "static_key" else 0.0
+        level = 0.6 if each.run.mixer == "identity" else 0.8
+        answers: Any = each.answers
+        answers["last"] = answered_alike(level, k, true=true, loss=less)
+    return given
+
+
+@pytest.mark.parametrize("share", [0.7, 0.9])
+def test_first_line_says_that_guesses_learned_nothing(share: float, finished: Path) -> None:
+    line = first_line(found(dict.fromkeys(GOOD, 0.5), share=share, linear=0.5), finished)
+    assert line.startswith("No model learned this data")
+
+
+def test_first_line_says_that_equal_mixers_are_equal(finished: Path) -> None:
+    assert first_line(lossy(0.0, 5), finished).startswith("static_key equals softmax within 2.0")
+
+
+def test_first_line_says_what_a_worse_mixer_loses(finished: Path) -> None:
+    line = first_line(lossy(0.08, 5), finished)
+    assert line.startswith("No mixer beats softmax; static_key is ")
+    points = float(line.partition("static_key is ")[2].split()[0])
+    assert points == pytest.approx(100 * 0.08 * 0.83, abs=1)
+
+
+def test_first_line_says_that_data_leak_or_training_was_short(finished: Path) -> None:
+    leak = Finding(
+        level="falsifies", what="images in more than one split", count=7, where=(), remedy="split"
+    )
+    checked = Checked(findings=(leak,), too_narrow=False, looked_at={}, not_looked_at=())
+    assert first_line(found(GOOD, checked=checked), finished).startswith("The data falsify")
+    assert first_line(found(GOOD, rise=0.01), finished).startswith("Training was too short")
+
+
 # ---- with trained models --------------------------------------------------------------------
 
 
-def noise(folder: Path, counts: dict[str, int], *, pattern: bool = False) -> Path:
-    """Write images of noise, or with a bright half that says the class."""
+Planted = Literal["noise", "pattern", "shuffled"]
+
+
+def noise(folder: Path, counts: dict[str, int], planted: Planted) -> Path:
+    """Write images of noise, or with a dark half that says the class, or would say it."""
     rng = np.random.default_rng(0)
     for k, (name, count) in enumerate(counts.items()):
         for i in range(count):
             pixels = rng.integers(0, 256, (12, 12), dtype=np.uint8)
-            if pattern:
-                pixels[:, 6 * k : 6 * k + 6] //= 4
+            half = int(rng.integers(2)) if planted == "shuffled" else k
+            if planted != "noise":
+                pixels[:, 6 * half : 6 * half + 6] //= 4
             path = folder / "train" / name / f"{i}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels).save(path)
@@ -265,11 +354,14 @@ def noise(folder: Path, counts: dict[str, int], *, pattern: bool = False) -> Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("counts", "pattern"), [((140, 60), False), ((100, 100), True)])
+@pytest.mark.parametrize(
+    ("counts", "planted"),
+    [((140, 60), "noise"), ((100, 100), "pattern"), ((100, 100), "shuffled")],
+)
 def test_noise_is_said_to_be_unlearnable_and_a_pattern_is_learned(
-    tmp_path: Path, counts: tuple[int, int], pattern: bool
+    tmp_path: Path, counts: tuple[int, int], planted: Planted
 ) -> None:
-    data = noise(tmp_path / "data", dict(zip("ab", counts, strict=True)), pattern=pattern)
+    data = noise(tmp_path / "data", dict(zip("ab", counts, strict=True)), planted)
     done = small(
         tmp_path / "out",
         data=f"folder:{data}",
@@ -281,8 +373,8 @@ def test_noise_is_said_to_be_unlearnable_and_a_pattern_is_learned(
         overrides={"data.batch_size": 16, "data.channels": 1},
     )
     record = done.record
-    assert record.data.task_kind.score.key == ("top1" if pattern else "balanced")
-    if pattern:
+    assert record.data.task_kind.score.key == ("balanced" if planted == "noise" else "top1")
+    if planted == "pattern":
         assert "nothing_learned" not in [each.kind for each in record.diagnoses]
         return
     assert record.diagnoses[0].kind == "nothing_learned"
