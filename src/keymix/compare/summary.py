@@ -12,10 +12,13 @@ from keymix.data.dataset import ImageData
 def summary(plan: Plan, data: ImageData) -> str:
     """Say in a line what a comparison uses and does.
 
-    Such as ``13,165 grey images of 64x64, as they are · vit_micro_p4_32, p8, conv stem · 1,000
-    updates of 32 · 6 mixers + plain network × 3 seeds``.
+    Such as ``13,165 grey images of 64x64, as they are · limited to 1,800 to train on, 200 to
+    validate, 2,000 to test · vit_micro_conv_p4_32, patches of 8 · 1,026 updates of 32 · 6 mixers +
+    plain network × 3 seeds``.
     """
     model, train = plan.recipe.model, len(data.train)
+    sizes = f"{train:,} to train on, {len(data.val):,} to validate, {len(data.test):,} to test"
+    limit = plan.recipe.data.limit
     host = [model.name]
     if "patch_size" in model.options:
         host.append(f"patches of {model.options['patch_size']}")
@@ -23,10 +26,9 @@ def summary(plan: Plan, data: ImageData) -> str:
     extra = [each.label for each in plan.mixers if each.reference]
     runs = " + ".join([mixers, *extra])
     seeds = "1 seed" if len(plan.seeds) == 1 else f"{len(plan.seeds)} seeds"
-    trained = f"{train:,} to train on" if train else ""
     parts = [
         plan.used,
-        trained,
+        sizes if limit is None else f"limited to {sizes}",
         ", ".join(host),
         f"{updates(plan.recipe, train):,} updates of {min(plan.recipe.data.batch_size, train)}",
         f"{runs} × {seeds}",
