@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.nn.modules import module as every_module
 
 from keymix.layers.neurons import IF, LIF, ParametricLIF, SpikingNeuron
-from keymix.ops.neuron.multi_step import forward_mode
 from keymix.ops.spikes import packed
 from keymix.ops.spikes.packed import Kept
 from keymix.ops.spikes.recompute import Currents, recomputed
+from keymix.ops.tracing import forward_mode
 
 _OURS = (
     *(nn.Linear, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.MaxPool2d, nn.AvgPool2d),

@@ -70,7 +70,7 @@ class BackendChoice:
     """Which path a mixer takes and why.
 
     Attributes:
-        name: ``"reference"`` or ``"sdpa"``.
+        name: ``"reference"``, ``"sdpa"`` or ``"blocked"``.
         why: The reason in words.
     """
 
@@ -243,8 +243,13 @@ class TokenMixer(nn.Module):
 
     # ---- a call -----------------------------------------------------------------------------
 
-    def choose_backend(self, device: torch.device | None = None) -> BackendChoice:
-        """Say which path the next forward pass on ``device`` takes and why."""
+    def choose_backend(
+        self,
+        device: torch.device | None = None,
+        shape: Sequence[int] | None = None,
+        bias: Tensor | None = None,
+    ) -> BackendChoice:
+        """Say which path a forward pass on ``device``, of tokens of a shape, takes and why."""
         return BackendChoice("reference", "this mixer has one path")
 
     def resolve_grid(self, x: Tensor, grid: Grid | None) -> Grid | None:
@@ -401,13 +406,18 @@ def probability(name: str, value: float) -> float:
     return float(value)
 
 
-def explain_backend(mixer: TokenMixer, device: torch.device | str | None = None) -> BackendChoice:
+def explain_backend(
+    mixer: TokenMixer,
+    device: torch.device | str | None = None,
+    shape: Sequence[int] | None = None,
+) -> BackendChoice:
     """Say which computation path a mixer takes on its next call, and why.
 
     Args:
         mixer: Any mixer.
         device: Where it would run; that of its parameters if None.
+        shape: Of the tokens, ``[*, N, C]``; those of one image on the mixer's grid if None.
     """
     if device is None:
         device = next((p.device for p in mixer.parameters()), torch.device("cpu"))
-    return mixer.choose_backend(torch.device(device))
+    return mixer.choose_backend(torch.device(device), shape)

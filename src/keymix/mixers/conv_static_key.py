@@ -16,6 +16,7 @@ from keymix.mixers.base import Grid, Site, Traits, split_prefix, take_rows
 from keymix.mixers.map_mixer import Roles
 from keymix.mixers.registry import register_mixer
 from keymix.mixers.static_key import KeyOptions, LearnedKeys
+from keymix.ops.attention import blocked
 
 
 @register_mixer("conv_static_key", aliases=("cska",))
@@ -129,12 +130,59 @@ class ConvStaticKeyAttention(LearnedKeys):
             a = torch.cat((first.expand(*lead, *first.shape[-3:]), a), -2)
         return take_rows(a, rows)
 
+    @property
+    def whole_maps(self) -> str | None:
+        """None: a convolution is a product of keys with queries that hold their neighbours."""
+        return self._head_mixing()
+
+    def _by_rows(
+        self, inputs: Roles, grid: Grid | None, bias: Tensor | None, **how: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Hand on the query image with the filters as keys; prefix queries meet the static key."""
+        P, there = self.site.num_prefix_tokens, grid or self.site.grid or (1, 1)
+        prefix, patches = split_prefix(inputs["q"], P)
+        weight, given = self._filters(self._keys_of(inputs, grid))
+        side, gain = self.key_conv.kernel_size[0], self.gain()
+        groups = (self.site.windows,) if self.site.windows > 1 else ()
+        # [G * M, d, k, k] -> [(windows), h, M, k * k * d + 1], the bias last
+        filters = weight.flatten(2).transpose(1, 2).flatten(1)
+        keys = torch.cat((filters, given[:, None]), 1) * gain
+        keys = keys.view(*groups, self.num_heads, -1, keys.shape[-1])
+        first = rest = bias
+        if bias is not None and bias.ndim > 1 and bias.shape[-2] > 1:
+            first, rest = split_prefix(bias, P)
+        y, total = blocked.attention(
+            patches,
+            keys,
+            inputs["v"],
+            bias=rest,
+            diagonal=P if self.mask_diagonal else None,
+            neighbours=(there, side),
+            **how,
+        )
+        if self.key is None:
+            return y, total
+        of_prefix, _ = blocked.attention(
+            prefix * gain,
+            inputs["key"],
+            inputs["v"],
+            bias=first,
+            diagonal=0 if self.mask_diagonal else None,
+            **how,
+        )
+        return torch.cat((of_prefix, y), -2), total
+
+    def _filters(self, keys: Grid) -> tuple[Tensor, Tensor]:
+        """Return the convolution's weight and bias for keys on ``keys``."""
+        weight, bias = (self.resized(f"key_conv.{part}", keys) for part in ("weight", "bias"))
+        return weight, bias
+
     def _convolved(self, image: Tensor, keys: Grid) -> Tensor:
         """Convolve by the filters of keys on ``keys``."""
         if keys == self.key_grid:
             out: Tensor = self.key_conv(image)
             return out
-        weight, bias = (self.resized(f"key_conv.{part}", keys) for part in ("weight", "bias"))
+        weight, bias = self._filters(keys)
         conv = self.key_conv
         return F.conv2d(image, weight, bias, padding=conv.kernel_size[0] // 2, groups=conv.groups)
 

@@ -232,6 +232,11 @@ class KeyValueAttention(GridBound):
         """The keys, twice; the second time averaged where values are."""
         return inputs["k"], inputs.get("key", inputs["k"])
 
+    @property
+    def learns_bias(self) -> bool:
+        """Whether there is a position code, whose projection is learned."""
+        return self.pos_dim > 0
+
     def gain(self) -> float | Tensor:
         """The scale, times the sum of w where there is a position code."""
         gain = super().gain()

@@ -28,12 +28,16 @@ from keymix.mixers.base import (
     query_rows,
     take_rows,
 )
-from keymix.ops.attention import sdpa
+from keymix.ops.attention import blocked, sdpa
+from keymix.ops.tracing import traced
 
 Roles = dict[str, Tensor]
 TalkingHeads = bool | Literal["bias"]
 Scale = Literal["head_dim", "dim", False]
 Backend = Literal["auto", "reference", "sdpa", "blocked", "triton"]
+
+FROM_ENTRIES = 2**21
+"""Entries of all maps of a call from which on ``auto`` forms them a block of rows at a time."""
 
 
 class MapOptions(TypedDict, total=False):
@@ -110,7 +114,9 @@ class MapMixer(TokenMixer):
             timm's CaiT does (its bias before the softmax shifts whole rows and so does nothing).
         attn_drop: Probability of dropping an entry of the final map.
         proj_drop: Probability of dropping an output value.
-        backend: ``"auto"``, or a path by name, which runs or raises with the reason.
+        backend: ``"auto"``, or a path by name, which runs or raises with the reason:
+            ``"reference"``, ``"sdpa"`` (PyTorch's fused attention) or ``"blocked"`` (a block of
+            query rows at a time, so that no map stands in memory, forward or backward).
         device: As PyTorch's modules take it.
         dtype: As PyTorch's modules take it.
 
@@ -206,7 +212,9 @@ class MapMixer(TokenMixer):
         self.proj = nn.Linear(inner, dim, bias=proj_bias, **factory)
         self.proj_drop = nn.Dropout(probability("proj_drop", proj_drop))
         self.backend = backend
-        self._own_step = _own_step(type(self))
+        self._own_step, self._own_rows = (
+            _own_step(type(self), answer) for answer in ("plain_softmax", "whole_maps")
+        )
         MapMixer.reset_parameters(self)
 
     @property
@@ -268,6 +276,11 @@ class MapMixer(TokenMixer):
     @property
     def plain_softmax(self) -> str | None:
         """None if the map is a plain softmax of logits, else what makes it another thing."""
+        return self._head_mixing()
+
+    @property
+    def whole_maps(self) -> str | None:
+        """None if maps can be formed a block of query rows at a time, else why they cannot."""
         return self._head_mixing()
 
     def _head_mixing(self) -> str | None:
@@ -409,8 +422,11 @@ class MapMixer(TokenMixer):
         """Mix the tokens; see :class:`keymix.mixers.base.TokenMixer`."""
         grid = self.resolve_grid(x, grid)
         inputs = self.inputs(x, grid)
-        if self.choose_backend(x.device).name == "sdpa":
+        path = self.choose_backend(x.device, x.shape, bias).name
+        if path == "sdpa":
             y = self._fused(inputs, grid, bias)
+        elif path == "blocked":
+            y = self._blocked(inputs, grid, bias)
         else:
             maps = self.attn_drop(self.maps(inputs, grid, bias, track=self.training))
             y = maps @ inputs["v"]
@@ -424,6 +440,26 @@ class MapMixer(TokenMixer):
         added = self.added_bias(inputs, grid, bias)
         dropout = self.attn_drop_p if self.training else 0.0
         return sdpa.attention(q, k, inputs["v"], scale=self.gain(), bias=added, dropout=dropout)
+
+    def _blocked(self, inputs: Roles, grid: Grid | None, bias: Tensor | None) -> Tensor:
+        """Compute what the heads return, a block of query rows at a time."""
+        return self._by_rows(inputs, grid, bias)[0]
+
+    def _by_rows(
+        self, inputs: Roles, grid: Grid | None, bias: Tensor | None, **how: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Hand queries, keys and values to :func:`keymix.ops.attention.blocked.attention`."""
+        both = self.factors(inputs)
+        if both is None:
+            raise TypeError(f"{type(self).__name__} must define factors(inputs) or logits(…)")
+        return blocked.attention(
+            both[0] * self.gain(),
+            both[1],
+            inputs["v"],
+            bias=self._added(inputs, grid, bias, None),
+            diagonal=0 if self.mask_diagonal else None,
+            **how,
+        )
 
     def attention_map(
         self,
@@ -455,39 +491,81 @@ class MapMixer(TokenMixer):
             return take_rows(self.maps(inputs, grid, bias), rows)
         return self.maps(inputs, grid, bias, rows, stage)
 
-    def choose_backend(self, device: torch.device | None = None) -> BackendChoice:
-        """Say which path the next forward pass takes and why.
+    @property
+    def learns_bias(self) -> bool:
+        """Whether the mixer's own additive bias is learned."""
+        return False
+
+    def choose_backend(
+        self,
+        device: torch.device | None = None,
+        shape: Sequence[int] | None = None,
+        bias: Tensor | None = None,
+    ) -> BackendChoice:
+        """Say which path a forward pass takes and why.
+
+        Args:
+            device: Where it runs; a CPU if None.
+            shape: Of the tokens, ``[*, N, C]``; those of one image on the site's grid if None.
+            bias: The caller's additive bias.
 
         Raises:
             UserError: If a backend was named at construction and cannot run; with the reason.
         """
-        against = self.plain_softmax or self._own_step
-        if self.backend == "reference":
-            return BackendChoice("reference", "asked for by name")
-        if self.backend == "sdpa":
-            if against is not None:
-                raise UserError(f"backend='sdpa' cannot run here: {against}")
-            return BackendChoice("sdpa", "asked for by name")
-        if self.backend != "auto":
+        known = ("auto", "reference", "sdpa", "blocked")
+        if self.backend not in known:
             raise UserError(
                 f"backend={self.backend!r} does not exist for mixer {self.mixer_name!r}; choose "
-                "'auto', 'reference' or 'sdpa'"
+                "'auto', 'reference', 'sdpa' or 'blocked'"
             )
+        fused = self.plain_softmax or self._own_step
+        rows = self.whole_maps or self._own_rows
+        dropped = self.training and self.attn_drop_p > 0
+        rows = rows or ("attention dropout draws for the whole map" if dropped else None)
+        against = {"sdpa": fused, "blocked": rows}.get(self.backend)
         if against is not None:
-            return BackendChoice("reference", against)
+            raise UserError(f"backend={self.backend!r} cannot run here: {against}")
+        followed = traced() if self.backend in ("auto", "blocked") else None
+        if self.backend == "blocked" and followed is not None:
+            return BackendChoice("reference", followed)  # the function is the same
+        if self.backend != "auto":
+            return BackendChoice(self.backend, "asked for by name")
         on_cpu = device is None or device.type == "cpu"
-        if on_cpu and self.training and self.attn_drop_p > 0:
+        entries = self._entries(shape)
+        pays = on_cpu and rows is None and followed is None and entries >= FROM_ENTRIES
+        size = f"maps of {entries:,} entries are formed a block of rows at a time"
+        if fused is not None:
+            return BackendChoice("blocked", size) if pays else BackendChoice("reference", fused)
+        if on_cpu and dropped:
             return BackendChoice("reference", "attention dropout has no fused kernel on CPU")
+        learned = self.learns_bias or (bias is not None and bias.requires_grad)
+        if pays and learned and torch.is_grad_enabled():
+            why = f"fused attention forms the whole map where a bias is learned; {size}"
+            return BackendChoice("blocked", why)
         return BackendChoice("sdpa", "the map is a plain softmax of a product")
+
+    def _entries(self, shape: Sequence[int] | None) -> int:
+        """Entries of all maps of a call on tokens of a shape; 0 where that is not known."""
+        site = self.site
+        if shape is None:
+            if site.grid is None:
+                return 0
+            shape = (site.windows, site.num_tokens, site.dim)
+        count = shape[-2]
+        keys = site.num_keys if site.has_own_key_grid or self.keeps_grid else count
+        return math.prod(shape[:-1]) * self.num_heads * keys
 
 
 _STEPS = ("logits", "activate", "mix_after", "maps")
 
 
-def _own_step(cls: type) -> str | None:
-    """Why a subclass is no plain softmax though it does not say so itself: a step it overrides."""
+def _own_step(cls: type, answer: str) -> str | None:
+    """Why a subclass takes no faster path though it does not say so: a step it overrides.
+
+    `answer` is the property that speaks of the path; its class answers for these steps.
+    """
     for each in cls.__mro__:
-        if "plain_softmax" in vars(each):  # whoever answers for these steps
+        if answer in vars(each):
             break
         for step in _STEPS:
             if step in vars(each):

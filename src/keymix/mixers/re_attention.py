@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, Unpack
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from keymix.errors import UserError
 from keymix.layers.checkpoint import recomputing, still_statistics
-from keymix.mixers.base import Site, Traits, heads_first, heads_last
+from keymix.mixers.base import Grid, Site, Traits, heads_first, heads_last
 from keymix.mixers.map_mixer import MapMixer, MapOptions, Roles
 from keymix.mixers.registry import register_mixer
 
@@ -123,6 +124,71 @@ class ReMixing(MapMixer):
         return "re-attention mixes the maps after the softmax"
 
     @property
+    def whole_maps(self) -> str | None:
+        """None, unless heads are mixed elsewhere too or another norm stands here."""
+        plain = type(self.norm) in (nn.BatchNorm2d, nn.LayerNorm)
+        return self._head_mixing() or (None if plain else "the norm is none of DeepViT's two")
+
+    def _blocked(self, inputs: Roles, grid: Grid | None, bias: Tensor | None) -> Tensor:
+        r"""Compute what the heads return, a block of query rows at a time.
+
+        Rows of a softmax sum to one, so that a mixed map's mean is that of M weights 1/M. With it
+        taken off every weight, :math:`C = A - 1/M`, BatchNorm is
+        :math:`\gamma\, \Theta^\top C / \sigma + \beta` with the variance
+        :math:`\Theta^\top S\, \Theta` of the h x h mean products S of C. It needs no second
+        pass: :math:`\Theta^\top C V` is divided by :math:`\sigma` afterwards.
+        """
+        norm = self.norm
+        theta = self.theta.to(torch.promote_types(inputs["v"].dtype, torch.float32))
+        if isinstance(norm, nn.LayerNorm):
+            learned = [t for t in (theta, self.theta_bias, norm.weight, norm.bias) if t is not None]
+            y, _ = self._by_rows(
+                inputs, grid, bias, mix=partial(_normed, eps=norm.eps), learned=learned
+            )
+            return self._scaled(y)
+        keys = inputs["v"].shape[-2]
+        moments = norm.training or norm.running_mean is None
+
+        def mix(maps: Tensor, theta: Tensor) -> tuple[Tensor, Tensor | None]:
+            maps = maps - 1 / keys
+            products = (maps @ maps.transpose(1, 2)).sum(0) if moments else None
+            return theta.T @ maps, products
+
+        y, products = self._by_rows(inputs, grid, bias, mix=mix, learned=(theta,))
+        mean = theta.sum(0) / keys
+        if self.theta_bias is not None:
+            mean = mean + self.theta_bias
+        values = inputs["v"].sum(-2, keepdim=True)
+        if products is None:
+            assert norm.running_mean is not None  # or there would be moments
+            assert norm.running_var is not None
+            rate = norm.weight * (norm.running_var + norm.eps).rsqrt()
+            shift = norm.bias + (mean - norm.running_mean) * rate
+        else:
+            count = y.numel() // (y.shape[-1] * self.num_heads) * keys
+            variance = ((products / count @ theta) * theta).sum(0)
+            rate = norm.weight * (variance + norm.eps).rsqrt()
+            shift = norm.bias + 0 * mean  # which the norm takes off; its gradient is zero, not None
+            self._track(mean, variance, count)
+        return self._scaled(y * rate[:, None, None] + values * shift[:, None, None]).to(y.dtype)
+
+    def _track(self, mean: Tensor, variance: Tensor, count: int) -> None:
+        """Move the running statistics as BatchNorm does."""
+        norm = self.norm
+        assert isinstance(norm, nn.BatchNorm2d)
+        if not (self.training and norm.training) or norm.running_mean is None or recomputing():
+            return
+        assert norm.running_var is not None
+        with torch.no_grad():
+            seen = norm.num_batches_tracked
+            if seen is not None:
+                seen.add_(1)
+            share = norm.momentum if norm.momentum is not None else 1 / float(seen or 1)
+            norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), share)
+            unbiased = variance * (count / max(1, count - 1))
+            norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), share)
+
+    @property
     def mixes_rows(self) -> bool:
         """In training BatchNorm's statistics run over all rows."""
         return self.centred
@@ -141,6 +207,17 @@ class ReMixing(MapMixer):
         if self.centred and self.talking_post is not None and self.talking_post.bias is not None:
             mine.add("talking_post.bias")
         return super().zero_gradients | mine
+
+
+def _normed(maps: Tensor, theta: Tensor, *rest: Tensor, eps: float) -> tuple[Tensor, None]:
+    """Mix the heads of entries ``[X, h, Y]`` and norm over them."""
+    *added, weight, shift = rest
+    mixed = theta.T @ maps
+    for each in added:
+        mixed = mixed + each[:, None]
+    centred = mixed - mixed.mean(1, keepdim=True)
+    rate = (centred.square().mean(1, keepdim=True) + eps).rsqrt()
+    return centred * rate * weight[:, None] + shift[:, None], None
 
 
 @register_mixer("re_attention")

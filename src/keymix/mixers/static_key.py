@@ -39,7 +39,12 @@ class StarReLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply it."""
-        return self.scale * F.relu(x).square() + self.bias
+        return star_relu(x, self.scale, self.bias)
+
+
+def star_relu(x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    """Compute the function of :class:`StarReLU`."""
+    return scale * F.relu(x).square() + bias
 
 
 class KeyOptions(ResizeOptions, total=False):
@@ -106,6 +111,25 @@ class LearnedKeys(GridBound):
         if self.activation == "relu":
             return F.relu(logits)
         return logits.softmax(-1)
+
+    @property
+    def whole_maps(self) -> str | None:
+        """None: all activations but the softmax act on single entries."""
+        return self._head_mixing()
+
+    def _blocked(self, inputs: Roles, grid: Grid | None, bias: Tensor | None) -> Tensor:
+        """Compute what the heads return, a block of query rows at a time."""
+        if self.activation == "softmax":
+            return self._by_rows(inputs, grid, bias)[0]
+        learned: tuple[Tensor, ...] = ()
+        if isinstance(self.act, StarReLU):
+            learned = (self.act.scale, self.act.bias)
+
+        def weigh(logits: Tensor, *numbers: Tensor) -> tuple[Tensor, None]:
+            return star_relu(logits, *numbers) if numbers else self.activate(logits), None
+
+        how: dict[str, Any] = {"softmax": False, "mix": weigh, "learned": learned}
+        return self._by_rows(inputs, grid, bias, **how)[0]
 
     def key_shape(self) -> tuple[int, ...]:
         """Shape of the static key: ``[h, M, d]``, or ``[nW, h, M, d]`` with keys per window."""

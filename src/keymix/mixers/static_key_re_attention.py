@@ -47,6 +47,13 @@ class StaticKeyReAttention(ReMixing, StaticKeyAttention):
         self._init_mixing(norm, theta_bias)
 
     @property
+    def whole_maps(self) -> str | None:
+        """As of re-attention, over rows that sum to one."""
+        if self.activation != "softmax":
+            return f"rows of activation={self.activation!r} do not sum to one"
+        return super().whole_maps
+
+    @property
     def zero_gradients(self) -> frozenset[str]:
         """Also StarReLU's bias, which shifts every map alike, where BatchNorm takes the mean."""
         shifts = {"act.bias"} if self.centred and self.act is not None else set()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from keymix.ops.neuron.reference import Dynamics, integrate_and_fire, potential_dtype
+from keymix.ops.tracing import batched
 
 Coefficient = float | Tensor
 Gradients = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
@@ -112,15 +113,6 @@ class Rows:
         if grad.ndim:
             grad = self.back(grad).sum_to_size(like.shape)
         return grad.reshape(like.shape).to(like.dtype)
-
-
-def batched(*grads: Tensor | None) -> bool:
-    """Whether one of the gradients is many, as ``is_grads_batched`` and ``vmap`` pass them."""
-    look = torch._C._functorch
-    return any(
-        each is not None and (look.is_batchedtensor(each) or look.is_legacy_batchedtensor(each))
-        for each in grads
-    )
 
 
 def save_coefficients(ctx: Any, keep: Coefficient, gain: Coefficient) -> list[Tensor | None]:

@@ -12,12 +12,12 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from keymix.errors import UserError, unknown
 from keymix.ops.neuron import autograd, blocked, reference
 from keymix.ops.neuron.autograd import Kernel
 from keymix.ops.neuron.reference import Dynamics
+from keymix.ops.tracing import traced
 
 Backend = Literal["auto", "reference", "blocked", "triton"]
 BACKENDS = get_args(Backend)
@@ -68,24 +68,6 @@ def _finds_c_compiler() -> bool:
     return bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"))
 
 
-def forward_mode() -> bool:
-    """Whether derivatives are carried along in the forward pass."""
-    return forward_ad._current_level >= 0
-
-
-def _traced(x: Tensor | None) -> str | None:
-    """Why a tensor is followed by something that needs to see every operation; None if not."""
-    if torch.compiler.is_compiling():
-        return "the compiler around it fuses the steps"
-    if torch._C._get_tracing_state() is not None or torch._C._are_functorch_transforms_active():
-        return "a tracer or transform around it follows every operation"
-    if forward_mode():
-        return "derivatives are carried along in the forward pass"
-    if x is not None and (x.is_meta or type(x) not in (Tensor, torch.nn.Parameter)):
-        return "the currents hold no numbers, or are a tensor of another class"
-    return None
-
-
 def choose(asked: str, x: Tensor | None = None, device: torch.device | None = None) -> Choice:
     """Choose the path, ``"auto"`` or one by name, for the currents x, or a device if x is None.
 
@@ -95,9 +77,9 @@ def choose(asked: str, x: Tensor | None = None, device: torch.device | None = No
     where = x.device if x is not None else device or torch.device("cpu")
     if asked == "reference":
         return Choice("reference", "asked for by name")
-    traced = _traced(x)
-    if traced is not None:  # whatever was named: the function is the same
-        return Choice("reference", traced)
+    followed = traced(x)
+    if followed is not None:  # whatever was named: the function is the same
+        return Choice("reference", followed)
     if asked == "auto" and where.type == "cpu":
         return Choice("blocked", "on CPU, a chunk of neurons stays in cache for all steps")
     against = None if asked == "blocked" else _no_triton(where)

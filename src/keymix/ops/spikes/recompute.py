@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from keymix.errors import UserError
-from keymix.ops.neuron.autograd import batched, save_coefficients, saved_coefficients
+from keymix.ops.neuron.autograd import save_coefficients, saved_coefficients
 from keymix.ops.neuron.multi_step import gradients, integrate_and_fire
 from keymix.ops.neuron.reference import Dynamics
+from keymix.ops.tracing import batched
 
 
 def refuse_unkept(grad: Tensor) -> None:
