@@ -110,7 +110,13 @@ def found(
     ]
     made: Any = {
         "plan": SimpleNamespace(recipe=recipe, mixers=mixers, margin=margin),
-        "data": SimpleNamespace(task_kind=TASK, kind=IMAGE, sizes={"train": 200, "test": N}),
+        "data": SimpleNamespace(
+            task_kind=TASK,
+            kind=IMAGE,
+            sizes={"train": 200, "test": N},
+            limit=None,
+            test_fraction=None,
+        ),
         "done": done,
         "references": References(rows=tuple(rows), answers=references),
         "costs": {},
@@ -217,6 +223,20 @@ def test_a_control_that_no_mixer_beats_is_named(control: float, kind: str | None
 def test_the_margin_of_the_plan_says_how_near_the_control_must_be(margin: float, kind: str) -> None:
     equal = {"softmax": 0.8, "static_key": 0.8, "identity": 0.8}
     assert kinds(found(equal, margin=margin)) == [f"control_{kind}"]
+
+
+@pytest.mark.parametrize(
+    ("known", "option"), [({"limit": 500}, "--limit"), ({"test_fraction": 0.1}, "test_fraction")]
+)
+def test_more_test_images_come_by_the_option_that_the_data_have(
+    known: dict[str, float], option: str
+) -> None:
+    given = found({"softmax": 0.8, "static_key": 0.81, "identity": 0.8})
+    (made,) = diagnose(given)
+    assert "`--" not in made.remedy  # a test split of the data's own
+    vars(given.data).update(known)
+    (made,) = diagnose(given)
+    assert f"{option}`" in made.remedy
 
 
 def test_a_control_is_level_where_no_mixer_can_be_better_by_the_margin() -> None:

@@ -149,7 +149,7 @@ def nothing_learned(found: Found) -> Diagnosis | None:
             "Check the labels with `keymix data check`, try other learning rates (`--tune lr`), "
             "more images, or larger ones."
         )
-    text = f"No model learned this data: {best} is at {gain} against {chance}"
+    text = f"No model learned this data: {best}, the best, differs from {chance} by {gain}"
     learned = {name: whole(a) for name, a in found.references.of(learned=True).items()}
     if learned:
         name = max(learned, key=lambda each: score.rank(learned[each]))
@@ -165,7 +165,7 @@ def data_problems(found: Found) -> Diagnosis | None:
             kind="data_problem",
             text=f"The test split is a single {unit}: nothing can be said of other {unit}s, and no "
             "difference here means anything.",
-            remedy=f"Add {unit}s, or take a larger share for test (`--data.test_fraction`).",
+            remedy=f"Get more {unit}s{_how_to_test_more(found)}.",
         )
     if checked is None:
         return None
@@ -183,6 +183,13 @@ def data_problems(found: Found) -> Diagnosis | None:
         text=f"The data falsify the comparison: {'; '.join(parts)}.",
         remedy=remedy,
     )
+
+
+def _how_to_test_more(found: Found) -> str:
+    """Name the option by which the test split grows, if there is one."""
+    option = "--limit" if found.data.limit is not None else "--data.test_fraction"
+    drawn = found.data.limit is not None or found.data.test_fraction is not None
+    return f" (`{option}`)" if drawn else ""
 
 
 def constant_predictions(found: Found) -> Diagnosis | None:
@@ -245,7 +252,7 @@ def still_learning(found: Found) -> Diagnosis | None:
         text=f"Training was too short: validation {score.name} still changes by "
         f"{score.changed(slope[0])} per epoch at the end. A ranking now is a ranking of how fast "
         "mixers learn.",
-        remedy=f"Train longer: --epochs {2 * epochs} or more.",
+        remedy=f"Train longer: `--epochs {2 * epochs}` or more.",
     )
 
 
@@ -298,7 +305,7 @@ def control_level(found: Found) -> Diagnosis | None:
         text=f"No mixer is shown to be better than the control {control}, which mixes no tokens "
         f"({numbers}). {units:,} test {found.data.kind.nouns} and {difference.seeds} seeds leave "
         "open whether mixing tokens helps here.",
-        remedy=f"More seeds and more test {found.data.kind.nouns} (`--data.test_fraction`) show "
+        remedy=f"More seeds and more test {found.data.kind.nouns}{_how_to_test_more(found)} show "
         "smaller differences; larger images, smaller patches or a longer training may make them "
         "larger.",
     )
