@@ -250,11 +250,11 @@ SHORT = {
     "mixers/qk_channel.py": "a mixer",
     "mixers/qk_token.py": "a mixer",
     "mixers/softmax.py": "a mixer",
-    "mixers/static_key_re_attention.py": "a mixer",
     "ops/attention/reference.py": "an equation, and nothing else",
+    "ops/tracing.py": "shared by neurons and attention",
     "recipes/imagenet.py": "shared by three papers",
-    "tasks/classification/facts.py": "a part of a task",
     "report/sections/tuning.py": "a section of the report",
+    "tasks/classification/facts.py": "a part of a task",
 }
 """Files under 60 lines, each with its reason."""
 

@@ -251,25 +251,16 @@ def attention(
 ) -> tuple[Float[Tensor, "*batch h N e"], Tensor | None]:
     r"""Compute :math:`\mathrm{mix}(\mathrm{softmax}(Q K^\top + b))\,V` by blocks of rows of Q.
 
-    Narrower dtypes than float32 are computed in float32. Backward, and gradients of gradients,
-    which form the whole map, are those of the same formula.
+    The scale is in q. Leading axes that keys lack are shared by all that has them. b broadcasts to
+    ``[*, h, N, M]``; a query n does not see key n + ``diagonal``. Narrower dtypes than float32 are
+    computed in float32. Gradients of gradients form the whole map.
 
-    Args:
-        q: Queries, with the scale in them.
-        k: Keys; leading axes that they lack are shared by all that has them. With ``neighbours``
-            they meet k x k queries, position by position, and then a one: D = k^2 d + 1.
-        v: Values.
-        bias: Added to the logits; broadcasts to ``[*, h, N, M]``.
-        diagonal: A query n does not see key n + diagonal.
-        neighbours: Grid (H, W) of the queries and the odd side k of the neighbourhood that a query
-            is made of, row by row; beyond the edge it is zero.
-        softmax: Whether weights are the softmax of the logits; else ``mix`` gets the logits.
-        mix: From ``[X, h, Y]``, the heads of entries in any order, and ``learned`` to the map of
-            the same shape, entry by entry, and optionally to a sum over entries.
-        learned: Tensors that ``mix`` takes and that get gradients.
+    With ``neighbours``, the grid (H, W) of the queries and an odd side k, keys meet the k x k
+    queries around a query, row by row, zero beyond the edge, and then a one: D = k^2 d + 1.
 
-    Returns:
-        The output, and the sum over all entries that ``mix`` gives, or None.
+    ``mix`` turns ``[X, h, Y]``, the heads of entries in any order, and the ``learned`` tensors,
+    which get gradients, into the map, entry by entry, and may return a sum over entries, which is
+    returned, summed over all, next to the output. Without the ``softmax`` it gets the logits.
     """
     lead, heads, dtype = q.shape[:-3], q.shape[-3], q.dtype
     at = len(lead) - (k.ndim - 3)  # axes before this one share the keys
