@@ -170,13 +170,16 @@ def test_blocks_by_name_say_why_they_cannot_be(name, options, why) -> None:
 
 def test_auto_takes_blocks_where_maps_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(map_mixer, "FROM_ENTRIES", 3 * 6 * 6 * 10)
-    for name in ("conv_static_key", *MIXING):
+    for name in MIXING:
         mixer = make(name)
         assert explain_backend(mixer).name == "reference"
         large = explain_backend(mixer, shape=(10, 6, 12))
         assert large.name == "blocked"
         assert "1,080" in large.why
         assert explain_backend(mixer, "cuda", shape=(10, 6, 12)).name == "reference"
+    convolved = make("conv_static_key", {"resize": "interpolate"})  # image by image
+    assert explain_backend(convolved, shape=(10, 6, 12)).name == "reference"
+    assert explain_backend(convolved, shape=(1, 20, 12)).name == "blocked"
     attention = make("softmax")
     assert explain_backend(attention, shape=(10, 6, 12)).name == "sdpa"
     coded = make("key_value", {"pos_dim": 4})

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 import torch
@@ -135,29 +135,30 @@ class ConvStaticKeyAttention(LearnedKeys):
         """None: a convolution is a product of keys with queries that hold their neighbours."""
         return self._head_mixing()
 
+    def _entries(self, shape: Sequence[int] | None) -> int:
+        """Entries of the maps of one image: blocks are strips of single images."""
+        one = None if shape is None else (self.site.windows, *shape[-2:])
+        return super()._entries(one)
+
     def _by_rows(
         self, inputs: Roles, grid: Grid | None, bias: Tensor | None, **how: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Hand on the query image with the filters as keys; prefix queries meet the static key."""
         P, there = self.site.num_prefix_tokens, grid or self.site.grid or (1, 1)
         prefix, patches = split_prefix(inputs["q"], P)
-        weight, given = self._filters(self._keys_of(inputs, grid))
-        side, gain = self.key_conv.kernel_size[0], self.gain()
-        groups = (self.site.windows,) if self.site.windows > 1 else ()
-        # [G * M, d, k, k] -> [(windows), h, M, k * k * d + 1], the bias last
-        filters = weight.flatten(2).transpose(1, 2).flatten(1)
-        keys = torch.cat((filters, given[:, None]), 1) * gain
-        keys = keys.view(*groups, self.num_heads, -1, keys.shape[-1])
+        gain = self.gain()
+        weight, shift = self._filters(self._keys_of(inputs, grid))
         first = rest = bias
         if bias is not None and bias.ndim > 1 and bias.shape[-2] > 1:
             first, rest = split_prefix(bias, P)
-        y, total = blocked.attention(
+        y, total = blocked.conv_attention(
             patches,
-            keys,
+            weight * gain,
+            shift * gain,
             inputs["v"],
+            grid=there,
             bias=rest,
             diagonal=P if self.mask_diagonal else None,
-            neighbours=(there, side),
             **how,
         )
         if self.key is None:

@@ -37,7 +37,7 @@ Scale = Literal["head_dim", "dim", False]
 Backend = Literal["auto", "reference", "sdpa", "blocked", "triton"]
 
 FROM_ENTRIES = 2**21
-"""Entries of all maps of a call from which on ``auto`` forms them a block of rows at a time."""
+"""Entries of the maps of a call from which on ``auto`` forms them a block of rows at a time."""
 
 
 class MapOptions(TypedDict, total=False):
@@ -531,8 +531,8 @@ class MapMixer(TokenMixer):
         if self.backend != "auto":
             return BackendChoice(self.backend, "asked for by name")
         on_cpu = device is None or device.type == "cpu"
-        entries = self._entries(shape)
-        pays = on_cpu and rows is None and followed is None and entries >= FROM_ENTRIES
+        entries = self._entries(shape) if followed is None else 0  # may be no number there
+        pays = on_cpu and rows is None and entries >= FROM_ENTRIES
         size = f"maps of {entries:,} entries are formed a block of rows at a time"
         if fused is not None:
             return BackendChoice("blocked", size) if pays else BackendChoice("reference", fused)
@@ -545,7 +545,7 @@ class MapMixer(TokenMixer):
         return BackendChoice("sdpa", "the map is a plain softmax of a product")
 
     def _entries(self, shape: Sequence[int] | None) -> int:
-        """Entries of all maps of a call on tokens of a shape; 0 where that is not known."""
+        """Entries of the maps of which blocks are cut, for tokens of a shape; 0 if not known."""
         site = self.site
         if shape is None:
             if site.grid is None:

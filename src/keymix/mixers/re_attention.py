@@ -152,7 +152,7 @@ class ReMixing(MapMixer):
         def mix(maps: Tensor, theta: Tensor) -> tuple[Tensor, Tensor | None]:
             maps = maps - 1 / keys
             products = (maps @ maps.transpose(1, 2)).sum(0) if moments else None
-            return theta.T @ maps, products
+            return _mixed(theta, maps), products
 
         y, products = self._by_rows(inputs, grid, bias, mix=mix, learned=(theta,))
         mean = theta.sum(0) / keys
@@ -209,10 +209,15 @@ class ReMixing(MapMixer):
         return super().zero_gradients | mine
 
 
+def _mixed(theta: Tensor, maps: Tensor) -> Tensor:
+    """Mix the heads of entries ``[X, h, Y]``; ``theta.T @ maps`` would copy the maps first."""
+    return theta.T.expand(len(maps), -1, -1) @ maps
+
+
 def _normed(maps: Tensor, theta: Tensor, *rest: Tensor, eps: float) -> tuple[Tensor, None]:
     """Mix the heads of entries ``[X, h, Y]`` and norm over them."""
     *added, weight, shift = rest
-    mixed = theta.T @ maps
+    mixed = _mixed(theta, maps)
     for each in added:
         mixed = mixed + each[:, None]
     centred = mixed - mixed.mean(1, keepdim=True)

@@ -3,6 +3,9 @@
 
 The backward pass is written by hand. It keeps what the forward pass was given and forms each block
 of the map again, so that memory is linear in the number of queries, forward and backward.
+
+In here G are the heads that do not share keys and B what shares them: queries ``[G, B, N, d]``,
+values ``[G, B, M, e]``, blocks of the map ``[G, b, n, M]``.
 """
 
 from __future__ import annotations
@@ -20,88 +23,172 @@ from torch import Tensor
 from keymix.ops.tracing import batched
 
 BLOCK = 2**21
-"""Entries of the map that are in memory at a time: 8 MiB in float32."""
+"""Entries of the map that are formed at a time, 8 MiB in float32; a quarter where heads mix."""
 
 Mix = Callable[..., tuple[Tensor, Tensor | None]]
 """From logits, or weights, ``[X, h, Y]`` and learned tensors to the map, and a sum over blocks."""
 
+Block = tuple[slice, int, int]
+"""Which of B, and from which query row to which."""
+
+
+# ---- where scores come from -----------------------------------------------------------------
+
+
+class _Products:
+    """Scores that are products: queries ``[G, B, N, D]`` and keys ``[G, D, M]``."""
+
+    def blocks(self, q: Tensor, k: Tensor, entries: int) -> Iterator[Block]:
+        """Cut the queries into blocks of rows."""
+        count, rows = q.shape[2], max(1, entries // (q.shape[0] * q.shape[1] * k.shape[2]))
+        return ((slice(None), i, min(count, i + rows)) for i in range(0, count, rows))
+
+    def count(self, q: Tensor, k: Tensor) -> int:
+        """Number of queries N."""
+        return q.shape[2]
+
+    def scores(self, q: Tensor, k: Tensor, shift: Tensor | None, block: Block) -> Tensor:
+        """Logits of a block."""
+        rows = self._rows(q, block)
+        return (rows.flatten(1, 2) @ k).view(*rows.shape[:3], -1)
+
+    def back(
+        self, q: Tensor, k: Tensor, ds: Tensor, block: Block, sums: Sequence[Tensor | None]
+    ) -> None:
+        """Add the gradients of queries and keys that the scores of a block have."""
+        (at, start, stop), (dq, dk, _) = block, sums
+        ds = ds.flatten(1, 2)
+        if dk is not None:
+            dk.baddbmm_(self._rows(q, block).flatten(1, 2).transpose(1, 2), ds)
+        if dq is not None:
+            there = dq[:, at, start:stop]
+            there.copy_((ds @ k.transpose(1, 2)).view(there.shape))
+
+    @staticmethod
+    def _rows(q: Tensor, block: Block) -> Tensor:
+        at, start, stop = block
+        return q[:, at, start:stop]
+
+
+@dataclass(frozen=True)
+class _Convolutions:
+    """Scores that a convolution of the query image gives, one image of B at a time.
+
+    The image is ``[B, G * d, H + k - 1, W]`` with the channels last in memory and zeros above and
+    below it; keys are the filters ``[G * M, d, k, k]``, and the shift is their bias.
+    """
+
+    heads: int  # G
+    width: int  # W
+
+    def blocks(self, q: Tensor, k: Tensor, entries: int) -> Iterator[Block]:
+        """Cut every image into strips of whole rows of the grid."""
+        count, rows = self.count(q, k), max(1, entries // (len(k) * self.width)) * self.width
+        return (
+            (slice(image, image + 1), i, min(count, i + rows))
+            for image in range(len(q))
+            for i in range(0, count, rows)
+        )
+
+    def count(self, q: Tensor, k: Tensor) -> int:
+        """Number of queries H W."""
+        return (q.shape[2] - k.shape[-1] + 1) * self.width
+
+    def scores(self, q: Tensor, k: Tensor, shift: Tensor | None, block: Block) -> Tensor:
+        """Logits of a block; their axis n comes before G in memory."""
+        edge = k.shape[-1] // 2
+        strip = self._strip(q, k, block)
+        a = F.conv2d(strip, k, shift, padding=(0, edge), groups=self.heads)
+        a = a.permute(0, 2, 3, 1).reshape(len(strip), -1, self.heads, len(k) // self.heads)
+        return a.permute(2, 0, 1, 3)
+
+    def back(
+        self, q: Tensor, k: Tensor, ds: Tensor, block: Block, sums: Sequence[Tensor | None]
+    ) -> None:
+        """Add the gradients of image, filters and bias that the scores of a block have."""
+        dq, dk, dshift = sums
+        strip, edge = self._strip(q, k, block), k.shape[-1] // 2
+        if dk is not None:
+            # PyTorch's gradient of a convolution makes filters three times a call, and these are
+            # larger than the block
+            filters = dk.permute(0, 2, 3, 1).view(self.heads, -1, dk[0].numel())
+            filters.baddbmm_(ds[:, 0].transpose(1, 2), self._neighbourhoods(strip, k))
+        ds = ds.permute(1, 2, 0, 3).flatten(2)  # [1, n, G * M], as it lies in memory
+        if dshift is not None:
+            dshift.add_(ds.sum((0, 1)))
+        if dq is not None:
+            ds = ds.view(1, -1, self.width, ds.shape[-1]).permute(0, 3, 1, 2)
+            how = ([1, 1], [0, edge], [1, 1], False, [0, 0], self.heads)
+            found = torch.ops.aten.convolution_backward(
+                ds, strip, k, None, *how, [True, False, False]
+            )
+            self._strip(dq, k, block).add_(found[0])
+
+    def _neighbourhoods(self, strip: Tensor, k: Tensor) -> Tensor:
+        """Queries of a strip as the filters meet them, ``[G, n, k * k * d]``."""
+        side = k.shape[-1]
+        image = F.pad(strip[0].permute(1, 2, 0), (0, 0, side // 2, side // 2))
+        near = image.unfold(0, side, 1).unfold(1, side, 1)  # [rows, W, G * d, k, k]
+        near = near.view(*near.shape[:2], self.heads, -1, side, side).permute(2, 0, 1, 4, 5, 3)
+        return near.reshape(self.heads, -1, k[0].numel())
+
+    def _strip(self, image: Tensor, k: Tensor, block: Block) -> Tensor:
+        at, start, stop = block
+        first, last = start // self.width, stop // self.width
+        return image[at, :, first : last + k.shape[-1] - 1]
+
+
+# ---- all blocks -----------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, kw_only=True)
 class _How:
-    """What a call computes besides its tensors.
+    """What a call computes besides its tensors."""
 
-    Tensors have heads that do not share keys first, G of them, then what shares them, B: queries
-    ``[G, B, N, d]``, keys ``[G, M, D]``, values ``[G, B, M, e]``.
-    """
-
-    heads: int  # of G, the last part: those that `mix` mixes
-    neighbours: Tensor | None  # [N, k * k], rows of the padded queries that a query is made of
+    source: _Products | _Convolutions
+    heads: int  # the last part of G: those that `mix` mixes
     diagonal: int | None  # a query n does not see key n + diagonal
     softmax: bool
     mix: Mix | None
 
-    def count(self, q: Tensor) -> int:
-        """Number of queries."""
-        return q.shape[2] if self.neighbours is None else len(self.neighbours)
+    def blocks(self, q: Tensor, k: Tensor) -> Iterator[Block]:
+        """Cut the map into blocks."""
+        return self.source.blocks(q, k, BLOCK if self.mix is None else BLOCK // 4)
 
-    def blocks(self, q: Tensor, k: Tensor) -> Iterator[tuple[int, int]]:
-        """Cut the queries into blocks, each of some rows."""
-        count = self.count(q)
-        rows = max(1, BLOCK // max(1, q.shape[0] * q.shape[1] * k.shape[1]))
-        return ((start, min(count, start + rows)) for start in range(0, count, rows))
-
-    def queries(self, q: Tensor, start: int, stop: int) -> Tensor:
-        """Queries of a block as the keys meet them, ``[G, B * n, D]``."""
-        heads, shared, _, width = q.shape
-        if self.neighbours is None:
-            return q[:, :, start:stop].reshape(heads, -1, width)
-        near = q.index_select(2, self.neighbours[start:stop].flatten())
-        near = near.view(heads, shared * (stop - start), -1)
-        return F.pad(near, (0, 1), value=1.0)  # the bias of the convolution is one more channel
-
-    def give_back(self, grad: Tensor, du: Tensor, start: int, stop: int) -> None:
-        """Add the gradient of a block's queries to that of all."""
-        heads, shared, _, width = grad.shape
-        if self.neighbours is None:
-            grad[:, :, start:stop] = du.view(heads, shared, -1, width)
-            return
-        near = du[..., :-1].reshape(heads, shared, -1, width)
-        grad.index_add_(2, self.neighbours[start:stop].flatten(), near)
-
-    def scores(
-        self, u: Tensor, k: Tensor, bias: Tensor | None, shared: int, start: int, stop: int
+    def weights(
+        self, q: Tensor, k: Tensor, shift: Tensor | None, bias: Tensor | None, block: Block
     ) -> Tensor:
-        """Logits of a block, or the softmax's weights, ``[G, B, n, M]``."""
-        a = (u @ k.transpose(1, 2)).view(len(k), shared, stop - start, -1)
+        """Logits of a block, or the softmax of them."""
+        a = self.source.scores(q, k, shift, block)
         if bias is not None:
-            a += _rows(bias, start, stop)
+            a += _part(bias, block)
         if self.diagonal is not None:
-            own = a.diagonal(start + self.diagonal, -2, -1)
-            own.fill_(torch.finfo(a.dtype).min)
-        return a.softmax(-1) if self.softmax else a
+            a.diagonal(block[1] + self.diagonal, -2, -1).fill_(torch.finfo(a.dtype).min)
+        if not self.softmax:
+            return a
+        lies = a if a.is_contiguous() else a.permute(1, 2, 0, 3)  # as it lies in memory
+        # in place where no gradient follows: memory for each block anew is paid in page faults
+        p = torch.softmax(lies, -1, out=None if torch.is_grad_enabled() else lies)
+        return p if a.is_contiguous() else p.permute(2, 0, 1, 3)
 
     def mixed(self, p: Tensor, *learned: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Turn scores into the map ``[G * B, n, M]``, and a sum over its entries."""
-        total = None
-        if self.mix is not None:
-            groups = p.shape[0] // self.heads
-            made, total = self.mix(p.view(groups, self.heads, -1), *learned)
-            p = made.view(p.shape)
-        return p.flatten(0, 1), total
+        """Turn logits or weights into the map, and a sum over its entries."""
+        if self.mix is None:
+            return p, None
+        made, total = self.mix(p.reshape(p.shape[0] // self.heads, self.heads, -1), *learned)
+        return made.view(p.shape), total
 
 
-def _rows(t: Tensor, start: int, stop: int) -> Tensor:
-    return t if t.shape[-2] == 1 else t[..., start:stop, :]
+def _part(t: Tensor, block: Block) -> Tensor:
+    """Take a block's part of a bias ``[G or 1, B or 1, N or 1, M or 1]``."""
+    at, start, stop = block
+    t = t if t.shape[1] == 1 else t[:, at]
+    return t if t.shape[2] == 1 else t[:, :, start:stop]
 
 
-def _whole(
-    how: _How, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *learned: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """Compute all rows at once, by operations that have gradients of gradients."""
-    count = how.count(q)
-    p = how.scores(how.queries(q, 0, count), k, bias, q.shape[1], 0, count)
-    maps, total = how.mixed(p, *learned)
-    return (maps @ v.flatten(0, 1)).view(*v.shape[:2], count, -1), total
+def _times(maps: Tensor, v: Tensor) -> Tensor:
+    """Multiply ``[G, b, n, M]`` by ``[G, b, M, e]``, wherever an axis lies in memory."""
+    return (maps.flatten(0, 1) @ v.flatten(0, 1)).view(*v.shape[:2], maps.shape[2], -1)
 
 
 class _Attention(torch.autograd.Function):
@@ -111,45 +198,62 @@ class _Attention(torch.autograd.Function):
         how: _How,
         q: Tensor,
         k: Tensor,
+        shift: Tensor | None,
         v: Tensor,
         bias: Tensor | None,
         *learned: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
-        out = v.new_empty(*v.shape[:2], how.count(q), v.shape[-1])
-        values, total = v.flatten(0, 1), None
-        for start, stop in how.blocks(q, k):
-            p = how.scores(how.queries(q, start, stop), k, bias, q.shape[1], start, stop)
-            maps, part = how.mixed(p, *learned)
-            out[:, :, start:stop] = torch.bmm(maps, values).view(*v.shape[:2], stop - start, -1)
+        out, total = v.new_empty(*v.shape[:2], how.source.count(q, k), v.shape[-1]), None
+        for block in how.blocks(q, k):
+            at, start, stop = block
+            maps, part = how.mixed(how.weights(q, k, shift, bias, block), *learned)
+            out[:, at, start:stop] = _times(maps, v[:, at])
             if part is not None:
                 total = part if total is None else total.add_(part)
         ctx.how = how
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(q, k, v, bias, out if how.mix is None else None, *learned)
+        ctx.save_for_backward(q, k, shift, v, bias, out if how.mix is None else None, *learned)
         return out, total
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_total: Tensor | None) -> tuple[Any, ...]:
-        q, k, v, bias, out, *learned = ctx.saved_tensors
+        how: _How = ctx.how
+        q, k, shift, v, bias, out, *learned = ctx.saved_tensors
         needs = ctx.needs_input_grad[1:]
-        inputs = (q, k, v, bias, *learned)
+        inputs = (q, k, shift, v, bias, *learned)
         if torch.is_grad_enabled() or batched(grad, grad_total):
-            return (None, *_differentiable(ctx.how, inputs, needs, (grad, grad_total)))
+            return (None, *_differentiable(how, inputs, needs, (grad, grad_total)))
         if grad is None:
-            grad = v.new_zeros(*v.shape[:2], ctx.how.count(q), v.shape[-1])
+            grad = v.new_zeros(*v.shape[:2], how.source.count(q, k), v.shape[-1])
         sums = [
             torch.zeros_like(t) if need and t is not None else None
             for t, need in zip(inputs, needs, strict=True)
         ]
-        way = _WayBack(ctx.how, q, k, v.flatten(0, 1), bias, learned, grad_total, sums)
-        if out is not None and ctx.how.softmax:
+        way = _WayBack(how, q, k, shift, v, bias, learned, grad_total, sums)
+        if out is not None and how.softmax:
             # of a plain softmax the sum of p dp over a row is that of dy y: as one more channel of
             # dy, against a one in v, it is taken off by the product itself
             grad = torch.cat((grad, -(grad * out).sum(-1, keepdim=True)), -1)
-            way = replace(way, v=F.pad(way.v, (0, 1), value=1.0))
-        for start, stop in ctx.how.blocks(q, k):
-            way.through(grad[:, :, start:stop].flatten(0, 1), start, stop)
+            way = replace(way, v=F.pad(v, (0, 1), value=1.0))
+        for block in how.blocks(q, k):
+            at, start, stop = block
+            way.through(grad[:, at, start:stop], block)
         return (None, *sums)
+
+
+def _whole(
+    how: _How,
+    q: Tensor,
+    k: Tensor,
+    shift: Tensor | None,
+    v: Tensor,
+    bias: Tensor | None,
+    *learned: Tensor,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute all rows at once, by operations that have gradients of gradients."""
+    block = (slice(None), 0, how.source.count(q, k))
+    maps, total = how.mixed(how.weights(q, k, shift, bias, block), *learned)
+    return _times(maps, v), total
 
 
 def _differentiable(
@@ -181,43 +285,44 @@ class _WayBack:
     how: _How
     q: Tensor
     k: Tensor
+    shift: Tensor | None
     v: Tensor
     bias: Tensor | None
     learned: Sequence[Tensor]
     grad_total: Tensor | None
     sums: Sequence[Tensor | None]
 
-    def through(self, dy: Tensor, start: int, stop: int) -> None:
+    def through(self, dy: Tensor, block: Block) -> None:
         """Add the gradients that come through the rows of a block."""
-        how, shared = self.how, self.q.shape[1]
-        dq, dk, dv, db, *_ = self.sums
-        u = how.queries(self.q, start, stop)
-        p = how.scores(u, self.k, self.bias, shared, start, stop)
-        dmaps = dy @ self.v.transpose(1, 2)
+        how, (at, start, _) = self.how, block
+        dv, db = self.sums[3:5]
+        p = how.weights(self.q, self.k, self.shift, self.bias, block)
+        dmaps = torch.empty_like(p)  # with the axes of p in memory
+        torch.bmm(
+            dy.flatten(0, 1),
+            self.v[:, at].flatten(0, 1).transpose(1, 2),
+            out=dmaps.flatten(0, 1),
+        )
         if how.mix is None:
-            maps, ds = p.flatten(0, 1), dmaps.view_as(p)
-            ds = ds.mul_(p) if how.softmax else ds
+            maps, ds = p, dmaps.mul_(p) if how.softmax else dmaps
         else:
             maps, ds = self._through_mix(p, dmaps)
             if how.softmax:
                 ds = torch.ops.aten._softmax_backward_data(ds, p, -1, p.dtype)
         if dv is not None:
-            dv.flatten(0, 1).baddbmm_(maps.transpose(1, 2), dy[..., : dv.shape[-1]])
+            there = dv[:, at]
+            there += _times(maps.transpose(-2, -1), dy[..., : there.shape[-1]])
         if how.diagonal is not None:
             ds.diagonal(start + how.diagonal, -2, -1).zero_()
         if db is not None:
-            there = _rows(db, start, stop)
-            there.add_(ds.sum_to_size(there.shape))
-        ds = ds.view(len(ds), -1, ds.shape[-1])
-        if dk is not None:
-            dk.baddbmm_(ds.transpose(1, 2), u)
-        if dq is not None:
-            how.give_back(dq, ds @ self.k, start, stop)
+            there = _part(db, block)
+            there += ds.sum_to_size(there.shape)
+        how.source.back(self.q, self.k, ds, block, self.sums[:3])
 
     def _through_mix(self, p: Tensor, dmaps: Tensor) -> tuple[Tensor, Tensor]:
         """The map, and the gradient of the scores by autograd of what mixes them."""
         leaf = p.detach().requires_grad_()
-        sums = self.sums[4:]
+        sums = self.sums[5:]
         leaves = [
             t.detach().requires_grad_(total is not None)
             for t, total in zip(self.learned, sums, strict=True)
@@ -234,17 +339,16 @@ class _WayBack:
         return maps.detach(), ds
 
 
-# ---- a call ---------------------------------------------------------------------------------
+# ---- calls ----------------------------------------------------------------------------------
 
 
 def attention(
     q: Float[Tensor, "*batch h N d"],
-    k: Float[Tensor, "*keys h M D"],
+    k: Float[Tensor, "*keys h M d"],
     v: Float[Tensor, "*batch h M e"],
     *,
     bias: Tensor | None = None,
     diagonal: int | None = None,
-    neighbours: tuple[tuple[int, int], int] | None = None,
     softmax: bool = True,
     mix: Mix | None = None,
     learned: Sequence[Tensor] = (),
@@ -255,64 +359,87 @@ def attention(
     ``[*, h, N, M]``; a query n does not see key n + ``diagonal``. Narrower dtypes than float32 are
     computed in float32. Gradients of gradients form the whole map.
 
-    With ``neighbours``, the grid (H, W) of the queries and an odd side k, keys meet the k x k
-    queries around a query, row by row, zero beyond the edge, and then a one: D = k^2 d + 1.
-
     ``mix`` turns ``[X, h, Y]``, the heads of entries in any order, and the ``learned`` tensors,
     which get gradients, into the map, entry by entry, and may return a sum over entries, which is
     returned, summed over all, next to the output. Without the ``softmax`` it gets the logits.
     """
-    lead, heads, dtype = q.shape[:-3], q.shape[-3], q.dtype
-    at = len(lead) - (k.ndim - 3)  # axes before this one share the keys
-    if k.shape[:-3] != lead[at:]:
-        k = k.expand(*lead[at:], *k.shape[-3:])
-    groups, shared = math.prod(lead[at:]) * heads, math.prod(lead[:at])
-    wide = torch.promote_types(dtype, torch.float32)
-
-    def first(t: Tensor) -> Tensor:
-        """Bring ``[*, h, R, D]`` to ``[G, B, R, D]``."""
-        return t.to(wide).reshape(shared, groups, *t.shape[-2:]).transpose(0, 1).contiguous()
-
-    index = None
-    queries = first(q)
-    if neighbours is not None:
-        queries, index = _padded(queries, *neighbours)
-    how = _How(heads=heads, neighbours=index, diagonal=diagonal, softmax=softmax, mix=mix)
-    keys = k.to(wide).reshape(groups, *k.shape[-2:])
-    with torch.autocast(q.device.type, enabled=False):
-        out, total = _Attention.apply(
-            how, queries, keys, first(v), _fitted(bias, lead, heads, at, wide), *learned
-        )
-    out = out.transpose(0, 1).reshape(*lead, heads, *out.shape[-2:])
-    return out.to(dtype), total
+    axes = _Axes(q, k.ndim - 3)
+    keys = k.expand(*axes.own, *k.shape[-3:]).flatten(0, -3).to(axes.dtype).transpose(1, 2)
+    how = _How(source=_Products(), heads=q.shape[-3], diagonal=diagonal, softmax=softmax, mix=mix)
+    given = (axes.first(q), keys.contiguous(), None, axes.first(v), axes.bias(bias), *learned)
+    return axes.computed(how, given)
 
 
-def _padded(q: Tensor, grid: tuple[int, int], side: int) -> tuple[Tensor, Tensor]:
-    """Put zeros around the grid of the queries; return them and the rows that make a query."""
-    (height, width), edge = grid, side // 2
-    image = q.view(*q.shape[:2], height, width, q.shape[-1])
-    padded = F.pad(image, (0, 0, edge, edge, edge, edge)).flatten(2, 3)
-    row, column = torch.arange(height, device=q.device), torch.arange(width, device=q.device)
-    step = torch.arange(side, device=q.device)
-    at = (row[:, None, None, None] + step[:, None]) * (width + 2 * edge)
-    at = at + column[:, None, None] + step
-    return padded, at.reshape(height * width, side * side)
+def conv_attention(
+    q: Float[Tensor, "*batch h N d"],
+    weight: Float[Tensor, "filters d k k"],
+    shift: Float[Tensor, " filters"],
+    v: Float[Tensor, "*batch h M e"],
+    *,
+    grid: tuple[int, int],
+    bias: Tensor | None = None,
+    diagonal: int | None = None,
+    softmax: bool = True,
+    mix: Mix | None = None,
+    learned: Sequence[Tensor] = (),
+) -> tuple[Float[Tensor, "*batch h N e"], Tensor | None]:
+    """Compute :func:`attention` whose logits a convolution of the queries on ``grid`` gives.
 
-
-def _fitted(
-    bias: Tensor | None, lead: torch.Size, heads: int, at: int, dtype: torch.dtype
-) -> Tensor | None:
-    """Bring a bias that broadcasts to ``[*, h, N, M]`` to ``[G or 1, B or 1, N or 1, M or 1]``."""
-    if bias is None:
-        return None
-    full = (*lead, heads)
-    axes = len(full) + 2
-    bias = bias.to(dtype)[(None,) * (axes - bias.ndim)]
-    sizes = [*bias.shape[:-2]]
-    for part in (slice(0, at), slice(at, len(full))):
-        if sizes[part] != [1] * len(sizes[part]):
-            sizes[part] = full[part]
-    bias = bias.expand(*sizes, *bias.shape[-2:])
-    return bias.reshape(math.prod(sizes[:at]), math.prod(sizes[at:]), *bias.shape[-2:]).transpose(
-        0, 1
+    Filters are one for each head and key; where there are as many as for several times the heads,
+    the last leading axis of q, such as windows, has filters of its own. The scale is in them.
+    ``mix`` acts on single entries.
+    """
+    heads = len(weight) // v.shape[-2]
+    axes = _Axes(q, int(heads > q.shape[-3]))
+    height, width = grid
+    edge = weight.shape[-1] // 2
+    image = axes.first(q).permute(1, 2, 0, 3)
+    image = image.reshape(len(image), height, width, -1)
+    image = F.pad(image, (0, 0, 0, 0, edge, edge)).permute(0, 3, 1, 2)
+    filters = weight.to(axes.dtype).contiguous(memory_format=torch.channels_last)
+    how = _How(
+        source=_Convolutions(heads, width),
+        heads=q.shape[-3],
+        diagonal=diagonal,
+        softmax=softmax,
+        mix=mix,
     )
+    given = (image, filters, shift.to(axes.dtype), axes.first(v), axes.bias(bias), *learned)
+    return axes.computed(how, given)
+
+
+class _Axes:
+    """The leading axes of a call, sorted into those that share keys and those that do not."""
+
+    def __init__(self, q: Tensor, own: int) -> None:
+        self.lead, self.heads, self._device = q.shape[:-3], q.shape[-3], q.device.type
+        self._given, self.dtype = q.dtype, torch.promote_types(q.dtype, torch.float32)
+        self._at = len(self.lead) - own
+        self.own = self.lead[self._at :]  # have keys of their own, as heads do
+        self._sizes = math.prod(self.lead[: self._at]), math.prod(self.own) * self.heads
+
+    def first(self, t: Tensor) -> Tensor:
+        """Bring ``[*, h, R, D]`` to ``[G, B, R, D]``."""
+        t = t.to(self.dtype).reshape(*self._sizes, *t.shape[-2:])
+        return t.transpose(0, 1).contiguous()
+
+    def bias(self, bias: Tensor | None) -> Tensor | None:
+        """Bring what broadcasts to ``[*, h, N, M]`` to ``[G or 1, B or 1, N or 1, M or 1]``."""
+        if bias is None:
+            return None
+        full = (*self.lead, self.heads)
+        bias = bias.to(self.dtype)[(None,) * (len(full) + 2 - bias.ndim)]
+        sizes = [*bias.shape[:-2]]
+        for part in (slice(0, self._at), slice(self._at, len(full))):
+            if sizes[part] != [1] * len(sizes[part]):
+                sizes[part] = full[part]
+        bias = bias.expand(*sizes, *bias.shape[-2:])
+        pair = math.prod(sizes[: self._at]), math.prod(sizes[self._at :])
+        return bias.reshape(*pair, *bias.shape[-2:]).transpose(0, 1)
+
+    def computed(self, how: _How, given: Sequence[Tensor | None]) -> tuple[Tensor, Tensor | None]:
+        """Run, and bring the output to ``[*, h, N, e]``."""
+        with torch.autocast(self._device, enabled=False):
+            out, total = _Attention.apply(how, *given)
+        out = out.transpose(0, 1).reshape(*self.lead, self.heads, *out.shape[-2:])
+        return out.to(self._given), total
