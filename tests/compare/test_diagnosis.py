@@ -200,6 +200,13 @@ def test_a_training_that_was_too_short_is_called_so(rise: float, says: bool) -> 
     assert (kinds(given) == ["still_learning"]) is says
 
 
+def test_a_rise_is_that_of_a_tenth_of_the_training() -> None:
+    (made,) = diagnose(found(GOOD, rise=0.004, epochs=20))
+    assert "0.8 points per 2 epochs" in made.text
+    (made,) = diagnose(found(GOOD, rise=0.008, epochs=8))
+    assert "0.8 points per epoch" in made.text
+
+
 def test_the_slope_is_that_of_the_last_fifth_and_needs_three_epochs() -> None:
     bent = [*history(0.02, epochs=8), *history(0.0, epochs=2)]
     lines = [HistoryLine(epoch=i, values={"val_top1": 0.5 + 0.1 * i}) for i in range(2)]

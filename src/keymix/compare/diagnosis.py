@@ -242,7 +242,8 @@ def still_learning(found: Found) -> Diagnosis | None:
     if slope is None:
         return None
     rise, error = score.rank(slope[0]), slope[1]
-    gain = rise * max(1.0, epochs / 10)
+    more = max(1, round(epochs / 10))
+    gain = rise * more
     least = RISING if score.unit == "%" else 0.01 * _scale(found)
     sure = error == 0 or rise / error > stats.t.ppf(LEVEL, max(1, len(runs) - 1))
     if gain < least or not sure:
@@ -250,8 +251,8 @@ def still_learning(found: Found) -> Diagnosis | None:
     return Diagnosis(
         kind="still_learning",
         text=f"Training was too short: validation {score.name} still changes by "
-        f"{score.changed(slope[0])} per epoch at the end. A ranking now is a ranking of how fast "
-        "mixers learn.",
+        f"{score.changed(slope[0] * more)} per {'epoch' if more == 1 else f'{more} epochs'} at the "
+        "end. A ranking now is a ranking of how fast mixers learn.",
         remedy=f"Train longer: `--epochs {2 * epochs}` or more.",
     )
 
@@ -299,13 +300,14 @@ def control_level(found: Found) -> Diagnosis | None:
             remedy="Try larger images or smaller patches, a longer training, or a task that needs "
             "to relate distant parts of an image.",
         )
-    units = found.data.sizes["test"]
+    unit = f"test {unit_of(found.data)}s"
+    count = max(each.units for each in found.answers(best).values())
     return Diagnosis(
         kind="control_unbeaten",
         text=f"No mixer is shown to be better than the control {control}, which mixes no tokens "
-        f"({numbers}). {units:,} test {found.data.kind.nouns} and {difference.seeds} seeds leave "
-        "open whether mixing tokens helps here.",
-        remedy=f"More seeds and more test {found.data.kind.nouns}{_how_to_test_more(found)} show "
+        f"({numbers}). {count:,} {unit} and {difference.seeds} seeds leave open whether mixing "
+        "tokens helps here.",
+        remedy=f"More seeds and more {unit}{_how_to_test_more(found)} show "
         "smaller differences; larger images, smaller patches or a longer training may make them "
         "larger.",
     )
