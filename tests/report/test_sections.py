@@ -309,6 +309,7 @@ def test_labels_break_within_and_remarks_stay_whole() -> None:
     assert broken == (
         "key_<wbr>value(<wbr>head_<wbr>dim=<wbr>43) loses here (−1.0 points) &lt;b&gt;"
     )
+    assert page.breakable("over the 10,000 test images") == "over the 10,000 test images"
 
 
 @pytest.mark.parametrize(

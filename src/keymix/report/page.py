@@ -132,7 +132,7 @@ def with_code(text: str) -> Markup:
 def breakable(label: str) -> Markup:
     """Let a long label break behind brackets, commas, slashes, equals signs and underscores.
 
-    A bracket that opens a remark in a sentence stays with its first word.
+    A bracket that opens a remark in a sentence stays with its first word, a number stays whole.
     """
-    parts = re.split(r"(?<=\S[(,/=_])(?=\S)", label)
+    parts = re.split(r"(?<=\S[(,/=_])(?=\S)(?<!\d,(?=\d{3}))", label)
     return Markup("<wbr>").join(parts)
