@@ -142,6 +142,12 @@ def test_a_checkpoints_second_pass_moves_no_statistics() -> None:
     assert mixer.norm.num_batches_tracked == 1
 
 
+def test_no_image_is_no_error() -> None:
+    for name in [n for n in BLOCKED if n != "conv_static_key"]:  # a convolution needs one
+        mixer = make(name, {"backend": "blocked"}).eval()
+        assert mixer(torch.zeros(0, 6, 12, dtype=torch.float64)).shape == (0, 6, 12)
+
+
 def test_weights_that_do_not_train_get_no_gradient() -> None:
     mixer = make("conv_static_key", {"backend": "blocked"}, num_prefix_tokens=1)
     mixer.requires_grad_(False)

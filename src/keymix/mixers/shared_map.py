@@ -74,6 +74,11 @@ class SharedMapAttention(ReMixing):
         self.key_grid = None if key_grid is None else as_grid("key_grid", key_grid)
         self._init_mixing(norm, theta_bias=True)
 
+    @property
+    def whole_maps(self) -> str:
+        """Why no block of rows is formed: nothing is."""
+        return "the map of another layer is there already"
+
     def _handed(self, source: Tensor | None, bias: Tensor | None) -> Tensor:
         if source is None:
             raise UserError(

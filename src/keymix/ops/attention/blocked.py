@@ -40,7 +40,8 @@ class _Products:
 
     def blocks(self, q: Tensor, k: Tensor, entries: int) -> Iterator[Block]:
         """Cut the queries into blocks of rows."""
-        count, rows = q.shape[2], max(1, entries // (q.shape[0] * q.shape[1] * k.shape[2]))
+        count = q.shape[2]
+        rows = max(1, entries // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
         return ((slice(None), i, min(count, i + rows)) for i in range(0, count, rows))
 
     def count(self, q: Tensor, k: Tensor) -> int:
