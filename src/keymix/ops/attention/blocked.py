@@ -51,7 +51,7 @@ class _Products:
     def scores(self, q: Tensor, k: Tensor, shift: Tensor | None, block: Block) -> Tensor:
         """Logits of a block."""
         rows = self._rows(q, block)
-        return (rows.flatten(1, 2) @ k).view(*rows.shape[:3], -1)
+        return (rows.flatten(1, 2) @ k).view(*rows.shape[:3], k.shape[2])
 
     def back(
         self, q: Tensor, k: Tensor, ds: Tensor, block: Block, sums: Sequence[Tensor | None]
@@ -176,7 +176,9 @@ class _How:
         """Turn logits or weights into the map, and a sum over its entries."""
         if self.mix is None:
             return p, None
-        made, total = self.mix(p.reshape(p.shape[0] // self.heads, self.heads, -1), *learned)
+        made, total = self.mix(
+            p.reshape(len(p) // self.heads, self.heads, math.prod(p.shape[1:])), *learned
+        )
         return made.view(p.shape), total
 
 
@@ -189,7 +191,7 @@ def _part(t: Tensor, block: Block) -> Tensor:
 
 def _times(maps: Tensor, v: Tensor) -> Tensor:
     """Multiply ``[G, b, n, M]`` by ``[G, b, M, e]``, wherever an axis lies in memory."""
-    return (maps.flatten(0, 1) @ v.flatten(0, 1)).view(*v.shape[:2], maps.shape[2], -1)
+    return (maps.flatten(0, 1) @ v.flatten(0, 1)).view(*v.shape[:2], maps.shape[2], v.shape[-1])
 
 
 class _Attention(torch.autograd.Function):
