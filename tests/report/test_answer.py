@@ -101,6 +101,14 @@ def test_where_all_is_unclear_no_mixer_is_distinguishable_and_a_saving_is_said()
     assert dear.title == "No mixer is distinguishable from softmax"
 
 
+def test_the_best_on_validation_keeps_up_with_nobody_but_the_baseline() -> None:
+    worse = {"key_value": (-0.04, "provisional", "worse")}
+    said = found(pick="static_key", **worse)  # which is the best, too
+    assert said.title == "static_key is not distinguishable from softmax"
+    saving = found(pick="static_key", macs={"static_key": 50}, **worse)
+    assert saving.title.endswith("from softmax, with 50\u00a0% fewer multiply-adds")
+
+
 def test_where_mixers_are_worse_the_baseline_is_not_beaten() -> None:
     said = found(key_value=(-0.04, "clear", "worse"), pick="softmax")
     assert said.title == "No mixer beats softmax; key_value is 4.0 points below it"

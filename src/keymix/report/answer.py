@@ -180,7 +180,10 @@ def _compared(record: ComparisonRecord, row: OutcomeRow) -> Answer:
     elif picked and record.margin is not None and record.recommendation is not None:
         margin = score.changed(record.margin, sign=False)
         title = f"No mixer is distinguishable from {base}"
-        if not _all_unclear(record):
+        if not _all_unclear(record) and row.mixer == record.recommendation.best:
+            title = f"{row.mixer} is not distinguishable from {base}"
+            title += f", {cost}" if _saves(record, row.mixer) else ""
+        elif not _all_unclear(record):
             title = f"{row.mixer} keeps up with {record.recommendation.best} within {margin}"
             title += f", {cost}" if cost else ""
         elif _saves(record, row.mixer):
