@@ -120,7 +120,7 @@ def main(argv: list[str] | None = None) -> int:
             cells = []
             for kind in ("inference_mib", "training_mib"):
                 mine, theirs = getattr(peaks[path], kind), getattr(whole, kind)
-                known = mine is not None and theirs
+                known = mine and theirs
                 cells += [f"{mine:.1f}", f"1/{theirs / mine:.1f}"] if known else ["-", "-"]
             print(line.format(case, path, *ratios, *cells), flush=True)
     return 0

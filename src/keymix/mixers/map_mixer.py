@@ -425,7 +425,7 @@ class MapMixer(TokenMixer):
         path = self.choose_backend(x.device, x.shape, bias).name
         if path == "sdpa":
             y = self._fused(inputs, grid, bias)
-        elif path == "blocked":
+        elif path == "blocked" and traced(x) is None:
             y = self._blocked(inputs, grid, bias)
         else:
             maps = self.attn_drop(self.maps(inputs, grid, bias, track=self.training))

@@ -80,7 +80,10 @@ def test_the_dry_run_measures_paths_errors_times_and_memory(dry: Results) -> Non
     assert softmax["default"]["name"] == "sdpa"
     assert "triton" in softmax["refused"]
     assert "sdpa" in mixing["refused"]
-    for result, paths in ((softmax, {"reference", "sdpa"}), (mixing, {"reference"})):
+    for result, paths in (
+        (softmax, {"reference", "sdpa", "blocked"}),
+        (mixing, {"reference", "blocked"}),
+    ):
         errors, times = result["errors"], result["times"]
         assert {row["path"] for row in errors} == paths
         assert {row["grid"] for row in errors} == {"5x3+1", "4x4"}
@@ -126,16 +129,16 @@ def test_a_batch_fills_the_chip_as_far_as_its_maps_fit() -> None:
 def test_a_path_that_is_added_to_a_mixer_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     real = MapMixer.choose_backend
 
-    def choose(mixer: MapMixer, device: torch.device | None = None) -> BackendChoice:
-        return BackendChoice("triton", "new") if mixer.backend == "triton" else real(mixer, device)
+    def choose(mixer: MapMixer, *call: Any) -> BackendChoice:
+        return BackendChoice("triton", "new") if mixer.backend == "triton" else real(mixer, *call)
 
     monkeypatch.setattr(MapMixer, "choose_backend", choose)
     paths, refused, _ = job.offered("re_attention", TINY, CPU)
-    assert list(paths) == ["reference", "triton"]
-    assert "blocked" in refused
+    assert list(paths) == ["reference", "blocked", "triton"]
+    assert "sdpa" in refused
     rows = [*job.measure_errors("re_attention", TINY, CPU, paths)]
     rows += job.measure_times("re_attention", TINY, CPU, paths)
-    assert {row["path"] for row in rows} == {"reference", "triton", BASE, BARE}
+    assert {row["path"] for row in rows} == {"reference", "blocked", "triton", BASE, BARE}
 
 
 # ---- what is wrong ------------------------------------------------------------------------------
@@ -190,7 +193,7 @@ def test_a_fault_of_one_path_is_found(
     assert wrong(result, "reference") == []
     assert any(expected in place for place in wrong(result, "sdpa"))
     written = JOB.section({"static_key": result})
-    assert "Of 2 paths of 1 mixer, 1 gave wrong results" in written
+    assert "Of 3 paths of 1 mixer, 1 gave wrong results" in written
     assert expected in written
     assert "nothing to compare" in written
 
@@ -304,9 +307,9 @@ def test_the_section_is_written_of_any_part(dry: Results) -> None:
         assert (f"`{name}`, reference" in part) == (name != "ceilings")
         assert "Not measured yet: " in part
     assert "Ceilings: " in whole
-    assert "Of 3 paths of 2 mixers, none" in whole
+    assert "Of 5 paths of 2 mixers, none" in whole
     rows = [line for line in whole.splitlines() if line.startswith("|")]
-    assert len(rows) == 2 * (2 + 3) + 2 * (2 + 2 + 3)
+    assert len(rows) == 2 * (2 + 5) + 2 * (2 + 2 + 5)
     assert all(row.count(" | ") in (1, 4) for row in rows)
     assert "Too few rounds" in whole or "No difference" in whole or "Not clear" in whole
 
