@@ -168,7 +168,7 @@ class _How:
         if not self.softmax:
             return a
         lies = a if a.is_contiguous() else a.permute(1, 2, 0, 3)  # as it lies in memory
-        # in place where no gradient follows: memory for each block anew is paid in page faults
+        # in place where no gradient follows: fresh memory per block costs page faults
         p = torch.softmax(lies, -1, out=None if torch.is_grad_enabled() else lies)
         return p if a.is_contiguous() else p.permute(2, 0, 1, 3)
 
