@@ -56,6 +56,7 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
     "key_init_std": (0.3,),
     "kernel_size": (1, 5),
     "pool_size": (1, 5),
+    "key_grid": ("1/4", (1, 2)),
     "expansion": (2.0,),
     "pos_dim": (3, 6),
     "attn_threshold": (1.0,),

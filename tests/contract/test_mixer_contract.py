@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from each import each
+from keymix.errors import UserError
 from keymix.layers.neurons import Neurons
 from keymix.mixers import contract
 from keymix.mixers.base import Site, TokenMixer, explain_backend
@@ -191,6 +192,10 @@ def test_masking_is_as_claimed(name: str, options: dict[str, Any], training: boo
         assert contract.breaks_mask(mixer, ACCURACY) is None
         return
     x, (bias, others) = tokens(mixer), contract.example_mask(mixer, ACCURACY)
+    if mixer.site.has_own_key_grid:  # a mask of tokens says nothing of keys that stand for several
+        with pytest.raises(UserError, match="bias for"):
+            mixer(x, bias=bias)
+        return
     ignored = torch.equal(mixer(x, bias=bias)[..., others, :], mixer(x)[..., others, :])
     assert ignored or not contract.mask_holds(mixer, ACCURACY), (
         "not maskable, but the mask was kept"

@@ -44,13 +44,14 @@ def test_rows_asked_for_are_the_rows_of_the_full_map(
 ) -> None:
     mixer = make(name, options, num_prefix_tokens=1, grid=(3, 4)).train(training)
     x = tokens(mixer, 2)
-    bias = numbers(3, 13, 13)
+    keys = mixer.site.num_keys  # fewer than tokens where the options say so
+    bias = numbers(3, 13, keys)
     full = mixer.attention_map(x, stage=stage, bias=bias)
-    assert full.shape == (2, 3, 13, 13)
+    assert full.shape == (2, 3, 13, keys)
     for queries in ([0], [12, 3, 3], torch.tensor([5, 1])):
         rows = mixer.attention_map(x, queries=queries, stage=stage, bias=bias)
         close(rows, full[..., torch.as_tensor(queries), :])
-    for shape in ((13,), (1, 13)):  # one bias a key, whatever the query
+    for shape in ((keys,), (1, keys)):  # one bias a key, whatever the query
         shared = numbers(*shape).float()
         one = mixer.attention_map(x, queries=[4], stage=stage, bias=shared)
         close(one, mixer.attention_map(x, stage=stage, bias=shared)[..., [4], :])

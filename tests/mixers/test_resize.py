@@ -49,6 +49,7 @@ def plainly(mixer: MapMixer, x: Tensor, grid: tuple[int, int]) -> Tensor:
         there = grid
         move = lambda t: resample.interpolate(t, prefix, home, grid)  # noqa: E731
     else:
+        home = there = site.key_grid or home
         v = resample.pool(v, prefix, grid, home)
         move = lambda t: t  # noqa: E731
     count = prefix + there[0] * there[1]
@@ -244,6 +245,78 @@ def test_keys_may_lie_on_a_coarser_grid_from_the_start(name: str) -> None:
             make(name, {"resize": resize}, **site)
     with refused("mask_diagonal"):
         make(name, {"resize": "pool_values", "mask_diagonal": True}, **site)
+
+
+GRIDS_OF_KEYS = {"7x9": (4, 6), "2x3": (2, 3), "1/4": (2, 3), "1/1": (4, 6), "1/24": (1, 1)}
+
+
+@pytest.mark.parametrize(("text", "grid"), GRIDS_OF_KEYS.items())
+def test_a_key_grid_is_two_sides_or_a_share_of_the_tokens(text: str, grid: Any) -> None:
+    mixer = make("static_key", {"key_grid": text}, grid=(4, 6), num_prefix_tokens=1)
+    assert mixer.key_grid == grid
+    assert mixer.key.shape == (3, 1 + grid[0] * grid[1], 4)
+    sides = make("static_key", {"key_grid": list(grid)}, grid=(4, 6), num_prefix_tokens=1)
+    assert sides.key_grid == grid
+
+
+def test_what_one_side_cannot_give_of_a_share_the_other_does() -> None:
+    assert make("static_key", {"key_grid": "1/4"}, grid=(1, 16)).key_grid == (1, 4)
+    assert make("static_key", {"key_grid": "1/4"}, grid=(16, 1)).key_grid == (4, 1)
+
+
+@pytest.mark.parametrize(
+    "bad", ["1/0", "5/4", "0/4", "0.25", "7", "0x3", "", (0, 2), (2,), (2, 2, 2)]
+)
+def test_a_bad_key_grid_is_refused_by_name(bad: Any) -> None:
+    with refused("key_grid="):
+        make("static_key", {"key_grid": bad})
+
+
+@together
+@every_keyed
+@pytest.mark.parametrize("activation", ["softmax", "gelu", "relu", "star_relu"])
+@pytest.mark.parametrize("site", [{}, {"num_prefix_tokens": 2}], ids=str)
+def test_fewer_keys_are_the_plain_formula(name, activation, site) -> None:
+    options = {"key_grid": (2, 3), "activation": activation}
+    mixer = make(name, options, grid=(5, 7), **site).eval()
+    for grid in [(5, 7), *OTHERS]:
+        x = tokens_on(mixer, grid)
+        close(mixer(x, grid=grid), plainly(mixer, x, grid))
+        wanted = torch.autograd.grad(plainly(mixer, x, grid).sum(), [*mixer.parameters()])
+        found = torch.autograd.grad(mixer(x, grid=grid).sum(), [*mixer.parameters()])
+        for one, other in zip(found, wanted, strict=True):
+            close(one, other)
+
+
+@every_keyed
+def test_a_key_grid_keeps_keys_where_they_are(name: str) -> None:
+    mixer = make(name, {"key_grid": "1/4"}, grid=(4, 6)).eval()
+    x = tokens_on(mixer, (8, 10))
+    wanted = mixer(x, grid=(8, 10))
+    mixer.set_grid((8, 10))
+    assert torch.equal(mixer(x), wanted)
+    assert (mixer.site.grid, mixer.key_grid) == ((8, 10), (2, 3))
+    with refused("key_grid='1/4'.*resize='interpolate'"):
+        make(name, {"key_grid": "1/4", "resize": "interpolate"}, grid=(4, 6))
+    with refused("mask_diagonal"):
+        make(name, {"key_grid": "1/4", "mask_diagonal": True}, grid=(4, 6))
+
+
+@every_keyed
+def test_windows_with_few_keys_have_their_own(name: str) -> None:
+    options = {"key_grid": "1/4"}
+    mixer = make(name, options, grid=(4, 4), windows=6, window_grid=(2, 3)).eval()
+    one = make(name, options, grid=(4, 4)).eval()
+    x = torch.randn(2, 6, 16, DIM, dtype=torch.float64)
+    rows = {"key": mixer.key, **dict(mixer.named_parameters())}
+    for window in range(6):
+        state = {}
+        for key, target in one.state_dict().items():
+            each = rows[key].detach() if key in rows else mixer.state_dict()[key]
+            apart = key in mixer.grid_parameters
+            state[key] = each.reshape(6, *target.shape)[window] if apart else each
+        one.load_state_dict(state)
+        close(mixer(x)[:, window], one(x[:, window]))
 
 
 @every_keyed

@@ -339,7 +339,9 @@ def build_for(
     site = host.site_for(place, kind, options)
     made = build(name, site, dict(options), **factory)
     if place.needs_mask and not made.claims.maskable:
-        raise UserError(f"mixer {name!r} cannot sit at {place.path}: {place.needs_mask}")
+        given = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        so = f" with {given}" if kind.traits.maskable and given else ""  # it is these that do it
+        raise UserError(f"mixer {name!r}{so} cannot sit at {place.path}: {place.needs_mask}")
     return made
 
 

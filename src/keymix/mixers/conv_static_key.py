@@ -44,13 +44,16 @@ class ConvStaticKeyAttention(LearnedKeys):
         activation: ``"softmax"``, or ``"gelu"``, ``"relu"``, ``"star_relu"`` (SKA Table 4).
         key_init_std: Standard deviation of the prefix queries' static key; the convolution starts
             as PyTorch's do.
+        key_grid: Fewer keys than tokens, as in ``static_key``: the convolution has a channel for
+            each key, still at every token.
         resize: What to do with tokens of another grid: None refuses, ``"interpolate"`` resamples
             the keys' axis of the convolution, ``"pool_values"`` keeps it, since a convolution
             gives M logits on any image, and averages the values; the reach of k tokens stays.
         shared: The options of :class:`keymix.mixers.map_mixer.MapMixer`.
 
     Shape: x ``[*, N, C]`` -> ``[*, N, C]`` with the site's N, or any grid under ``resize``.
-    Cost: 3 N C^2 + (k^2 + 1) N M C multiply-adds (SKA Table 6: N (10 N D + 3 D^2) at k = 3).
+    Cost: (2 N + M) C^2 + (k^2 + 1) N M C multiply-adds (SKA Table 6, M = N and k = 3:
+    N (10 N D + 3 D^2)).
 
     Raises:
         UserError: If the site has no grid, the kernel is even, or a value is bad.
@@ -76,6 +79,7 @@ class ConvStaticKeyAttention(LearnedKeys):
         if kernel_size < 1 or kernel_size % 2 == 0:
             raise UserError(f"{kernel_size=} must be odd and at least 1, so that the grid stays")
         super().__init__(site, **shared)
+        site = self.site  # with the keys' grid
         groups = site.windows * self.num_heads
         self.key_conv = nn.Conv2d(
             groups * self.head_dim,

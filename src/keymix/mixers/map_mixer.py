@@ -320,16 +320,20 @@ class MapMixer(TokenMixer):
         linears = (self.get_submodule(name) for name in names)
         return (*(m for m in linears if isinstance(m, nn.Linear)), self.proj)
 
+    def sources(self, x: Float[Tensor, "*batch N C"], grid: Grid | None) -> Roles:
+        """Return what each role is projected from: the tokens, or what ``site.project`` makes."""
+        if self.project is None:
+            return dict.fromkeys(self.roles, x)
+        return {role: self.project[role](x, grid) for role in self.roles}
+
     def inputs(self, x: Float[Tensor, "*batch N C"], grid: Grid | None) -> Roles:
         """Project the tokens: a role to its heads, ``[*, h, N or M, d]``."""
-        if self.project is not None:
-            sources = {role: self.project[role](x, grid) for role in self.roles}
-            parts = self._project_apart(sources)
-        elif self.joint is not None:
+        sources = self.sources(x, grid)
+        if self.joint is not None and self.project is None:
             both = self.get_submodule(self.joint)(x)
             parts = dict(zip(self.roles, both.chunk(len(self.roles), -1), strict=True))
         else:
-            parts = {role: self.get_submodule(role)(x) for role in self.roles}
+            parts = self._project_apart(sources)
         shape = (self.num_heads, self.head_dim)
         heads = {
             role: t.reshape(*t.shape[:-1], *shape).transpose(-3, -2) for role, t in parts.items()

@@ -20,6 +20,7 @@ from torch import nn
 from keymix.errors import Attempt, UserError, unknown
 from keymix.mixers.base import Grid, Site, TokenMixer
 from keymix.mixers.kinds import accepted, of_kind, words
+from keymix.mixers.site import as_grid
 from keymix.mixers.user_mixers import PAGE, check_first, from_outside
 
 _MIXERS: dict[str, type[TokenMixer]] = {}
@@ -182,7 +183,7 @@ def create_mixer(
     num_heads: int = 1,
     grid: Grid | None = None,
     num_prefix_tokens: int = 0,
-    key_grid: Grid | None = None,
+    key_grid: Grid | str | None = None,
     windows: int = 1,
     window_grid: Grid | None = None,
     project: Callable[[str], nn.Module] | None = None,
@@ -199,7 +200,8 @@ def create_mixer(
         num_heads: Heads.
         grid: Token grid (H, W).
         num_prefix_tokens: Prefix tokens.
-        key_grid: Grid of the keys where it differs.
+        key_grid: Grid of the keys where it differs: that on which ``project`` puts them, or else
+            the mixer's option.
         windows: Windows with keys of their own.
         window_grid: How the windows lie (rows, columns).
         project: Makes a role's projection.
@@ -215,6 +217,8 @@ def create_mixer(
     Raises:
         UserError: If a name or option is unknown, a value is bad, or the mixer cannot serve here.
     """
+    if key_grid is not None and project is None:
+        options["key_grid"], key_grid = key_grid, None
     if site is None:
         if dim is None:
             raise UserError(f"create_mixer({name!r}) needs dim=, the width of the tokens")
@@ -223,7 +227,7 @@ def create_mixer(
             num_heads=num_heads,
             grid=grid,
             num_prefix_tokens=num_prefix_tokens,
-            key_grid=key_grid,
+            key_grid=None if key_grid is None else as_grid("key_grid", key_grid),
             windows=windows,
             window_grid=window_grid,
             project=project,

@@ -252,15 +252,31 @@ class GridBound(MapMixer):
 
     # ---- a call -----------------------------------------------------------------------------
 
+    @property
+    def pools_tokens(self) -> bool:
+        """Whether tokens are averaged before the projection of the values, not values after it.
+
+        A linear map of an average is the average of linear maps, and there are fewer of them.
+        """
+        plain = self.project is None and self.joint is None
+        return self.keeps_grid and plain and (self.finish is None or "v" not in self.finish)
+
+    def sources(self, x: Float[Tensor, "*batch N C"], grid: Grid | None) -> Roles:
+        """Return what each role is projected from; values from averaged tokens where that does."""
+        sources = super().sources(x, grid)
+        if self.pools_tokens:
+            sources["v"] = self.pooled(x, grid)
+        return sources
+
     def inputs(self, x: Float[Tensor, "*batch N C"], grid: Grid | None) -> Roles:
-        """Project the tokens; under ``"pool_values"`` values are averaged onto the keys' grid."""
+        """Project the tokens; under ``"pool_values"`` values are averages on the keys' grid."""
         inputs = super().inputs(x, grid)
-        if self.keeps_grid:
+        if self.keeps_grid and not self.pools_tokens:
             inputs["v"] = self.pooled(inputs["v"], grid)
         return inputs
 
     def pooled(self, t: Tensor, grid: Grid | None) -> Tensor:
-        """Average what came from tokens on ``grid``, ``[*, h, N, d]``, onto :attr:`key_grid`."""
+        """Average tokens, or what came from them, ``[*, N, D]``, onto :attr:`key_grid`."""
         grid = grid or self.site.grid or self.key_grid
         source = self.source_grid(grid, t.shape[-2] - self.site.num_prefix_tokens)
         return resample.pool(t, self.site.num_prefix_tokens, source, self.key_grid)
@@ -273,6 +289,6 @@ class GridBound(MapMixer):
             raise UserError(
                 f"mixer {self.mixer_name!r} keeps its {self.site.num_keys} keys on a grid of "
                 f"{self.key_grid} (resize='pool_values') and got a bias for {columns} keys; give "
-                "it resize='interpolate', under which keys lie where the tokens do"
+                "it resize='interpolate', and no key_grid=, so that keys lie where the tokens do"
             )
         return super()._added(inputs, grid, bias, rows)

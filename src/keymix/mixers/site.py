@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +21,31 @@ def as_grid(name: str, value: object) -> Grid:
     if len(sides) != 2 or any(not isinstance(s, int) or s < 1 for s in sides):
         raise UserError(f"{name}={value!r} must be (height, width) in tokens, each >= 1")
     return sides[0], sides[1]
+
+
+def coarser(name: str, value: object, grid: Grid) -> Grid:
+    """Read the grid of keys for tokens on ``grid``: two sides, ``"7x7"``, or a share, ``"1/4"``.
+
+    A share is that of the tokens' number: both sides shrink by its root, rounded, and to no less
+    than 1; what one side cannot give, the other does. Sides are at most those of the tokens.
+    """
+    text = value.replace(" ", "") if isinstance(value, str) else ""
+    share, sides = re.fullmatch(r"(\d+)/(\d+)", text), re.fullmatch(r"(\d+)x(\d+)", text)
+    if share is not None and 0 < int(share[1]) <= int(share[2]):
+        part = int(share[1]) / int(share[2])
+        fit = [max(1, math.floor(side * part**0.5 + 0.5)) for side in grid]
+        for axis, side in enumerate(grid):
+            if side * part**0.5 < 1:
+                fit[1 - axis] = max(1, math.floor(part * grid[0] * grid[1] + 0.5))
+        wanted = fit[0], fit[1]
+    elif isinstance(value, str) and sides is None:
+        raise UserError(
+            f"{name}={value!r} must be (height, width) in tokens, such as '7x7', or a share of the "
+            "tokens above 0 and at most 1, such as '1/4'"
+        )
+    else:
+        wanted = as_grid(name, value if sides is None else (int(sides[1]), int(sides[2])))
+    return min(wanted[0], grid[0]), min(wanted[1], grid[1])
 
 
 def strided(grid: Grid, keys: Grid, onto: Grid, count: int | None = None) -> Grid:

@@ -18,8 +18,10 @@ from keymix.mixers.base import Grid, Site, Traits
 from keymix.mixers.map_mixer import Roles
 from keymix.mixers.registry import register_mixer
 from keymix.mixers.resize import GridBound, ResizeOptions
+from keymix.mixers.site import coarser
 from keymix.ops import resample
 
+KeyGrid = Grid | str
 Activation = Literal["softmax", "gelu", "relu", "star_relu"]
 ACTIVATIONS = ("softmax", "gelu", "relu", "star_relu")
 
@@ -52,12 +54,17 @@ class KeyOptions(ResizeOptions, total=False):
 
     activation: Activation
     key_init_std: float
+    key_grid: KeyGrid | None
 
 
 class LearnedKeys(GridBound):
     """What static and convolutional static keys share: activations (SKA Table 4), key grid, keys.
 
     The keys start from a normal distribution of standard deviation ``key_init_std``.
+
+    With ``key_grid`` there are fewer keys than tokens: they lie on a coarser grid and stay there
+    whatever grid the tokens take, as under ``resize="pool_values"``, and each meets the average of
+    the values that lie around it.
     """
 
     roles = ("q", "v")
@@ -71,6 +78,7 @@ class LearnedKeys(GridBound):
         *,
         activation: Activation = "softmax",
         key_init_std: float = 1.0,
+        key_grid: KeyGrid | None = None,
         **shared: Unpack[ResizeOptions],
     ) -> None:
         if site.grid is None:
@@ -83,15 +91,30 @@ class LearnedKeys(GridBound):
             raise UserError(f"mask_diagonal=True needs the softmax, not {activation=}")
         if not key_init_std > 0:
             raise UserError(f"{key_init_std=} must be above 0")
+        values_grid = site.grid if site.project is None else site.key_grid or site.grid
+        if key_grid is not None:
+            if shared.get("resize") == "interpolate":
+                raise UserError(
+                    f"{key_grid=} keeps the keys where they are whatever grid the tokens take, and "
+                    "resize='interpolate' moves them there; choose one"
+                )
+            shared["resize"] = "pool_values"
+            keys = coarser("key_grid", key_grid, site.grid)
+            site = replace(site, key_grid=None if keys == site.grid == values_grid else keys)
         super().__init__(site, **shared)
+        self.chosen_key_grid, self.values_grid = key_grid, values_grid
         self.activation, self.key_init_std = activation, key_init_std
         self.act = StarReLU(**self.factory) if activation == "star_relu" else None
 
     @property
     def claims(self) -> Traits:
-        """The traits; only the softmax and ReLU give a masked key no weight."""
+        """The traits; only the softmax and ReLU give a masked key no weight.
+
+        A mask of tokens says nothing of keys that each stand for several.
+        """
         claims = super().claims
         maskable = claims.maskable and self.activation in ("softmax", "relu")
+        maskable = maskable and self.chosen_key_grid is None
         return replace(claims, maskable=maskable)
 
     @property
@@ -144,8 +167,9 @@ class LearnedKeys(GridBound):
         return {"queries": ("key",)}
 
     def transfer_options(self) -> dict[str, Any]:
-        """Return those of any mixer bound to a grid and the activation."""
-        return {**super().transfer_options(), "activation": self.activation}
+        """Return those of any mixer bound to a grid, the activation and the keys' grid."""
+        options = {**super().transfer_options(), "activation": self.activation}
+        return {**options, "key_grid": self.chosen_key_grid}
 
     # ---- on another grid --------------------------------------------------------------------
 
@@ -250,14 +274,16 @@ class StaticKeyAttention(LearnedKeys):
         site: Where the mixer sits; its grid fixes the number of keys.
         activation: ``"softmax"``, or ``"gelu"``, ``"relu"``, ``"star_relu"`` (SKA Table 4).
         key_init_std: Standard deviation of the keys at the start; 1 as in Algorithm 1.
+        key_grid: Fewer keys than tokens: (height, width) of their grid, ``"7x7"``, or a share of
+            the tokens, ``"1/4"``. Tokens are averaged onto it before they become values.
         resize: What to do with tokens of another grid: None refuses, ``"interpolate"`` resamples
             the keys, ``"pool_values"`` keeps them and averages the values; see
-            :class:`keymix.mixers.resize.GridBound`.
+            :class:`keymix.mixers.resize.GridBound`. With ``key_grid`` always the last.
         shared: The options of :class:`keymix.mixers.map_mixer.MapMixer`.
 
     Shape: x ``[*, N, C]`` -> ``[*, N, C]`` with the site's N, or any grid under ``resize``.
-    Cost: 3 N C^2 + 2 N M C multiply-adds, 3 C^2 + M C weights (SKA Table 6); M = N under
-    ``"interpolate"``, the construction grid's under ``"pool_values"``.
+    Cost: (2 N + M) C^2 + 2 N M C multiply-adds, 3 C^2 + M C weights (SKA Table 6); M = N under
+    ``"interpolate"``, that of the keys' grid under ``"pool_values"``: linear in N.
 
     Raises:
         UserError: If the site has no grid, or a value is bad.

@@ -170,7 +170,7 @@ class DeepVisionTransformer(MixerVisionTransformer):
             site = replace(place.site, num_heads=source.num_heads)
             wanted = {"head_dim": source.head_dim, **place.defaults, **common, **mine}
             options = {k: v for k, v in wanted.items() if k in known} | source.factory
-            options["key_grid"] = source.site.grid if source.keeps_grid else None
+            options["key_grid"] = source.key_grid if source.keeps_grid else None
             host.put(self, place, SharedMapAttention(site, **options))
 
     def _embed(self, x: Tensor) -> Tensor:

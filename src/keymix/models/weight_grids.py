@@ -22,6 +22,7 @@ from keymix.hosts.windows import HostedWindows, window_grid
 from keymix.layers.patches import whole_size
 from keymix.mixers.base import Grid, TokenMixer
 from keymix.mixers.resize import GridBound
+from keymix.mixers.static_key import LearnedKeys
 from keymix.models.image_size import update_mixers, without_memory
 
 _REMEDY = "give img_size=, the height and width in pixels of the images they were trained on"
@@ -255,10 +256,12 @@ def _on_this_grid(
 
 def _kept(mixer: TokenMixer, key_grid: Grid, theirs: str, windows: Grid | None = None) -> UserError:
     ours = _grids_text(key_grid, windows and mixer.site.window_grid)
+    few = isinstance(mixer, LearnedKeys) and mixer.chosen_key_grid is not None
+    other = f"build it with key_grid={theirs!r}" if few else "take resize='interpolate'"
     return UserError(
         f"keeps what it learned on the grid of its training (resize='pool_values'): theirs on "
         f"{theirs}, the model's on {ours}; build the model at the image size of the training, "
-        "load, then call set_input_size, or take resize='interpolate'"
+        f"load, then call set_input_size, or {other}"
     )
 
 
