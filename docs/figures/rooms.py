@@ -2,7 +2,7 @@
 """Draw the rooms and the way of a comparison: ``python docs/figures/rooms.py`` writes the SVG.
 
 A row for each floor, a column for each step of ``keymix compare``; a dashed line goes down from a
-step to the rooms that do its work. ``tests/docs/test_design.py`` compares both with the code.
+step to the packages that do its work. ``tests/docs/test_design.py`` compares both with the code.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 
 FLOORS = (
-    ("cli", "one thin file for each verb"),
+    ("cli", "one thin file for each command"),
     ("compare, studies", "comparisons; the analyses of keymix analyze"),
     ("tasks", "facts, training, answers and page of each task"),
     ("report, recipes", "tables, charts, pages; the papers’ runs"),
@@ -21,9 +21,9 @@ FLOORS = (
     ("analysis", "counts, measurements, maps, statistics"),
     ("models, decoders", "the papers’ models; heads for dense answers"),
     ("hosts", "where attention sits in other libraries’ models"),
-    ("mixers", "the mechanisms, one file each, and their seam"),
+    ("mixers", "the mechanisms, one file each, and their interface"),
     ("ops, layers", "equations and kernels; parts of models"),
-    ("records, task, errors", "what every room may use"),
+    ("records, task, errors", "what every package may use"),
 )
 STEPS = (  # the room of each step, then the rooms below that do its work
     ("cli",),
@@ -98,10 +98,10 @@ def figure() -> str:
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
             f'width="{WIDTH}" height="{HEIGHT}" role="img" aria-labelledby="title what" '
             'font-family="system-ui, sans-serif">',
-            '<title id="title">The rooms of keymix and the way of a comparison</title>',
+            '<title id="title">The packages of keymix and the steps of a comparison</title>',
             '<desc id="what">A row for each floor, from the command line at the top to the modules '
-            "that every room may use; imports run downward only. Nine numbered columns are the "
-            "steps of keymix compare; a line in each goes down to the rooms that do its work."
+            "that every package may use; imports run downward only. Nine numbered columns are the "
+            "steps of keymix compare; a line in each goes down to the packages that do its work."
             "</desc>",
             f"<style>svg{{{LIGHT}}}@media(prefers-color-scheme:dark){{svg{{{DARK}}}}}</style>",
             f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="var(--page)"/>',

@@ -23,13 +23,13 @@ WIDTHS = (60, 80, 100, 140)
 
 HEAD = """# A comparison at the terminal
 
-How does a comparison end in a narrow or a wide terminal? The table gives up columns by importance,
-never a name or a number: score, difference, interval and certainty stay longest. The last lines are
-the answer, what to do next, and the report. `--open` shows the report in the browser, and `--json`
-prints everything for programs.
+How does the table of a comparison fit a narrow terminal? It leaves out the less important columns
+and names them below, and never cuts a name or a number. Score, difference, interval and certainty
+stay longest. The last lines are the answer, what to do next, and the report. `--open` shows the
+report in the browser, and `--json` prints everything for programs.
 
-These are the screens of [10,000 CIFAR-10 images](results/cifar10-20-epochs.md), drawn from its
-record by `python docs/figures/terminal.py`.
+These screens are those of [10,000 CIFAR-10 images](results/cifar10-20-epochs.md). They are drawn
+from its record by `python docs/figures/terminal.py`.
 """
 
 
