@@ -9,12 +9,17 @@ import torch
 from keymix.analysis.attention_operation import attention_operation
 from keymix.errors import UserError
 from keymix.mixers.registry import create_mixer
+from keymix.mixers.spec import parse_mixer
 from tolerances import close
 
+SPIKING = ["spiking_self", "spike_driven", "qk_token"]
 
-@pytest.mark.parametrize("name", ["softmax", "spiking_self", "spike_driven", "qk_token"])
-def test_the_operation_is_that_of_the_forward_pass(name: str) -> None:
-    mixer = create_mixer(name, dim=12, num_heads=3, grid=(3, 5)).double().eval()
+
+@pytest.mark.parametrize("label", ["softmax", "static_key(key_grid=1/4)", *SPIKING])
+def test_the_operation_is_that_of_the_forward_pass(label: str) -> None:
+    spec = parse_mixer(label)
+    options = dict(spec.options[0])
+    mixer = create_mixer(spec.names[0], dim=12, num_heads=3, grid=(3, 5), **options).double().eval()
     operation = attention_operation(mixer, 15)
     spiking = mixer.claims.domain == "spiking"
     x = torch.rand((1, 1, 15, 12) if spiking else (1, 15, 12), dtype=torch.float64)
@@ -28,6 +33,7 @@ def test_the_operation_is_that_of_the_forward_pass(name: str) -> None:
     else:
         parts = mixer.inputs(x, (3, 5))
     mixer(x)
+    parts = {role: parts[role] for role in mixer.roles}
     assert {r: tuple(p.shape) for r, p in parts.items()} == operation.shapes
     gathered = operation.run(parts)
     close(gathered.flatten(-2) if spiking else gathered.transpose(-3, -2).flatten(-2), seen[0])

@@ -69,6 +69,7 @@ def test_numbers_out_of_range_are_refused(name: str) -> None:
     bad = {
         "kernel_size": (0, 2, -1),
         "pool_size": (0, 2, -3),
+        "key_grid": ("1/0", "5/4", "7", (0, 1)),
         "head_dim": (0, -4),
         "key_init_std": (0.0, -1.0, float("nan"), float("inf")),
         "expansion": (0.0, -1.0, float("inf")),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from each import together
 from keymix.mixers.base import TokenMixer
-from mixer_cases import make, stir, tokens
+from mixer_cases import make, refused, stir, tokens
 from tolerances import close
 
 
@@ -29,6 +29,21 @@ def test_pooling_is_timms(size: int, prefix: int) -> None:
     mixer = make("pooling", {"pool_size": size}, grid=(3, 5), num_prefix_tokens=prefix)
     x = tokens(mixer)
     close(mixer(x), on_image(metaformer.Pooling(size), mixer, x))
+
+
+@pytest.mark.parametrize("prefix", [0, 2])
+def test_pooling_onto_a_grid_averages_and_interpolates_back(prefix: int) -> None:
+    mixer = make("pooling", {"key_grid": "1/4"}, grid=(4, 6), num_prefix_tokens=prefix)
+    back = nn.Upsample(scale_factor=2, mode="bilinear")
+
+    class Coarse(nn.Module):
+        def forward(self, image: Tensor) -> Tensor:
+            return back(nn.functional.avg_pool2d(image, 2)) - image
+
+    x = tokens(mixer)
+    close(mixer(x), on_image(Coarse(), mixer, x))
+    with refused("key_grid='1/4'.*pool_size=5"):
+        make("pooling", {"key_grid": "1/4", "pool_size": 5})
 
 
 @pytest.mark.parametrize("prefix", [0, 1])

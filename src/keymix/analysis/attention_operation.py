@@ -64,12 +64,11 @@ def attention_operation(mixer: TokenMixer, tokens: int) -> AttentionOperation:
         )
     if isinstance(mixer, MapMixer):
         grid = mixer.site.grid
-        heads = (1, mixer.num_heads, tokens, mixer.head_dim)
         with torch.no_grad():
             made = mixer.inputs(mixer.proj.weight.new_zeros(1, tokens, mixer.site.dim), grid)
         learned = {name: part for name, part in made.items() if name not in mixer.roles}
         return AttentionOperation(
-            shapes=dict.fromkeys(mixer.roles, heads),
+            shapes={role: tuple(made[role].shape) for role in mixer.roles},
             run=lambda parts: mixer.maps({**learned, **parts}, grid) @ parts["v"],
         )
     raise UserError(
