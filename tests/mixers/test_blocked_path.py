@@ -183,9 +183,12 @@ def test_auto_takes_blocks_where_maps_are_large(monkeypatch: pytest.MonkeyPatch)
         assert large.name == "blocked"
         assert "1,080" in large.why
         assert explain_backend(mixer, "cuda", shape=(10, 6, 12)).name == "reference"
-    convolved = make("conv_static_key", {"resize": "interpolate"})  # image by image
-    assert explain_backend(convolved, shape=(10, 6, 12)).name == "reference"
+    convolved = make("conv_static_key", {"resize": "interpolate"})
+    assert explain_backend(convolved, shape=(10, 6, 12)).name == "reference"  # image by image
     assert explain_backend(convolved, shape=(1, 20, 12)).name == "blocked"
+    with torch.no_grad():
+        assert explain_backend(convolved, shape=(13, 6, 12)).name == "reference"
+        assert explain_backend(convolved, shape=(14, 6, 12)).name == "blocked"
     attention = make("softmax")
     assert explain_backend(attention, shape=(10, 6, 12)).name == "sdpa"
     coded = make("key_value", {"pos_dim": 4})

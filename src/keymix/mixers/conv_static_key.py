@@ -140,9 +140,18 @@ class ConvStaticKeyAttention(LearnedKeys):
         return self._head_mixing()
 
     def _entries(self, shape: Sequence[int] | None) -> int:
-        """Entries of the maps of one image: blocks are strips of single images."""
-        one = None if shape is None else (self.site.windows, *shape[-2:])
-        return super()._entries(one)
+        """Entries of the maps of one image where gradients follow, of all images if not.
+
+        Blocks are strips of single images, each of which costs its own pass back.
+        """
+        if shape is not None and torch.is_grad_enabled():
+            shape = (self.site.windows, *shape[-2:])
+        return super()._entries(shape)
+
+    def _from_entries(self) -> int:
+        """Without gradients somewhat more are needed: 2.5 million entries of one image do not."""
+        few = super()._from_entries()
+        return few if torch.is_grad_enabled() else 4 * few // 3
 
     def _by_rows(
         self, inputs: Roles, grid: Grid | None, bias: Tensor | None, **how: Any

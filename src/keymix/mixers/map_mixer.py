@@ -536,7 +536,7 @@ class MapMixer(TokenMixer):
             return BackendChoice(self.backend, "asked for by name")
         on_cpu = device is None or device.type == "cpu"
         entries = self._entries(shape) if followed is None else 0  # may be no number there
-        pays = on_cpu and rows is None and entries >= FROM_ENTRIES
+        pays = on_cpu and rows is None and entries >= self._from_entries()
         size = f"maps of {entries:,} entries are formed a block of rows at a time"
         if fused is not None:
             return BackendChoice("blocked", size) if pays else BackendChoice("reference", fused)
@@ -547,6 +547,10 @@ class MapMixer(TokenMixer):
             why = f"fused attention forms the whole map where a bias is learned; {size}"
             return BackendChoice("blocked", why)
         return BackendChoice("sdpa", "the map is a plain softmax of a product")
+
+    def _from_entries(self) -> int:
+        """From how many entries on maps are formed a block of rows at a time."""
+        return FROM_ENTRIES
 
     def _entries(self, shape: Sequence[int] | None) -> int:
         """Entries of the maps of which blocks are cut, for tokens of a shape; 0 if not known."""
