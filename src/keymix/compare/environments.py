@@ -85,7 +85,7 @@ def warning(trained_with: Sequence[TrainedWith], here: Lines) -> str | None:
     if not changed:
         return None
     return (
-        "The runs were trained in another environment than the one that made this record; they "
+        "The runs were all trained in one environment, and this record was made in another; they "
         f"differ in {changed}."
     )
 

@@ -192,8 +192,10 @@ class Tuning:
 DiagnosisKind = Literal[
     "nothing_learned",
     "data_problem",
+    "few_units",
     "constant_predictions",
     "still_learning",
+    "ceiling",
     "control_level",
     "control_unbeaten",
     "reference_ahead",
@@ -202,12 +204,23 @@ DiagnosisKind = Literal[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diagnosis:
-    """Something that a comparison found out about itself: a sentence, and what to do about it."""
+class Diagnosis(Sparse):
+    """Something that a comparison found out about itself, and what to do about it.
+
+    `heading` is it in a line, empty in records of earlier versions, whose `text` says it all.
+    `epochs` are those that a longer training would have, where that is the remedy.
+    """
 
     kind: DiagnosisKind
+    heading: str = ""
     text: str
     remedy: str = ""
+    epochs: int | None = None
+
+    @property
+    def said(self) -> str:
+        """Heading and text."""
+        return f"{self.heading}. {self.text}" if self.heading else self.text
 
 
 # ---- costs ----------------------------------------------------------------------------------
@@ -465,9 +478,15 @@ class Checked:
 
 @dataclass(frozen=True, kw_only=True)
 class GradedFinding(Finding):
-    """A finding with its level in words."""
+    """A finding with its level in words, and as a sentence where one is shorter than the list."""
 
     grade: str
+    sentence: str = ""
+
+    @property
+    def said(self) -> str:
+        """What was found, and how often."""
+        return self.sentence or f"{self.what} ({self.count:,})."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -604,6 +623,31 @@ class ComparisonRecord(Sparse):
     def labels(self) -> list[str]:
         """Labels of the mixers, in the order of every table."""
         return [mixer.label for mixer in self.mixers]
+
+    @property
+    def controls(self) -> list[str]:
+        """Labels of the controls."""
+        return [mixer.label for mixer in self.mixers if mixer.control]
+
+    @property
+    def trained_references(self) -> list[str]:
+        """Labels of the trained models without a mixer."""
+        return [mixer.label for mixer in self.mixers if mixer.reference]
+
+    @property
+    def named(self) -> list[str]:
+        """Labels of the mixers that are neither controls nor references."""
+        return [each.label for each in self.mixers if not each.control and not each.reference]
+
+    @property
+    def found(self) -> dict[str, Diagnosis]:
+        """What it found out about itself, by kind."""
+        return {each.kind: each for each in self.diagnoses}
+
+    @property
+    def learned(self) -> bool:
+        """Whether some model learned the data, so that its answers are worth a look."""
+        return "nothing_learned" not in self.found
 
 
 def opened(values: Mapping[str, Any], *, where: str) -> ComparisonRecord:
