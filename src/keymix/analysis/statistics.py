@@ -120,10 +120,10 @@ def quoted(
 ) -> tuple[float, float] | tuple[None, None]:
     """Cut an interval of a difference to what differences can be; None where it then says nothing.
 
-    Two seeds give an interval of one degree of freedom: if it reaches a bound, it says nothing.
+    Two seeds give an interval of one degree of freedom: wider than the score's range, it is none.
     """
-    ends = bounded(score, low, high)
-    return (None, None) if seeds == 2 and ends != (low, high) else ends
+    most = math.inf if score.low is None or score.high is None else score.high - score.low
+    return (None, None) if seeds == 2 and high - low > most else bounded(score, low, high)
 
 
 def over_seeds(

@@ -148,7 +148,9 @@ def nothing_learned(found: Found) -> Diagnosis | None:
     if len({score.change(each.mean) for each in skills.values()}) == 1:
         apart = score.change(skills[best].mean)
         differs = float(apart.replace("\u2212", "-")) != 0
-        text = f"All models differ from {chance} by {apart}" if differs else f"All equal {chance}"
+        text = f"Every model differs from {chance} by {apart}"
+        if not differs:
+            text = f"Every model equals {chance}"
     else:
         gain = f"{score.changed(skills[best].mean)} ({_ends(found, skills[best])})"
         text = f"The best, {best}, differs from {chance} by {gain}"
@@ -373,7 +375,7 @@ def ceiling(found: Found) -> Diagnosis | None:
         kind="ceiling",
         heading="The task is too easy to separate the mixers",
         text=f"All mixers, and {listing(list(linear))} too, reach {score.text(least)} {word} of a "
-        f"possible {score.text(most)}. More seeds will not separate them.",
+        f"possible {score.text(most)}.",
         remedy=f"Take harder {found.data.kind.nouns}, or more test {unit_of(found.data)}s"
         f"{_how_to_test_more(found)}: more seeds will not separate these mixers.",
     )
@@ -423,8 +425,8 @@ def control_level(found: Found) -> Diagnosis | None:
         heading=none_beats([control], shown=False),
         text=f"{numbers} {count:,} {unit} and {difference.seeds} seeds leave open whether mixing "
         "tokens helps here.",
-        remedy=f"More seeds and more {unit}{_how_to_test_more(found)} show "
-        "smaller differences; larger images, smaller patches or a longer training may make them "
+        remedy=f"More {unit}{_how_to_test_more(found)} show smaller differences; "
+        "larger images, smaller patches or a longer training may make them "
         "larger.",
     )
 

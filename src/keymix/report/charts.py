@@ -250,17 +250,21 @@ def _draw_levels(
 ) -> list[Box]:
     """Draw lines across a chart, each with what it is at one end; return where their names are.
 
-    Names of lines that are near each other stand one over the other.
+    Lines that are near each other have their names together, over the upper one.
     """
     right, boxes = WIDTH - 2, []
-    values = list(levels.values())
-    places = spread([y(value) - 4 for value in values], _GAP, TOP + 8, max(y.start, y.end) - 4)
-    for what, value, place in zip(levels, values, places, strict=True):
+    groups: list[tuple[float, list[str]]] = []
+    for what, value in sorted(levels.items(), key=lambda each: y(each[1])):
         drawing.line((left, right), (y(value), y(value)), "leader ctl")
-        at = left + 4 if anchor == "start" else right - 4
-        drawing.text(at, place, what, "tick", anchor)
-        begin = at if anchor == "start" else at - text_width(what)
-        boxes.append((begin, place - 9, begin + text_width(what), place + 3))
+        if groups and y(value) - groups[-1][0] < _GAP:
+            groups[-1][1].append(what)
+        else:
+            groups.append((y(value), [what]))
+    for height, names in groups:
+        text, at = ", ".join(names), left + 4 if anchor == "start" else right - 4
+        drawing.text(at, height - 4, text, "tick", anchor)
+        begin = at if anchor == "start" else at - text_width(text)
+        boxes.append((begin, height - 13, begin + text_width(text), height - 1))
     return boxes
 
 

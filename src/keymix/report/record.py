@@ -222,6 +222,13 @@ class Diagnosis(Sparse):
         """Heading and text."""
         return f"{self.heading}. {self.text}" if self.heading else self.text
 
+    def folded(self, title: str) -> tuple[str, str]:
+        """Return it in a line, and the rest; the line is not what the `title` says already."""
+        if self.heading and self.heading != title:
+            return self.heading, self.text
+        line, _, rest = self.text.partition(". ")
+        return line.rstrip("."), rest
+
 
 # ---- costs ----------------------------------------------------------------------------------
 

@@ -52,7 +52,7 @@ class Mixers:
     axis: str  # what the strips show, and from where to where
     others: list[OutcomeRow]
     lead: str
-    roles: list[str]
+    roles: str
     ahead: str
     left_out: bool  # whether sections are left out, since no model learned the data
     references: list[tuple[str, str]]  # names of points of reference, and how they answer
@@ -152,20 +152,21 @@ def decision(record: ComparisonRecord, looks: Mapping[str, Look]) -> Decision:
     return Decision(Table("decision", title, heads, ordered, marked=marked), ends)
 
 
-def roles(record: ComparisonRecord) -> list[str]:
+def roles(record: ComparisonRecord) -> str:
     """Say what the rows of controls and references are, and what recommended means."""
     made = [f"{control_name(label)}: the control" for label in record.controls]
     made += [
         f"{label}: convolutions, no attention, for reference" for label in record.trained_references
     ]
     rule = record.recommendation
-    if rule is not None and rule.margin is not None:
+    if rule is not None and rule.margin is not None and rule.pick is not None:
         within = record.task_kind.score.changed(rule.margin, sign=False)
         made.append(
             "recommended: the cheapest mixer per training step that keeps up with the best on "
             f"validation within {within}"
         )
-    return made
+    text = "; ".join(made)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def ahead(record: ComparisonRecord) -> str:
@@ -186,6 +187,7 @@ def ahead(record: ComparisonRecord) -> str:
         return ""
     size = score.changed(means[best] - means[base], sign=False)
     who = control_name(best) if best in record.controls else best
+    who = f"the {best}" if best in record.trained_references else who
     cost = relative(record, best, "macs")
     text = f"{who[0].upper()}{who[1:]} is {size} better than {base}"
     return f"{text} at {cost} multiply-adds." if cost else f"{text}."
