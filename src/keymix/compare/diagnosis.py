@@ -16,6 +16,7 @@ import numpy as np
 from scipy import stats
 
 from keymix.analysis.answers import Answers, bounded, whole
+from keymix.analysis.certainty import needed
 from keymix.analysis.statistics import (
     EVERY_SEED,
     FEW_CASES,
@@ -350,7 +351,7 @@ def _scale(found: Found) -> float:
 def ceiling(found: Found) -> Diagnosis | None:
     """Say that the task is too easy: all mixers and a linear model are near its best score.
 
-    Only where no mixer is shown to differ from the best, so that more seeds would not help.
+    Only where no number of seeds is likely to make a difference from the best clear, or equal.
     """
     score, linear = found.score, found.references.of(learned=True)
     most = score.high if score.better == "more" else score.low
@@ -365,9 +366,11 @@ def ceiling(found: Found) -> Diagnosis | None:
     if any(abs(most - each) > room for each in reached):
         return None
     best = max(means, key=lambda label: score.rank(means[label]))
-    for label in found.mixers:
+    others = [label for label in found.mixers if label != best]
+    alpha = (1 - LEVEL) / max(1, len(others))
+    for label in others:
         difference = crossed_difference(found.answers(label), found.answers(best))
-        if difference is not None and max(map(score.rank, difference.ends())) < 0:
+        if difference is None or needed(difference, margin=found.margin, alpha=alpha).seeds:
             return None
     least = min(reached, key=score.rank)
     word = "or more" if score.better == "more" else "or less"

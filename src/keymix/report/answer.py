@@ -99,6 +99,7 @@ def answer(record: ComparisonRecord) -> Answer:
             title=f"How certain the differences from {record.baseline} are is not in this record",
             degree="none",
             certainty="It is of an earlier version of keymix; `keymix report` makes it again",
+            decision=_undecided(record) if record.recommendation else "",
         )
     level = {"control_level", "control_unbeaten"} & {*record.found}
     controls = [label for label in record.controls if label in rows]

@@ -22,7 +22,7 @@ from keymix.report.part import Page, Section, Shown, page_of
 from keymix.report.record import ComparisonRecord, DoneRun, OpenRun
 from keymix.report.sections.attention import LEVELS
 from keymix.report.sections.learning import history
-from keymix.report.wording import STATUS, environment_heading, wording
+from keymix.report.wording import STATUS, wording
 from keymix.task import Score, Task
 
 SCRIPTS = ("core", "tables", "answer", "attention")
@@ -53,7 +53,6 @@ def render(record: ComparisonRecord) -> str:
         "sections": made,
         "pictured": _pictured(record, made),
         "answer": said,
-        "environments": environment_heading(record),
         "pick": record.recommendation.pick if record.recommendation else None,
     }
     return render_page(

@@ -126,19 +126,6 @@ def without_finding(record: ComparisonRecord) -> str:
     return text
 
 
-def environment_heading(record: ComparisonRecord) -> str:
-    """Say what different environments mean for the comparison: nothing if all runs share one."""
-    if len(record.trained_with) > 1:
-        return (
-            "The runs were trained in different environments, so differences between mixers may "
-            "be differences between environments"
-        )
-    return (
-        "All runs were trained in one environment, and this page was made in another: the "
-        "comparison is fair"
-    )
-
-
 def dense_over(record: ComparisonRecord) -> tuple[str, dict[str, str]]:
     """Say over how many steps multiply-adds are counted, for the head of their column.
 
