@@ -24,7 +24,8 @@ from keymix.compare.references import References
 from keymix.data.kinds import IMAGE
 from keymix.recipes import resolve
 from keymix.report.answer import answer
-from keymix.report.record import Checked, Finding, HistoryLine, ReferenceRow, opened
+from keymix.report.checked import Checked, Finding
+from keymix.report.record import HistoryLine, ReferenceRow, opened
 from keymix.task import get_task
 from keymix.tasks.classification.answers import ClassAnswers
 from keymix.train.recipe import replace_path
@@ -276,23 +277,35 @@ def test_a_reference_that_beats_the_best_mixer_is_named(which: str) -> None:
 
 
 def cut(given: Found, images: int) -> Found:
-    """Leave every run the answers to the first images."""
+    """Leave every run the answers to so many images, evenly spread."""
+
+    def some(answers: Any) -> Any:
+        kept = ("index", "target", "predicted")
+        return replace(answers, **{key: getattr(answers, key)[:: N // images] for key in kept})
+
     for reading in given.done:
-        answers: Any = reading.answers
-        first = {k: getattr(answers["last"], k)[:images] for k in ("index", "target", "predicted")}
-        answers["last"] = replace(answers["last"], **first)
+        all_of: Any = reading.answers
+        all_of["last"] = some(all_of["last"])
+    named: Any = given.references.answers
+    named |= {name: some(answers) for name, answers in named.items()}
     return given
 
 
-def solved(linear: float, **accuracy: float) -> Found:
-    """Make mixers that nearly solve 120 images."""
-    return cut(found({"softmax": 0.99, "static_key": 0.985} | accuracy, linear=linear), 120)
+def solved(wrong: int, linear: float, *, images: int = 125) -> Found:
+    """Two mixers that get some images wrong, others each, whatever the seed."""
+    true, step = target(), N // images
+    given = {}
+    for k, label in enumerate(("softmax", "static_key")):
+        given[label] = true.copy()
+        places = [step * (10 + 40 * i + 20 * k) for i in range(wrong)]
+        given[label][places] = 1 - given[label][places]
+    return cut(found(dict.fromkeys(given, 0.98), answers=given, linear=linear), images)
 
 
 def test_a_task_that_all_solve_is_too_easy_where_no_seeds_would_help() -> None:
-    assert kinds(solved(0.98)) == ["ceiling"]
-    assert kinds(solved(0.8)) == []  # a linear model does not solve it
-    assert kinds(found({"softmax": 0.99, "static_key": 0.985}, linear=0.98)) == []  # more images
+    assert kinds(solved(2, 0.98)) == ["ceiling"]
+    assert kinds(solved(2, 0.8)) == []  # a linear model does not solve it
+    assert kinds(solved(2, 0.98, images=N)) == []  # so many images show that they are equal
 
 
 def test_few_test_units_come_before_a_longer_training() -> None:

@@ -32,8 +32,9 @@ from keymix.compare.plan import Plan, margin_of
 from keymix.compare.references import References
 from keymix.compare.runs import Finished
 from keymix.data.record import DataRecord
+from keymix.report.checked import Checked
 from keymix.report.formats import listing, share, span
-from keymix.report.record import Checked, CostRow, Diagnosis, HistoryLine
+from keymix.report.record import CostRow, Diagnosis, HistoryLine
 from keymix.report.wording import none_beats, unit_of
 from keymix.task import LOSS, Score
 from keymix.train.parts import answers_of

@@ -36,18 +36,14 @@ from keymix.data.record import DataRecord
 from keymix.mixers.registry import get_mixer_class
 from keymix.mixers.spec import parse_mixer
 from keymix.records import Own
+from keymix.report.checked import Checked, DataCheck, Finding, GradedFinding, Level
 from keymix.report.formats import listing
 from keymix.report.part import Page, page_of
 from keymix.report.record import (
-    Checked,
     ComparedMixer,
     ComparisonRecord,
     CostRow,
-    DataCheck,
     Diagnosis,
-    Finding,
-    GradedFinding,
-    Level,
     Measured,
     Outcome,
     OutcomeRow,

@@ -58,7 +58,7 @@ def render(record: ComparisonRecord) -> str:
     return render_page(
         "report.html.j2",
         view,
-        payload={**payload(record, looks, page), "subject": said.subject},
+        payload=payload(record, looks, page, subject=said.subject),
         scripts=(*SCRIPTS, *own, "pair"),
         package=page.package,
     )
@@ -101,14 +101,20 @@ DIGITS = 5
 """Significant digits of the curves' values."""
 
 
-def payload(record: ComparisonRecord, looks: Mapping[str, Look], page: Page) -> dict[str, object]:
-    """Make what the page's script reads: runs, their curves, packed maps, the task's own."""
+def payload(
+    record: ComparisonRecord, looks: Mapping[str, Look], page: Page, *, subject: str = ""
+) -> object:
+    """Make what the page's script reads: runs, their curves, packed maps, the task's own.
+
+    The `subject` is the mixer that the page is about.
+    """
     task = record.task_kind
     return {
         "kind": page.label_is,
         "score": _score(task.score),
         "inputs": record.data.kind.nouns,
         "baseline": record.baseline,
+        "subject": subject,
         "mixers": [{"label": m, "colour": look.colour} for m, look in looks.items()],
         "runs": [_run(run, task, page) for run in record.runs],
         "testImages": record.test_images,

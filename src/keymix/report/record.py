@@ -17,6 +17,7 @@ from keymix.analysis.statistics import LEVEL, Interval, Summary
 from keymix.data.record import DataRecord, LeftOutImage
 from keymix.errors import UserError
 from keymix.records import Own, from_json, spread
+from keymix.report.checked import DataCheck
 from keymix.task import Task
 from keymix.train.recipe import Recipe, from_record
 
@@ -26,8 +27,6 @@ FORMAT: Literal[2] = 2
 Lines = Mapping[str, str]
 """An environment in short lines, by what each is about."""
 Number = int | float
-Level = Literal["stops", "falsifies", "warning"]
-"""How bad something is that the check of the data found."""
 Which = Literal["last", "best"]
 """The epoch: the last, or that which was best on validation."""
 
@@ -456,54 +455,6 @@ class Paragraph:
 
     title: str
     text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """Something that the check of the data found, how often, the first places, and the remedy."""
-
-    level: Level
-    what: str
-    count: int
-    where: tuple[str, ...]
-    remedy: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checked:
-    """What the check of the data found, and what there was no time for.
-
-    `looked_at` are the numbers of images and of all; `too_narrow` says that intervals over test
-    images are.
-    """
-
-    findings: tuple[Finding, ...]
-    too_narrow: bool
-    looked_at: Mapping[str, int]
-    not_looked_at: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class GradedFinding(Finding):
-    """A finding with its level in words, and as a sentence where one is shorter than the list."""
-
-    grade: str
-    sentence: str = ""
-
-    @property
-    def said(self) -> str:
-        """What was found, and how often."""
-        return self.sentence or f"{self.what} ({self.count:,})."
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataCheck(Checked):
-    """What the check of the data found, and how the page words it."""
-
-    findings: tuple[GradedFinding, ...]
-    headline: str
-    narrow: str
-    missed: str
 
 
 @dataclass(frozen=True, kw_only=True)
