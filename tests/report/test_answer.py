@@ -269,6 +269,9 @@ def test_where_nothing_was_learned_no_sentence_compares_mixers() -> None:
         kind="nothing_learned", text="No model learned this data: x.", remedy="Do `this`."
     )
     usual, empty = (render(to_json(record_of(diagnoses=given))) for given in ((), (nothing,)))
+    for heading in ("By class", "Where they look", "Do deep layers repeat themselves?"):
+        assert heading in usual
+        assert heading not in empty
     sentence = "Each mixer in a sentence"
     assert sentence in usual
     assert sentence not in empty
