@@ -253,6 +253,7 @@ SHORT = {
     "ops/attention/reference.py": "an equation, and nothing else",
     "ops/tracing.py": "shared by neurons and attention",
     "recipes/imagenet.py": "shared by three papers",
+    "report/checked.py": "loads without torch, as records do",
     "report/sections/tuning.py": "a section of the report",
     "tasks/classification/facts.py": "a part of a task",
 }

@@ -20,6 +20,21 @@ from keymix.analysis.statistics import (
 )
 
 
+def test_two_seeds_that_could_mean_anything_have_no_interval():
+    wide = over_seeds({0: 0.9, 1: 0.2}, {0: 0.3, 1: 0.1})
+    assert wide is not None
+    assert (wide.low, wide.high, wide.p) == (None, None, None)
+    assert wide.note
+    near = over_seeds({0: 0.91, 1: 0.92}, {0: 0.90, 1: 0.90})
+    assert near is not None
+    assert near.low is not None
+    three = over_seeds({0: 0.9, 1: 0.2, 2: 0.9}, {0: 0.1, 1: 0.1, 2: 0.1})
+    assert three is not None
+    assert three.low is not None
+    assert three.high is not None
+    assert -1 <= three.low < three.high <= 1
+
+
 def _runs(rows: list[list[int]]) -> dict[int, np.ndarray]:
     return {seed: np.array(row, dtype=bool) for seed, row in enumerate(rows)}
 

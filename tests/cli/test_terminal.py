@@ -19,7 +19,6 @@ from keymix.compare.run import Comparison
 from keymix.errors import UserError
 from keymix.report.answer import answer
 from keymix.report.record import ComparisonRecord, opened
-from keymix.report.wording import recommended
 
 STORED = Path(__file__).parents[2] / "docs/results"
 
@@ -71,9 +70,9 @@ def test_the_last_lines_are_the_answer_and_the_report(
     assert lines[-1].split() == ["report", "out/report.html"]
     found_out = answer(record)
     more = f"Next: {found_out.next.text}." if found_out.next else ""
-    last = f"{recommended(record)} {found_out.title}. {found_out.certainty}. {more}".split()
+    last = f"{found_out.title}. {found_out.certainty}. {found_out.decision} {more}".split()
     assert " ".join(lines[:-1]).split()[-len(last) :] == last
-    assert "recommended:" in last
+    assert found_out.decision
 
 
 def test_open_shows_the_page_once_it_is_written(

@@ -20,8 +20,8 @@ from keymix.compare.record import checked_data, data_check, finding_lines, narro
 from keymix.compare.run import Comparison, rebuild
 from keymix.data import load
 from keymix.records import to_json
+from keymix.report.checked import Checked
 from keymix.report.comparison import render
-from keymix.report.record import Checked
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 from film import save_frames

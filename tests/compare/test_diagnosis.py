@@ -24,7 +24,8 @@ from keymix.compare.references import References
 from keymix.data.kinds import IMAGE
 from keymix.recipes import resolve
 from keymix.report.answer import answer
-from keymix.report.record import Checked, Finding, HistoryLine, ReferenceRow, opened
+from keymix.report.checked import Checked, Finding
+from keymix.report.record import HistoryLine, ReferenceRow, opened
 from keymix.task import get_task
 from keymix.tasks.classification.answers import ClassAnswers
 from keymix.train.recipe import replace_path
@@ -191,7 +192,7 @@ def test_a_test_split_of_one_unit_shows_nothing() -> None:
         one["last"] = replace(one["last"], predicted=np.zeros(1, dtype=np.int64))
     (made,) = diagnose(given)
     assert made.kind == "data_problem"
-    assert "a single image" in made.text
+    assert "a single image" in made.said
 
 
 @pytest.mark.parametrize(("rise", "says"), [(0.01, True), (0.0, False), (0.001, False)])
@@ -223,7 +224,7 @@ def test_a_control_that_no_mixer_beats_is_named(control: float, kind: str | None
     """At 2,000 images intervals are 3 points wide: only a control ahead closes the question."""
     made = diagnose(found({"softmax": 0.8, "static_key": 0.8, "identity": control}))
     assert [each.kind for each in made] == ([] if kind is None else [kind])
-    assert all("identity" in each.text for each in made)
+    assert all("identity" in each.said for each in made)
 
 
 @pytest.mark.parametrize(("margin", "kind"), [(0.02, "unbeaten"), (0.1, "level")])
@@ -272,7 +273,60 @@ def test_a_reference_that_beats_the_best_mixer_is_named(which: str) -> None:
     else:
         made = diagnose(found(GOOD, linear=0.9))
     assert [each.kind for each in made] == ["reference_ahead"]
-    assert which in made[0].text
+    assert which in made[0].said.lower()
+
+
+def cut(given: Found, images: int) -> Found:
+    """Leave every run the answers to so many images, evenly spread."""
+
+    def some(answers: Any) -> Any:
+        kept = ("index", "target", "predicted")
+        return replace(answers, **{key: getattr(answers, key)[:: N // images] for key in kept})
+
+    for reading in given.done:
+        all_of: Any = reading.answers
+        all_of["last"] = some(all_of["last"])
+    named: Any = given.references.answers
+    named |= {name: some(answers) for name, answers in named.items()}
+    return given
+
+
+def solved(wrong: int, linear: float, *, images: int = 125) -> Found:
+    """Two mixers that get some images wrong, others each, whatever the seed."""
+    true, step = target(), N // images
+    given = {}
+    for k, label in enumerate(("softmax", "static_key")):
+        given[label] = true.copy()
+        places = [step * (10 + 40 * i + 20 * k) for i in range(wrong)]
+        given[label][places] = 1 - given[label][places]
+    return cut(found(dict.fromkeys(given, 0.98), answers=given, linear=linear), images)
+
+
+def test_a_task_that_all_solve_is_too_easy_where_no_seeds_would_help() -> None:
+    assert kinds(solved(2, 0.98)) == ["ceiling"]
+    assert kinds(solved(2, 0.8)) == []  # a linear model does not solve it
+    assert kinds(solved(2, 0.98, images=N)) == []  # so many images show that they are equal
+
+
+def test_few_test_units_come_before_a_longer_training() -> None:
+    made = kinds(cut(found(GOOD, rise=0.01), 9))
+    assert made.index("few_units") < made.index("still_learning")
+
+
+@pytest.mark.parametrize(("fall", "first"), [(0.0, "Check the labels"), (0.02, "Train longer")])
+def test_labels_come_first_where_nothing_falls_and_nothing_linear_is_learned(
+    fall: float, first: str
+) -> None:
+    given = found(dict.fromkeys(GOOD, 0.5), linear=0.5, epochs=4)
+    for reading in given.done:
+        run: Any = reading.run
+        run.history = tuple(
+            replace(line, values={**line.values, "val_loss": 0.7 - fall * i})
+            for i, line in enumerate(run.history)
+        )
+    (made, *_) = diagnose(given)
+    assert made.kind == "nothing_learned"
+    assert made.remedy.startswith(first)
 
 
 def test_a_reference_that_is_equal_is_no_news() -> None:
@@ -319,7 +373,7 @@ def first_line(given: Found, finished: Path) -> str:
         costs={},
         seeds=tuple(seeds),
     )
-    return " ".join([*(each.text for each in diagnoses[:1]), answer(record).title])
+    return " ".join([*(each.said for each in diagnoses[:1]), answer(record).title])
 
 
 def lossy(loss: float, seeds: int) -> Found:
@@ -345,7 +399,7 @@ def test_first_line_says_that_equal_mixers_are_equal(finished: Path) -> None:
 
 def test_first_line_says_what_a_worse_mixer_loses(finished: Path) -> None:
     line = first_line(lossy(0.08, 5), finished)
-    assert line.startswith("No mixer beats softmax; static_key is ")
+    assert line.startswith("No mixer is shown to beat softmax; static_key is ")
     points = float(line.partition("static_key is ")[2].split()[0])
     assert points == pytest.approx(100 * 0.08 * 0.83, abs=1)
 
@@ -405,7 +459,7 @@ def test_noise_is_said_to_be_unlearnable_and_a_pattern_is_learned(
         assert "nothing_learned" not in [each.kind for each in record.diagnoses]
         return
     assert record.diagnoses[0].kind == "nothing_learned"
-    assert record.lead.startswith(record.diagnoses[0].text)
+    assert record.lead.startswith(record.diagnoses[0].said)
     assert record.recommendation is not None
     assert record.recommendation.pick is None
     page = done.report.read_text(encoding="utf-8")

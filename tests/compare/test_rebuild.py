@@ -167,7 +167,7 @@ def test_other_environments_are_reported(done):
     record = to_json(rebuild(done).record)
     assert [env["runs"] for env in record["trained_with"]] == [1, 1, 3, 1]
     warning = record["environment_warning"]
-    assert "not all trained in one environment" in warning
+    assert "trained in different environments" in warning
     assert "commit (aaaaaaaaaa: 1 run; bbbbbbbbbb: 1 run;" in warning
     places = {(run["mixer"], run["seed"]): run["trained_with"] for run in record["runs"]}
     assert record["trained_with"][places["softmax", 1]]["lines"]["commit"] == "b" * 40

@@ -74,7 +74,8 @@ def test_a_recommended_mixer_that_is_better_is_the_title_with_its_cost() -> None
     )
     assert said.title == "static_key: 6.5 points above softmax, with 11\u00a0% fewer multiply-adds"
     assert (said.degree, said.subject) == ("clear", "static_key")
-    assert said.next is None
+    assert said.next is not None
+    assert (said.next.command, "clear" in said.next.text) == ("", True)
 
 
 def test_more_cost_is_said_as_such_and_the_same_cost_too() -> None:
@@ -111,7 +112,12 @@ def test_the_best_on_validation_keeps_up_with_nobody_but_the_baseline() -> None:
 
 def test_where_mixers_are_worse_the_baseline_is_not_beaten() -> None:
     said = found(key_value=(-0.04, "clear", "worse"), pick="softmax")
-    assert said.title == "No mixer beats softmax; key_value is 4.0 points below it"
+    assert said.title == "No mixer is shown to beat softmax"
+    assert said.subject != "key_value"  # the worst is no headline while others are near
+    others = ("static_key", "conv_static_key", "re_attention")
+    all_worse = dict.fromkeys(others, (-0.03, "clear", "worse"))
+    said = found(key_value=(-0.02, "clear", "worse"), pick="softmax", **all_worse)
+    assert said.title.endswith("the best, key_value, is 2.0 points below it")
     assert said.tiles[0].text.startswith("softmax")  # the better of the two comes first
 
 
@@ -140,10 +146,61 @@ def test_a_control_that_keeps_up_is_the_title_even_where_a_mixer_is_better() -> 
     said = found(diagnoses=(level,), static_key=(0.02, "clear", "better"), pick="static_key")
     assert "identity" in said.title
     assert said.title.startswith("Mixing tokens buys nothing here")
-    assert said.tiles[0].text.startswith("identity")
+    assert all("softmax" in tile.text and "identity" in tile.text for tile in said.tiles)
     assert said.degree == "unclear"  # of the control, not of static_key
     open_still = replace(level, kind="control_unbeaten")
-    assert found(diagnoses=(open_still,)).title == "No mixer is shown to beat the control identity"
+    title = found(diagnoses=(open_still,)).title
+    assert title == "No mixer is shown to beat no mixing at all (identity)"
+
+
+def test_every_difference_of_the_first_screen_has_its_pair_and_one_direction() -> None:
+    unbeaten = Diagnosis(kind="control_unbeaten", text="x.")
+    record = record_of(identity=(-0.03, "unclear", None))
+    images, again = answer(replace(record, diagnoses=(unbeaten,))).tiles[1:]
+    assert (images.value, again.value) == ("+2.0 to +4.0", "+2.0 to +4.0")
+    assert all("softmax − identity" in tile.text for tile in (images, again))
+    assert not any("multiply-adds" in tile.text for tile in (images, again))
+    usual = answer(record_of(static_key=(0.03, "clear", "better"), pick="static_key")).tiles
+    assert "static_key − softmax" in usual[1].text
+    assert "static_key against softmax" in usual[3].text
+
+
+def test_the_decision_names_the_mixer_by_the_rule_that_recommends_it() -> None:
+    better = {"static_key": (0.03, "clear", "better")}
+    take = found(pick="static_key", **better).decision
+    assert take.startswith("Take static_key")
+    assert "+3.0 points against softmax (+2.0 to +4.0), clear" in take
+    keep = found(pick="softmax", key_value=(0.001, "unclear", None)).decision
+    assert keep.startswith("Keep softmax")
+    assert "Closest: key_value" in keep
+    cheaper = record_of(pick="static_key", **better)
+    behind = interval(-0.006, 5, 0.007)
+    rule = Recommendation(
+        best="conv_static_key", pick="static_key", pick_interval=behind, margin=0.02
+    )
+    said = answer(replace(cheaper, recommendation=rule)).decision
+    assert "within 2.0 points" in said
+    assert "conv_static_key, which is 0.6 points better on test (−0.1 to +1.3)" in said
+    none = replace(rule, pick=None, pick_interval=None, reason="it is so")
+    said = answer(replace(cheaper, recommendation=none)).decision
+    assert said.startswith("No decision yet: keep the mixer you have, since it is so.")
+    assert "static_key" in said
+
+
+def test_what_is_next_is_one_thing_that_the_findings_do_not_contradict() -> None:
+    def following(*given: Diagnosis, seeds: int = 3) -> str:
+        said = answer(record_of(seeds=seeds, diagnoses=given)).next
+        assert said is not None
+        return said.text
+
+    few = Diagnosis(kind="few_units", text="x.", remedy="Get more test cases.")
+    short = Diagnosis(kind="still_learning", text="x.", remedy="Train longer.", epochs=334)
+    easy = Diagnosis(kind="ceiling", text="x.", remedy="Take harder images. More.")
+    assert following(few, short).startswith("get more test cases; then train 334 epochs")
+    assert "deleted" in following(short)
+    assert following(easy) == "take harder images"
+    assert following().startswith("train 5 seeds")
+    assert following(seeds=5).startswith("nothing more to do")
 
 
 def test_a_record_of_before_certainty_is_said_to_be_one() -> None:
@@ -170,6 +227,11 @@ def test_a_single_test_unit_says_nothing() -> None:
         ("keymix compare --seeds 3 --out a", "keymix compare --out a --seeds 5"),
         ("keymix compare --seeds=3 --out 'a b'", "keymix compare --out 'a b' --seeds 5"),
         ("keymix compare", "keymix compare --seeds 5"),
+        ("keymix compare --mixers mhsa,mine", "keymix compare --mixers mhsa,mine --seeds 5"),
+        (
+            "keymix compare --mixers 'mhsa,ska(activation=relu)'",
+            "keymix compare --mixers 'softmax,static_key(activation=relu)' --seeds 5",
+        ),
         ("keymix.compare(seeds=3)", ""),
     ],
 )
@@ -185,7 +247,7 @@ def test_too_short_a_training_comes_before_more_seeds() -> None:
     said = answer(record)
     assert said.next is not None
     epochs = 2 * record.recipe.schedule.epochs
-    assert said.next.command == f"keymix compare --epochs {epochs} --overwrite"
+    assert said.next.command == f"keymix compare --epochs {epochs} --seeds 5 --overwrite"
 
 
 def test_the_table_that_decides_has_the_best_first_and_marks_the_recommended() -> None:
@@ -207,6 +269,9 @@ def test_where_nothing_was_learned_no_sentence_compares_mixers() -> None:
         kind="nothing_learned", text="No model learned this data: x.", remedy="Do `this`."
     )
     usual, empty = (render(to_json(record_of(diagnoses=given))) for given in ((), (nothing,)))
+    for heading in ("By class", "Where they look", "Do deep layers repeat themselves?"):
+        assert heading in usual
+        assert heading not in empty
     sentence = "Each mixer in a sentence"
     assert sentence in usual
     assert sentence not in empty

@@ -233,6 +233,38 @@ def test_curves_of_one_epoch_and_of_constant_values_are_drawn():
         ET.fromstring(curves(lines, x_label="epoch", y_label="y", name="n", percent=True))
 
 
+def test_no_axis_goes_beyond_what_a_score_can_be():
+    line = Line("key_value", LOOKS["key_value"], [1, 2], [0.97, 0.98], [0.9, 0.9], [1.04, 1.06])
+    drawn = curves([line], x_label="x", y_label="y", name="n", percent=True, within=(0.0, 1.0))
+    bands = re.findall(r'<path d="([^"]*)" class="band', drawn)
+    heights = [float(y) for band in bands for y in re.findall(r"[ML][\d.]+ ([\d.]+)", band)]
+    assert min(heights) >= 12.0  # the frame's top
+    row = Row("key_value", LOOKS["key_value"], 0.3, (-1.0, 1.0), (-0.9, 1.0))
+    found = strips([row])
+    assert -1.0 <= found.low < found.high <= 1.0
+
+
+def test_points_of_reference_that_coincide_are_named_together():
+    points = [
+        Point("softmax", LOOKS["softmax"], 1.0, 0.5),
+        Point("x", LOOKS["key_value"], 2.0, 0.5),
+    ]
+    drawn = scatter(
+        points,
+        x_label="x",
+        y_label="y",
+        name="n",
+        levels={"largest class": 0.5, "logistic regression": 0.5},
+    )
+    assert ">largest class, logistic regression<" in drawn
+
+
+def test_every_mixer_has_a_marker_of_its_own():
+    names = [f"mixer_{i}" for i in range(8)]
+    both = looks([*names, "identity", "plain"], controls=["identity"], references=["plain"])
+    assert len({look.marker for look in both.values()}) == 10
+
+
 def test_looks_are_distinct_and_baseline_and_controls_stand_apart():
     assert len({(look.colour, look.marker) for look in LOOKS.values()}) == len(NAMES)
     assert LOOKS["softmax"].colour == "ink"

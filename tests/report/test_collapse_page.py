@@ -86,7 +86,7 @@ def test_hostile_names_stay_text(page: str) -> None:
 
 
 def test_curves_overlay_models_and_break_where_blocks_cannot_be_compared(page: str) -> None:
-    charts = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    charts = re.findall(r"<svg [^>]*role=.*?</svg>", page, re.DOTALL)
     # nine measures and the depths; pairs twice a model; one Theta
     assert len(charts) == 10 + 6 + 1
     adjacent = next(chart for chart in charts if "(Eq. 7; Fig. 4, 5 and 8a)" in chart)
@@ -108,7 +108,7 @@ def test_a_model_without_maps_has_a_page() -> None:
     record["studies"] = [study("pooled", [], 3)]
     page = render(record)
     assert "Every two blocks" not in words(page)
-    assert len(re.findall(r"<svg", page)) == 2  # tokens alone
+    assert len(re.findall(r"<svg [^>]*role=", page)) == 2  # tokens alone
     assert {"collapse-features.svg", "collapse-rank.svg"} == set(files(record))
 
 

@@ -87,7 +87,7 @@ def test_pixels_are_no_millimetres():
 
 def test_a_class_is_shown_for_each_mixer_as_the_mean_over_seeds(page):
     record = make_mask_record()
-    rows = table(page, "Overlap by class")
+    rows = table(page, "Overlap by class and mixer")
     assert len(rows) == len(ORGANS) * len(LEVELS)
     for place, row in enumerate(rows):
         c, mixer = place // len(LEVELS), list(LEVELS)[place % len(LEVELS)]
@@ -97,6 +97,12 @@ def test_a_class_is_shown_for_each_mixer_as_the_mean_over_seeds(page):
         assert row["Hausdorff, mm"] == f"{13.5 + c:.1f}"
         assert row["missed or invented"] == f"{2 * (c + 1):.1f}"
         assert row["test images with it"] == str(record["classes"]["test_images"][c])
+
+
+def test_a_matrix_has_a_row_for_each_class_and_a_column_for_each_mixer(page):
+    rows = table(page, "IoU by class")
+    assert {row[""] for row in rows} == {*ORGANS}
+    assert all(len(row) == 1 + len(LEVELS) for row in rows)
 
 
 def test_a_class_s_difference_is_of_the_seeds_that_both_finished():

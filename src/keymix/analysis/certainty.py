@@ -26,13 +26,15 @@ from typing import Literal
 
 from scipy import stats
 
-from keymix.analysis.answers import Answers
+from keymix.analysis.answers import Answers, bounded
 from keymix.analysis.statistics import (
     LEVEL,
+    TWO_SEEDS,
     Crossed,
     Interval,
     crossed_difference,
     holm,
+    quoted,
 )
 from keymix.task import Score
 
@@ -194,10 +196,9 @@ def _interval(found: Evidence, p_holm: float | None, alpha: float, score: Score)
         note = "; ".join(notes) or "the difference is not defined"
         difference = found.seeds.difference
         return Interval(n=pairs, difference=difference, low=None, high=None, p=None, note=note)
-    low, high = estimate.ends(1 - alpha)
-    if score.low is not None and score.high is not None:
-        most = score.high - score.low
-        low, high = max(-most, low), min(most, high)
+    low, high = quoted(score, *estimate.ends(1 - alpha), seeds=pairs)
+    if low is None:
+        notes.append(TWO_SEEDS)
     if pairs == 1:
         notes.append("one seed: what another training would give is not in it")
     return Interval(
@@ -324,7 +325,7 @@ def recommend(
         return Recommendation(margin=margin, reason="no mixer has finished a run")
     best = max(validation, key=lambda label: score.rank(validation[label]))
     if min(len(answers[label]) for label in validation) < PROVISIONAL_SEEDS:
-        few = f"it takes {PROVISIONAL_SEEDS} seeds of every mixer"
+        few = f"a recommendation takes {PROVISIONAL_SEEDS} seeds of every mixer"
         return Recommendation(best=best, margin=margin, reason=few)
     if any(each.units < 2 for label in validation for each in answers[label].values()):
         return Recommendation(best=best, margin=margin, reason="the test split has one unit alone")
@@ -338,6 +339,7 @@ def recommend(
         low, high = found.ends()
         behind = low if score.better == "more" else -high
         if behind > -margin:
+            low, high = bounded(score, low, high)
             interval = Interval(n=found.seeds, difference=found.mean, low=low, high=high, p=found.p)
             return Recommendation(best=best, pick=label, pick_interval=interval, margin=margin)
     return Recommendation(best=best, margin=margin, reason="the cost of the mixers is not known")

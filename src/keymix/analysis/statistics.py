@@ -43,7 +43,7 @@ from scipy import stats
 
 from keymix.analysis.answers import Answers, bounded, whole
 from keymix.analysis.overlap import mean_jaccard
-from keymix.task import Score
+from keymix.task import FRACTION, Score
 
 LEVEL = 0.95
 """Confidence of every interval."""
@@ -54,6 +54,9 @@ million, and more than the rounding of accuracies that were stored in single pre
 
 FEW_CASES = 20
 """With fewer test cases, a note says that the interval is rough."""
+
+TWO_SEEDS = "two seeds differ too much for an interval"
+"""Why two seeds have no interval; see `quoted`."""
 
 FloatArray = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -112,15 +115,29 @@ def summarize(values: Sequence[float]) -> Summary:
     )
 
 
-def over_seeds(mixer: Mapping[int, float], baseline: Mapping[int, float]) -> Interval | None:
+def quoted(
+    score: Score, low: float, high: float, *, seeds: int
+) -> tuple[float, float] | tuple[None, None]:
+    """Cut an interval of a difference to what differences can be; None where it then says nothing.
+
+    Two seeds give an interval of one degree of freedom: wider than the score's range, it is none.
+    """
+    most = math.inf if score.low is None or score.high is None else score.high - score.low
+    return (None, None) if seeds == 2 and high - low > most else bounded(score, low, high)
+
+
+def over_seeds(
+    mixer: Mapping[int, float], baseline: Mapping[int, float], *, score: Score = FRACTION
+) -> Interval | None:
     """Compare two mixers over the seeds that both have finished (paired t interval).
 
     Args:
-        mixer: Accuracy of the mixer by seed.
-        baseline: Accuracy of the baseline by seed.
+        mixer: Score of the mixer by seed.
+        baseline: Score of the baseline by seed.
+        score: The score, which says how large a difference can be.
 
     Returns:
-        The interval, without ends below two pairs, and ``None`` without a pair.
+        The interval, without ends where it says nothing, and ``None`` without a pair.
     """
     seeds = sorted(set(mixer) & set(baseline))
     if not seeds:
@@ -138,7 +155,11 @@ def over_seeds(mixer: Mapping[int, float], baseline: Mapping[int, float]) -> Int
     elif sd <= SAME:
         notes.append("the difference is the same at every seed, so its spread cannot be estimated")
     else:
-        low, high, p = _student(mean, sd / math.sqrt(n), n - 1)
+        below, above, p = _student(mean, sd / math.sqrt(n), n - 1)
+        low, high = quoted(score, below, above, seeds=n)
+        if low is None:
+            p = None
+            notes.append(TWO_SEEDS)
     return Interval(n=n, difference=mean, low=low, high=high, p=p, note="; ".join(notes))
 
 

@@ -230,7 +230,7 @@ def print_result(result: Comparison) -> None:
     from keymix.report import formats
     from keymix.report.answer import answer
     from keymix.report.part import page_of
-    from keymix.report.wording import columns, dense_over, recommended, wording
+    from keymix.report.wording import columns, dense_over, without_finding, wording
 
     record = result.record
     found_out = answer(record)
@@ -253,7 +253,7 @@ def print_result(result: Comparison) -> None:
         return formats.scored(found.mean, score) + spread
 
     def span(found: Interval | None) -> str:
-        return formats.span(found.low, found.high, score) if found else formats.MISSING
+        return formats.interval(found, score)
 
     def macs(row: OutcomeRow) -> str:
         others = f" ({steps[row.mixer]})" if row.mixer in steps else ""
@@ -303,17 +303,15 @@ def print_result(result: Comparison) -> None:
             console.prose(f"  no interval over seeds: {why}.", hang="  ")
     if about := page_of(record.task_kind).missing(record):
         console.prose(about)
-    if record.caution and found_out.next is None and not found_out.means_nothing:
-        console.prose(record.caution)
     _print_data(record)
     print_open_runs(result)
     console.say()
     console.say(f"results  {result.out / 'results.csv'}  {result.out / 'results.json'}")
-    shown_above = record.diagnoses[0].text if record.diagnoses else ""
-    for text in (record.lead.removeprefix(shown_above).strip(), recommended(record)):
-        if text:
-            console.prose(text)
+    if text := without_finding(record):
+        console.prose(text)
     console.prose(f"{found_out.title}. {found_out.certainty}.")
+    if found_out.decision:
+        console.prose(found_out.decision)
     if found_out.next is not None:
         console.prose(f"Next: {found_out.next.text}.")
     console.say(f"report   {result.report}")
@@ -327,7 +325,7 @@ def _number(heading: str, gives_way: int = 0) -> Column:
 def _print_diagnoses(record: ComparisonRecord) -> None:
     """Print what the comparison found out about itself, before any difference."""
     for found in record.diagnoses:
-        console.prose(f"{found.text} {found.remedy}".rstrip())
+        console.prose(f"{found.said} {found.remedy}".rstrip())
     if record.diagnoses:
         console.say()
 
@@ -338,7 +336,7 @@ def _print_data(record: ComparisonRecord) -> None:
     if checked is None:
         return
     for found in checked.findings:
-        console.prose(f"Data check, {found.grade}: {found.what} ({found.count:,}).")
+        console.prose(f"Data check, {found.grade}: {found.said}")
     for line in filter(None, (checked.narrow, checked.missed)):
         console.prose(line)
 

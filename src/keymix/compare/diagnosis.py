@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a comparison finds out about itself, before any difference is read: did anything learn?
 
-The gravest first: nothing learned, problems of the data, constant predictions, a training that was
-too short, a control that is level with every mixer, a point of reference that is better than all.
+The gravest first: nothing learned, problems of the data, too few test units, constant predictions,
+a training that was too short, a task that is too easy, a control that is level with every mixer, a
+point of reference that is better than all.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-from keymix.analysis.answers import Answers, whole
+from keymix.analysis.answers import Answers, bounded, whole
+from keymix.analysis.certainty import needed
 from keymix.analysis.statistics import (
     EVERY_SEED,
+    FEW_CASES,
     LEVEL,
     Crossed,
     crossed,
     crossed_difference,
+    quoted,
     summarize,
 )
 from keymix.compare.defaults import AIM, FLOOR, updates
@@ -28,16 +32,22 @@ from keymix.compare.plan import Plan, margin_of
 from keymix.compare.references import References
 from keymix.compare.runs import Finished
 from keymix.data.record import DataRecord
-from keymix.report.formats import listing
-from keymix.report.record import Checked, CostRow, Diagnosis, HistoryLine
-from keymix.report.wording import unit_of
-from keymix.task import Score
+from keymix.report.checked import Checked
+from keymix.report.formats import listing, share, span
+from keymix.report.record import CostRow, Diagnosis, HistoryLine
+from keymix.report.wording import none_beats, unit_of
+from keymix.task import LOSS, Score
 from keymix.train.parts import answers_of
 
 END = 0.2
 """Share of the epochs, three at least, whose slope says whether training was still learning."""
 RISING = 0.005
 """Gain of a fraction, in a further tenth of the training, from which on it was."""
+
+FLAT = 0.01
+"""Share by which a loss falls at least, in a tenth of the training, where anything is learned."""
+NEAR = 0.05
+"""Share of the range of a score from its best value up to which a task is too easy."""
 
 Slope = tuple[float, float]
 """Change of the validation score per epoch at the end of training, and its standard error."""
@@ -101,8 +111,10 @@ def diagnose(found: Found) -> tuple[Diagnosis, ...]:
     made = [
         nothing,
         data_problems(found),
+        few_units(found),
         constant_predictions(found),
         still_learning(found),
+        None if nothing else ceiling(found),
         None if nothing else control_level(found),
         None if nothing else reference_ahead(found),
     ]
@@ -134,27 +146,82 @@ def nothing_learned(found: Found) -> Diagnosis | None:
             return None
         skills[label] = estimate
     best = max(skills, key=lambda label: skills[label].mean)
-    low, high = skills[best].ends()
-    done = updates(found.plan.recipe, found.data.sizes["train"])
-    gain = f"{score.changed(skills[best].mean)} ({score.change(low)} to {score.change(high)})"
     chance = part.chance or "the best answer that needs no learning"
-    if done < FLOOR:
-        epochs = -(-AIM * found.plan.recipe.schedule.epochs // max(1, done))
-        remedy = (
-            f"Train longer: {done:,} updates are few, and {AIM:,} are recommended "
-            f"(`--epochs {epochs}`)."
-        )
+    if len({score.change(each.mean) for each in skills.values()}) == 1:
+        apart = score.change(skills[best].mean)
+        differs = float(apart.replace("\u2212", "-")) != 0
+        text = f"Every model differs from {chance} by {apart}"
+        if not differs:
+            text = f"Every model equals {chance}"
     else:
-        remedy = (
-            "Check the labels with `keymix data check`, try other learning rates (`--tune lr`), "
-            "more images, or larger ones."
-        )
-    text = f"No model learned this data: {best}, the best, differs from {chance} by {gain}"
+        gain = f"{score.changed(skills[best].mean)} ({_ends(found, skills[best])})"
+        text = f"The best, {best}, differs from {chance} by {gain}"
     learned = {name: whole(a) for name, a in found.references.of(learned=True).items()}
     if learned:
         name = max(learned, key=lambda each: score.rank(learned[each]))
         text += f"; {name} reaches {score.text(learned[name])}"
-    return Diagnosis(kind="nothing_learned", text=f"{text}.", remedy=remedy)
+    remedy, epochs = _what_to_learn(found, unlearned, level)
+    return Diagnosis(
+        kind="nothing_learned",
+        heading="No model learned this data",
+        text=f"{text}.",
+        remedy=remedy,
+        epochs=epochs,
+    )
+
+
+def _what_to_learn(
+    found: Found, unlearned: Mapping[str, Answers], level: float
+) -> tuple[str, int | None]:
+    """Say what to do where nothing was learned, and the epochs of a longer training, if that is it.
+
+    A model that learns nothing in too few updates asks for more of them; where a linear model
+    learns nothing either and the validation loss does not fall, the labels come first.
+    """
+    done = updates(found.plan.recipe, found.data.sizes["train"])
+    epochs = -(-AIM * found.plan.recipe.schedule.epochs // max(1, done))
+    few = f"{done:,} updates are few, and {AIM:,} are recommended (`--epochs {epochs}`)."
+    learned = found.references.of(learned=True)
+    skills = [
+        skill
+        for answers in learned.values()
+        if (skill := answers_of(found.data.task_kind).skill(answers, unlearned, found.score))
+    ]
+    estimates = [crossed([mean], [values]) for mean, values in skills]
+    blind = bool(estimates) and all(e is None or e.ends(level)[0] <= 0 for e in estimates)
+    if blind and _loss_is_flat(found):
+        labels = (
+            "Check the labels with `keymix data check`. They may not depend on the "
+            f"{found.data.kind.nouns}, since {listing(list(learned))} learns nothing either and "
+            "the validation loss does not fall."
+        )
+        return f"{labels} If they are right, train longer: {few}" if done < FLOOR else labels, None
+    if done < FLOOR:
+        return f"Train longer: {few}", epochs
+    return (
+        "Check the labels with `keymix data check`. Then try other learning rates (`--tune lr`), "
+        f"more {found.data.kind.nouns}, or larger ones."
+    ), None
+
+
+def _loss_is_flat(found: Found) -> bool:
+    """Whether the validation loss is known, and does not fall at the end of training."""
+    histories = [reading.run.history for reading in found.done]
+    slope = slope_at_end(histories, f"val_{LOSS}")
+    last = [history[-1].values.get(f"val_{LOSS}") for history in histories if history]
+    known = [value for value in last if value is not None]
+    if slope is None or not known:
+        return False
+    gain = -slope[0] * max(1, round(found.plan.recipe.schedule.epochs / 10))
+    return gain < FLAT * float(np.mean(known))
+
+
+def _ends(found: Found, estimate: Crossed) -> str:
+    """Write the interval of a difference, as every interval of the page is written."""
+    low, high = quoted(found.score, *estimate.ends(), seeds=estimate.seeds)
+    if low is None:
+        return f"{estimate.seeds} seeds: no interval"
+    return span(low, high, found.score)
 
 
 def data_problems(found: Found) -> Diagnosis | None:
@@ -163,8 +230,8 @@ def data_problems(found: Found) -> Diagnosis | None:
     if any(reading.answers["last"].units < 2 for reading in found.done):
         return Diagnosis(
             kind="data_problem",
-            text=f"The test split is a single {unit}: nothing can be said of other {unit}s, and no "
-            "difference here means anything.",
+            heading=f"The test split is a single {unit}",
+            text=f"Nothing can be said of other {unit}s, and no difference here means anything.",
             remedy=f"Get more {unit}s{_how_to_test_more(found)}.",
         )
     if checked is None:
@@ -180,7 +247,8 @@ def data_problems(found: Found) -> Diagnosis | None:
     remedy = f"{remedy[0].upper()}{remedy[1:].rstrip('.')}."
     return Diagnosis(
         kind="data_problem",
-        text=f"The data falsify the comparison: {'; '.join(parts)}.",
+        heading="The data falsify the comparison",
+        text=f"Found: {'; '.join(parts)}.",
         remedy=remedy,
     )
 
@@ -190,6 +258,20 @@ def _how_to_test_more(found: Found) -> str:
     option = "--limit" if found.data.limit is not None else "--data.test_fraction"
     drawn = found.data.limit is not None or found.data.test_fraction is not None
     return f" (`{option}`)" if drawn else ""
+
+
+def few_units(found: Found) -> Diagnosis | None:
+    """Say that there are too few test units for any mixer to be shown better."""
+    unit = unit_of(found.data)
+    count = max((reading.answers["last"].units for reading in found.done), default=0)
+    if not 1 < count < FEW_CASES:
+        return None
+    return Diagnosis(
+        kind="few_units",
+        heading=f"There are only {count} test {unit}s",
+        text=f"Intervals over so few {unit}s are rough, and no mixer is likely to be shown better.",
+        remedy=f"Get more test {unit}s{_how_to_test_more(found)}.",
+    )
 
 
 def constant_predictions(found: Found) -> Diagnosis | None:
@@ -204,11 +286,13 @@ def constant_predictions(found: Found) -> Diagnosis | None:
     if not constant:
         return None
     who = listing([f"{label} ({count} of {of[label]} runs)" for label, count in constant.items()])
-    text = f"One answer for (nearly) all test {found.data.kind.nouns}: {who}."
+    runs = "All" if constant == of else "Some"
     return Diagnosis(
         kind="constant_predictions",
-        text=text,
-        remedy="These runs have learned nothing: train longer, or with another learning rate.",
+        heading=f"{runs} runs give one answer to (nearly) all test {found.data.kind.nouns}",
+        text=f"These are {who}.",
+        remedy="Such a run has learned nothing; another learning rate or a longer training may "
+        "help it.",
     )
 
 
@@ -250,10 +334,12 @@ def still_learning(found: Found) -> Diagnosis | None:
         return None
     return Diagnosis(
         kind="still_learning",
-        text=f"Training was too short: validation {score.name} still changes by "
+        heading="Training was too short",
+        text=f"Validation {score.name} still changes by "
         f"{score.changed(slope[0] * more)} per {'epoch' if more == 1 else f'{more} epochs'} at the "
         "end. A ranking now is a ranking of how fast mixers learn.",
-        remedy=f"Train longer: `--epochs {2 * epochs}` or more.",
+        remedy=f"Train longer, until validation stops rising: `--epochs {2 * epochs}` or more.",
+        epochs=2 * epochs,
     )
 
 
@@ -261,6 +347,42 @@ def _scale(found: Found) -> float:
     """Return the size of a score that is no fraction: its mean on the test split."""
     values = [abs(whole(r.answers["last"])) for r in found.done]
     return float(np.mean(values)) if values else 1.0
+
+
+def ceiling(found: Found) -> Diagnosis | None:
+    """Say that the task is too easy: all mixers and a linear model are near its best score.
+
+    Only where no number of seeds is likely to make a difference from the best clear, or equal.
+    """
+    score, linear = found.score, found.references.of(learned=True)
+    most = score.high if score.better == "more" else score.low
+    if most is None or score.low is None or score.high is None or not linear:
+        return None
+    room = NEAR * (score.high - score.low)
+    means = {
+        label: float(np.mean([whole(each) for each in found.answers(label).values()]))
+        for label in found.mixers
+    }
+    reached = [*means.values(), *map(whole, linear.values())]
+    if any(abs(most - each) > room for each in reached):
+        return None
+    best = max(means, key=lambda label: score.rank(means[label]))
+    others = [label for label in found.mixers if label != best]
+    alpha = (1 - LEVEL) / max(1, len(others))
+    for label in others:
+        difference = crossed_difference(found.answers(label), found.answers(best))
+        if difference is None or needed(difference, margin=found.margin, alpha=alpha).seeds:
+            return None
+    least = min(reached, key=score.rank)
+    word = "or more" if score.better == "more" else "or less"
+    return Diagnosis(
+        kind="ceiling",
+        heading="The task is too easy to separate the mixers",
+        text=f"All mixers, and {listing(list(linear))} too, reach {score.text(least)} {word} of a "
+        f"possible {score.text(most)}.",
+        remedy=f"Take harder {found.data.kind.nouns}, or more test {unit_of(found.data)}s"
+        f"{_how_to_test_more(found)}: more seeds will not separate these mixers.",
+    )
 
 
 # ---- is it the mixing? ----------------------------------------------------------------------
@@ -288,15 +410,15 @@ def control_level(found: Found) -> Diagnosis | None:
     best = found.best(found.mixers)
     difference = crossed_difference(found.answers(best), found.answers(control))
     assert difference is not None
-    low, high = difference.ends()
     numbers = (
-        f"{best}: {score.changed(difference.mean)}, {score.change(low)} to {score.change(high)}"
+        f"{best}, the best mixer on validation, against {control}: "
+        f"{score.changed(difference.mean)} ({_ends(found, difference)})."
     )
     if not possible:
         return Diagnosis(
             kind="control_level",
-            text=f"Mixing tokens buys nothing here: no mixer is better than the control {control}, "
-            f"which mixes none ({numbers}).",
+            heading=none_beats([control], shown=True),
+            text=numbers,
             remedy="Try larger images or smaller patches, a longer training, or a task that needs "
             "to relate distant parts of an image.",
         )
@@ -304,11 +426,11 @@ def control_level(found: Found) -> Diagnosis | None:
     count = max(each.units for each in found.answers(best).values())
     return Diagnosis(
         kind="control_unbeaten",
-        text=f"No mixer is shown to be better than the control {control}, which mixes no tokens "
-        f"({numbers}). {count:,} {unit} and {difference.seeds} seeds leave open whether mixing "
+        heading=none_beats([control], shown=False),
+        text=f"{numbers} {count:,} {unit} and {difference.seeds} seeds leave open whether mixing "
         "tokens helps here.",
-        remedy=f"More seeds and more {unit}{_how_to_test_more(found)} show "
-        "smaller differences; larger images, smaller patches or a longer training may make them "
+        remedy=f"More {unit}{_how_to_test_more(found)} show smaller differences; "
+        "larger images, smaller patches or a longer training may make them "
         "larger.",
     )
 
@@ -333,16 +455,16 @@ def reference_ahead(found: Found) -> Diagnosis | None:
     if not ahead:
         return None
     _, name, difference = min(ahead)
-    low, high = difference.ends()
+    low, high = bounded(score, *difference.ends())
     size = score.changed(difference.mean, sign=False)
-    ends = sorted((abs(low), abs(high)))
-    within = " to ".join(score.change(each, sign=False) for each in ends)
+    within = " to ".join(score.change(-end) for end in sorted((low, high), reverse=True))
     return Diagnosis(
         kind="reference_ahead",
-        text=f"The {name} is better than the best mixer, {best}, by {size} ({within})"
+        heading=f"{name[0].upper()}{name[1:]} is better than the best mixer",
+        text=f"It is {size} better than {best}, the best mixer on validation ({within})"
         f"{_at_cost(found, name, best)}.",
-        remedy="On this data and at this size attention does not pay yet: train longer, on more "
-        "images, or start from pretrained weights (keymix swap).",
+        remedy="On this data and at this size attention does not pay yet; a longer training, more "
+        f"{found.data.kind.nouns} or pretrained weights (`keymix swap`) may change that.",
     )
 
 
@@ -352,6 +474,11 @@ def _at_cost(found: Found, name: str, best: str) -> str:
         if row.name == name:
             return f", fitted in {row.seconds:.3g} s"
     ours, theirs = found.costs.get(best), found.costs.get(name)
-    if ours is None or theirs is None or not ours.step_ms or not theirs.step_ms:
+    if ours is None or theirs is None:
         return ""
-    return f" at {theirs.step_ms / ours.step_ms:.2f} of its time per training step"
+    costs = (
+        (share(theirs.macs, ours.macs), "multiply-adds"),
+        (share(theirs.step_ms, ours.step_ms), "time per training step"),
+    )
+    known = [f"{text} {what}" for text, what in costs if text]
+    return f", at {' and '.join(known)}" if known else ""

@@ -62,7 +62,7 @@ def distinct(runs: Sequence[Lines]) -> tuple[tuple[TrainedWith, ...], list[int]]
 
 
 def warning(trained_with: Sequence[TrainedWith], here: Lines) -> str | None:
-    """Say in words where the runs' environments differ, from each other or from this one.
+    """Say what it means where environments differ, the runs' or this one, and then in what.
 
     `here` is the environment that makes the record; its threads do not matter.
     """
@@ -72,8 +72,8 @@ def warning(trained_with: Sequence[TrainedWith], here: Lines) -> str | None:
             for key in differing([env.lines for env in trained_with])
         ]
         return (
-            f"The runs were not all trained in one environment; they differ in {listing(parts)}. "
-            "Differences between mixers may be differences between environments."
+            "The runs were trained in different environments: differences between mixers may be "
+            f"differences between environments. They differ in {listing(parts)}."
         )
     if not trained_with:
         return None
@@ -85,8 +85,8 @@ def warning(trained_with: Sequence[TrainedWith], here: Lines) -> str | None:
     if not changed:
         return None
     return (
-        "The runs were trained in another environment than the one that made this record; they "
-        f"differ in {changed}."
+        "All runs were trained in one environment, and this record was made in another: the "
+        f"comparison is fair. They differ in {changed}."
     )
 
 

@@ -25,9 +25,10 @@ from keymix.compare.runs import Finished, Reading
 from keymix.data.record import DataRecord, SameImages
 from keymix.errors import KeymixWarning, UserError, one_line
 from keymix.records import differences, from_json, to_json
+from keymix.report.checked import Checked
 from keymix.report.comparison import render
 from keymix.report.part import page_of
-from keymix.report.record import Checked, ComparisonRecord, DoneRun
+from keymix.report.record import ComparisonRecord, DoneRun
 from keymix.report.tables import csv_text
 from keymix.train import folder as run_folder
 from keymix.train.files import clear_parts, read_json, write_json, write_text

@@ -18,7 +18,7 @@ from keymix.analysis.certainty import (
     judge,
 )
 from keymix.analysis.statistics import FEW_CASES, LEVEL, Interval, Summary
-from keymix.report.formats import listing
+from keymix.report.formats import listing, span
 from keymix.report.part import page_of
 from keymix.report.record import OutcomeRow
 from keymix.task import FRACTION, Score, Task
@@ -108,7 +108,8 @@ def _evidence(
     part, base = answers_of(task), scores.get(baseline, {})
     seeds = {
         label: statistics.over_seeds(
-            *(_by_seed(runs, task.score.key) for runs in (scores.get(label, {}), base))
+            *(_by_seed(runs, task.score.key) for runs in (scores.get(label, {}), base)),
+            score=task.score,
         )
         for label in others
     }
@@ -178,18 +179,17 @@ def lead(rows: Sequence[OutcomeRow], *, baseline: str, task: Task, inputs: str =
 
 
 def caution(seeds: int, *, task: Task) -> str:
-    """Say what too few seeds leave open, and the remedy; empty from five seeds up."""
+    """Say what too few seeds leave open; empty from five seeds up."""
     if seeds >= CLEAR_SEEDS:
         return ""
     score = page_of(task).phrase or f"the {task.score.name}"
-    remedy = f"Run the same command with --seeds {CLEAR_SEEDS}; finished runs are kept."
     if seeds >= PROVISIONAL_SEEDS:
         return (
             f"With {seeds} seeds a difference is provisional at best, and none can be shown to be "
-            f"absent. {remedy}"
+            "absent."
         )
     count = "One seed says" if seeds == 1 else f"{seeds} seeds say"
-    return f"{count} little of how {score} changes from one training to the next. {remedy}"
+    return f"{count} little of how {score} changes from one training to the next."
 
 
 def _by_seed(runs: Runs, key: str) -> dict[int, float]:
@@ -224,13 +224,6 @@ class Words:
         return count if done >= self.planned else f"{count} of {self.planned}"
 
 
-def span(interval: Interval, score: Score) -> str:
-    """Write an interval's ends, e.g. ``−0.4 to +1.2``."""
-    if interval.low is None or interval.high is None:
-        return "no interval"
-    return f"{score.change(interval.low)} to {score.change(interval.high)}"
-
-
 def headline(words: Words, found: Certainty, rules: Rules) -> str:
     """Say in one sentence how a mixer compares with the baseline, and how certain that is."""
     mixer, baseline, score = words.mixer, words.baseline, words.score
@@ -239,7 +232,8 @@ def headline(words: Words, found: Certainty, rules: Rules) -> str:
         return f"{mixer}: nothing can be said, no seed finished for both it and {baseline}."
     seeds = words.seeds(interval.n)
     level = f"{100 * interval.level:.4g}\u00a0%: "
-    within = f"{level}{span(interval, score)}" if interval.low is not None else "no interval"
+    ends = span(interval.low, interval.high, score)
+    within = f"{level}{ends}" if interval.low is not None else "no interval"
     if found.direction is not None:
         size = score.changed(interval.difference, sign=False)
         text = f"{mixer} is {found.direction} than {baseline} by {size} ({within}; {seeds})"
@@ -288,16 +282,20 @@ def detail(words: Words, found: Evidence, rules: Rules) -> str:
     parts = []
     if found.seeds is not None:
         seeds = found.seeds
-        ends = seeds.note if seeds.low is None else f"{span(seeds, score)}{_holm(seeds)}"
+        ends = seeds.note if seeds.low is None else f"{_ends(seeds, score)}{_holm(seeds)}"
         note = f"; {seeds.note}" if seeds.low is not None and seeds.note else ""
         parts.append(f"On these test {unit}s, trained again: {ends}{note}.")
     if found.units is not None:
         units = found.units
-        ends = units.note if units.low is None else f"{span(units, score)}{_holm(units)}"
+        ends = units.note if units.low is None else f"{_ends(units, score)}{_holm(units)}"
         rough = f"; few {unit}s, so it is rough" if units.n < FEW_CASES else ""
         narrow = f"; too narrow, as {unit}s belong together" if rules.narrow else ""
         parts.append(f"These models, on other {unit}s: {ends}{rough}{narrow}.")
     return " ".join(parts)
+
+
+def _ends(interval: Interval, score: Score) -> str:
+    return span(interval.low, interval.high, score)
 
 
 def _holm(interval: Interval) -> str:

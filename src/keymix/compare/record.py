@@ -31,23 +31,19 @@ from keymix.compare.references import References
 from keymix.compare.runs import Finished, Reading
 from keymix.data.check import quick_check
 from keymix.data.dataset import ImageData
-from keymix.data.findings import IN_SEQUENCES
+from keymix.data.findings import IN_SEQUENCES, LONE_CASE
 from keymix.data.record import DataRecord
 from keymix.mixers.registry import get_mixer_class
 from keymix.mixers.spec import parse_mixer
 from keymix.records import Own
+from keymix.report.checked import Checked, DataCheck, Finding, GradedFinding, Level
 from keymix.report.formats import listing
 from keymix.report.part import Page, page_of
 from keymix.report.record import (
-    Checked,
     ComparedMixer,
     ComparisonRecord,
     CostRow,
-    DataCheck,
     Diagnosis,
-    Finding,
-    GradedFinding,
-    Level,
     Measured,
     Outcome,
     OutcomeRow,
@@ -56,7 +52,7 @@ from keymix.report.record import (
     Tuning,
     Which,
 )
-from keymix.report.wording import unit_of
+from keymix.report.wording import control_name, unit_of
 from keymix.task import DEFAULT
 from keymix.train.environment import environment
 
@@ -67,6 +63,7 @@ NARROW = (
 """What frames of a sequence do to the second question."""
 _NAMED = 3  # places of a finding that the record names
 _SHOWN = 2  # ... and the terminal
+_SPLITS = {"train": "training", "val": "validation"}
 _LEVELS = {"stops": "stops training", "falsifies": "falsifies results", "warning": "warning"}
 
 
@@ -210,7 +207,7 @@ def recommended(
         return Recommendation(margin=margin, reason="no model has learned this data")
     if {"control_level", "control_unbeaten"} & {*diagnosed}:
         control = found.best(found.labels("control"))
-        reason = f"none is shown to be better than the control {control}"
+        reason = f"none is shown to beat {control_name(control)}"
         return Recommendation(margin=margin, reason=reason)
     means = {label: found.validation(label) for label in found.mixers}
     costs = {
@@ -234,9 +231,9 @@ def _lead(diagnoses: Sequence[Diagnosis], outcomes: Outcome, plan: Plan, data: D
     """Say first what is wrong, then what came out; of models that learned nothing nothing more."""
     first = diagnoses[0] if diagnoses else None
     if first is not None and first.kind == "nothing_learned":
-        return f"{first.text} {first.remedy}"
+        return f"{first.said} {first.remedy}"
     usual = lead(outcomes.last, baseline=plan.baseline, task=data.task_kind, inputs=data.kind.nouns)
-    return usual if first is None else f"{first.text} {usual}"
+    return usual if first is None else f"{first.said} {usual}"
 
 
 def title(data: DataRecord) -> str:
@@ -474,13 +471,16 @@ def finding_lines(checked: Checked, data: DataRecord) -> list[str]:
     """Write what was found for the terminal: the findings, and what was not looked at."""
     found = data_check(checked, data)
     findings = [
-        f"data check, {each.grade}: {each.what} ({each.count:,}): "
-        + "; ".join(each.where[:_SHOWN])
-        + ("; …" if each.count > _SHOWN else ".")
-        + f" {each.remedy}".rstrip()
+        f"data check, {each.grade}: {each.sentence or _listed(each)} {each.remedy}".rstrip()
         for each in found.findings
     ]
     return [*findings, *filter(None, (found.narrow, found.missed))]
+
+
+def _listed(found: Finding) -> str:
+    """Write what was found with its first places."""
+    more = "; …" if found.count > _SHOWN else "."
+    return f"{found.what} ({found.count:,}): {'; '.join(found.where[:_SHOWN])}{more}"
 
 
 def narrow_note(checked: Checked | None, data: DataRecord) -> str:
@@ -497,7 +497,7 @@ def data_check(checked: Checked, data: DataRecord) -> DataCheck:
         missed = f"Not looked at, since time was short: {missed}; `keymix data check` looks at all."
     falsified = any(found.level == "falsifies" for found in checked.findings)
     return DataCheck(
-        findings=tuple(_graded(each) for each in checked.findings),
+        findings=tuple(_graded(each, data) for each in checked.findings),
         too_narrow=checked.too_narrow,
         looked_at=checked.looked_at,
         not_looked_at=checked.not_looked_at,
@@ -507,7 +507,7 @@ def data_check(checked: Checked, data: DataRecord) -> DataCheck:
     )
 
 
-def _graded(found: Finding) -> GradedFinding:
+def _graded(found: Finding, data: DataRecord) -> GradedFinding:
     remedy = found.remedy
     return GradedFinding(
         level=found.level,
@@ -516,4 +516,13 @@ def _graded(found: Finding) -> GradedFinding:
         where=found.where,
         remedy=f"{remedy[0].upper()}{remedy[1:]}." if remedy else "",
         grade=_LEVELS[found.level],
+        sentence=_sentence(found, data),
     )
+
+
+def _sentence(found: Finding, data: DataRecord) -> str:
+    """Say in a sentence what a list of splits would not; empty for what is listed."""
+    if found.what != LONE_CASE:
+        return ""
+    splits = listing([_SPLITS.get(name, name) for name in found.where])
+    return f"The {splits} {data.kind.nouns} come from a single case."

@@ -35,9 +35,10 @@ from keymix.data.record import SameImages
 from keymix.errors import KeymixWarning, UserError, unknown
 from keymix.mixers.registry import import_file
 from keymix.records import Own, to_json
+from keymix.report.checked import Checked
 from keymix.report.comparison import render
 from keymix.report.part import page_of
-from keymix.report.record import Checked, ComparisonRecord, OpenRun, opened
+from keymix.report.record import ComparisonRecord, OpenRun, opened
 from keymix.task import DEFAULT, Task, get_task, list_tasks
 from keymix.train.files import RECIPE, locked, read_json
 from keymix.train.model import load_data

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from keymix.data.dataset import ImageData, Split
 
 STOPS, FALSIFIES, WARNING, NOTE = "stops", "falsifies", "warning", "note"
+LONE_CASE = "splits of a single case"
 LEVELS = (STOPS, FALSIFIES, WARNING, NOTE)  # from the worst
 
 
@@ -376,7 +377,7 @@ def add_cases(report: Report, images: Images, *, grouped: bool) -> None:
     lone = [name for name in SPLITS if counts[name] == 1]
     report.add(
         WARNING,
-        "splits of a single case",
+        LONE_CASE,
         lone,
         "nothing shows how far scores vary from case to case: add cases, or take a larger share",
     )

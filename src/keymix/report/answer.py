@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The answer of a comparison: its title, how certain it is, what it costs, what to do next.
+"""The answer of a comparison: its title, how certain it is, which mixer to take, what to do next.
 
 One mixer is the *subject*. What makes the title is the first of these that holds:
 
 1. nothing was learned, or the test split is a single case: the title says so, and that is all;
-2. no mixer is better, or none is shown to be better, than the control, which is the subject;
+2. no mixer is better, or none is shown to be better, than the control: the numbers are those of the
+   baseline against it;
 3. the recommended mixer (docs/compare.md) is not the baseline: how it compares with the baseline,
    and its multiply-adds or training step;
-4. some mixer is better, or some are worse, the most certain and then the largest first;
+4. some mixer is better, the most certain and then the largest first; or none is shown to beat the
+   baseline, and the subject is the best of the others;
 5. no mixer is distinguishable from the baseline.
 """
 
@@ -15,20 +17,24 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from keymix.analysis.certainty import CLEAR_SEEDS, PROVISIONAL_SEEDS
 from keymix.analysis.statistics import Interval
-from keymix.report.formats import listing
+from keymix.errors import UserError
+from keymix.report.formats import interval, share, span
 from keymix.report.record import ComparisonRecord, OutcomeRow
-from keymix.report.wording import unit_of
+from keymix.report.wording import control_name, none_beats, unit_of
+from keymix.task import Score
 
 _SAME = 0.02
 """Costs that differ by less than this share are called the same."""
 _MUCH = 0.05
 """Share by which a measured time must differ to be in the title."""
 _COSTS = (("params", "parameters"), ("step_ms", "training step"), ("peak_mib", "training memory"))
+ENERGY = "energy_uj"
+"""Key of the energy that spikes were estimated to take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +58,15 @@ class Answer:
     """What the first screen says.
 
     The `degree` is ``clear``, ``provisional``, ``equal`` or ``unclear``, and ``none`` where nothing
-    can be said; `certainty` is it in words. Where the scores themselves mean nothing, neither does
-    any sentence about two mixers. The `subject` is the mixer that the title and the tiles
-    speak of, empty where they speak of none.
+    can be said; `certainty` is it in words, `decision` which mixer to take and why. Where the
+    scores themselves mean nothing, neither does any sentence about two mixers. The `subject` is the
+    mixer that the title and the tiles speak of, empty where they speak of none.
     """
 
     title: str
     degree: str
     certainty: str
+    decision: str = ""
     means_nothing: bool = False
     subject: str = ""
     tiles: tuple[Tile, ...] = ()
@@ -69,48 +76,47 @@ class Answer:
 def answer(record: ComparisonRecord) -> Answer:
     """Read the answer off a comparison's record."""
     rows = {row.mixer: row for row in record.outcome.last}
-    base = rows[record.baseline]
-    kinds = [found.kind for found in record.diagnoses]
-    score = record.task_kind.score
-    if base.scores[score.key].mean is None:
+    score, following = record.task_kind.score, _next(record, "")
+    if rows[record.baseline].scores[score.key].mean is None:
         title = f"No run of the baseline {record.baseline} has finished"
-        return Answer(title=title, degree="none", certainty="Nothing can be said yet")
-    if "nothing_learned" in kinds:
-        return Answer(
-            title="No model learned this data",
-            degree="none",
-            certainty="No difference between the mixers means anything",
-            means_nothing=True,
-        )
+        certainty = "Nothing can be said yet"
+        return Answer(title=title, degree="none", certainty=certainty, next=following)
+    nothing = Answer(
+        title="No model learned this data",
+        degree="none",
+        certainty="No difference between the mixers means anything",
+        decision=_undecided(record),
+        means_nothing=True,
+        next=following,
+    )
+    if not record.learned:
+        return nothing
     if _one_unit(record):
-        return Answer(
-            title=f"The test split is a single {unit_of(record.data)}: nothing can be said",
-            degree="none",
-            certainty="No difference between the mixers means anything",
-            means_nothing=True,
-        )
+        title = f"The test split is a single {unit_of(record.data)}: nothing can be said"
+        return replace(nothing, title=title)
     if _without_certainty(record):
         return Answer(
             title=f"How certain the differences from {record.baseline} are is not in this record",
             degree="none",
             certainty="It is of an earlier version of keymix; `keymix report` makes it again",
+            decision=_undecided(record) if record.recommendation else "",
         )
-    level = bool({"control_level", "control_unbeaten"} & {*kinds})
-    controls = [each.label for each in record.mixers if each.control and each.label in rows]
+    level = {"control_level", "control_unbeaten"} & {*record.found}
+    controls = [label for label in record.controls if label in rows]
     subject = _best(record, rows, controls) if level else _subject(record, rows)
     shown = replace(
-        _compared(record, rows[subject]), tiles=_tiles(record, rows, subject), next=_next(record)
+        _compared(record, rows[subject]),
+        decision=_decision(record, rows),
+        tiles=_tiles(record, rows, subject),
+        next=_next(record, subject),
     )
     if level:
-        nothing = "Mixing tokens buys nothing here: no mixer beats"
-        open_still = "No mixer is shown to beat the control"
-        start = nothing if "control_level" in kinds else open_still
-        title = f"{start} {listing(controls)}"
+        title = none_beats(controls, shown="control_level" in level)
         return replace(shown, title=title, subject="")
     return shown
 
 
-def _best(record: ComparisonRecord, rows: dict[str, OutcomeRow], labels: Sequence[str]) -> str:
+def _best(record: ComparisonRecord, rows: Mapping[str, OutcomeRow], labels: Sequence[str]) -> str:
     """Return the label whose mean score is best."""
     score = record.task_kind.score
 
@@ -133,23 +139,27 @@ def _one_unit(record: ComparisonRecord) -> bool:
     return bool(found) and all(each.n < 2 for each in found)
 
 
-def _subject(record: ComparisonRecord, rows: dict[str, OutcomeRow]) -> str:
+def _subject(record: ComparisonRecord, rows: Mapping[str, OutcomeRow]) -> str:
     """Choose the mixer that the title speaks of."""
     picked = record.recommendation.pick if record.recommendation else None
     if picked is not None and picked != record.baseline:
         return picked
-    named = {each.label for each in record.mixers if not each.control and not each.reference}
-    others = [row for row in rows.values() if row.mixer in named and row.mixer != record.baseline]
-    known = [row for row in others if row.degree is not None and row.interval is not None]
     certain = {"clear": 2, "provisional": 1}
 
     def weight(row: OutcomeRow) -> tuple[bool, int, float]:
         assert row.interval is not None
-        degree = certain.get(row.degree or "", 0)
-        better, size = row.direction == "better", row.interval.difference
-        return better, degree, abs(size) if degree else record.task_kind.score.rank(size)
+        better = row.direction == "better"
+        degree = certain.get(row.degree or "", 0) if better else 0
+        return better, degree, record.task_kind.score.rank(row.interval.difference)
 
+    known = _others(record, rows)
     return max(known, key=weight).mixer if known else record.baseline
+
+
+def _others(record: ComparisonRecord, rows: Mapping[str, OutcomeRow]) -> list[OutcomeRow]:
+    """Return the rows of the named mixers that are compared with the baseline."""
+    named = (rows[label] for label in record.named if label != record.baseline and label in rows)
+    return [row for row in named if row.degree is not None and row.interval is not None]
 
 
 def _compared(record: ComparisonRecord, row: OutcomeRow) -> Answer:
@@ -173,7 +183,10 @@ def _compared(record: ComparisonRecord, row: OutcomeRow) -> Answer:
         title = f"{row.mixer}: {size} {side} {base}"
         title += f", {cost}" if cost else ""
         if row.direction == "worse" and not picked:
-            title = f"No mixer beats {base}; {row.mixer} is {size} {side} it"
+            # it is the best of the others, so that all of them are worse
+            one = len(_others(record, {each.mixer: each for each in record.outcome.last})) == 1
+            which = row.mixer if one else f"the best, {row.mixer},"
+            title = f"No mixer is shown to beat {base}; {which} is {size} {side} it"
     elif degree == "equal":
         margin = score.changed(record.margin or 0.0, sign=False)
         title = f"{row.mixer} equals {base} within {margin}" + (f", {cost}" if cost else "")
@@ -188,16 +201,17 @@ def _compared(record: ComparisonRecord, row: OutcomeRow) -> Answer:
             title += f", {cost}" if cost else ""
         elif _saves(record, row.mixer):
             title += f"; {row.mixer} keeps up, {cost}"
-    else:
+    elif _all_unclear(record):
         title = f"No mixer is distinguishable from {base}"
+    else:
+        title = f"No mixer is shown to beat {base}"
     return Answer(
         title=title, degree=degree, certainty=_certainty(record, row, found), subject=row.mixer
     )
 
 
 def _all_unclear(record: ComparisonRecord) -> bool:
-    named = {each.label for each in record.mixers if not each.control and not each.reference}
-    rows = [row for row in record.outcome.last if row.mixer in named]
+    rows = [row for row in record.outcome.last if row.mixer in record.named]
     return all(row.degree in (None, "unclear") for row in rows)
 
 
@@ -214,15 +228,97 @@ def _certainty(record: ComparisonRecord, row: OutcomeRow, found: Interval) -> st
     return f"Unclear: {seeds}{few}"
 
 
+# ---- which mixer to take --------------------------------------------------------------------
+
+
+def _undecided(record: ComparisonRecord) -> str:
+    """Say that no mixer is recommended, and why."""
+    found = record.recommendation
+    if found is None or found.margin is None:
+        why = "`--margin` says which difference counts as equal, and there is none"
+    else:
+        why = found.reason
+    return "No decision yet: keep the mixer you have" + (f", since {why}." if why else ".")
+
+
+def _decision(record: ComparisonRecord, rows: Mapping[str, OutcomeRow]) -> str:
+    """Say which mixer to take by the rule of the recommendation, and the interval behind it."""
+    found, base, score = record.recommendation, record.baseline, record.task_kind.score
+    others = _others(record, rows)
+    nearest = max(others, key=lambda row: score.rank(_difference(row)), default=None)
+    closest = nearest.mixer if nearest else ""
+    if found is None or found.pick is None or found.margin is None:
+        if not closest:
+            return _undecided(record)
+        ahead = score.ahead(_difference(rows[closest]))
+        lead = closest if ahead else f"{base}; closest to it {closest}"
+        return f"{_undecided(record)} Best so far: {lead}, {_against(record, rows[closest])}."
+    pick, best = found.pick, found.best
+    margin = score.changed(found.margin, sign=False)
+    verb = "keep" if pick == base else "take"
+    short = "still_learning" in record.found
+    start = f"For so short a training, {verb}" if short else verb.capitalize()
+    if found.pick_interval is None or best is None:
+        text = (
+            f"{start} {pick}: the best on validation, and no cheaper mixer is shown to keep up "
+            f"with it within {margin}."
+        )
+    else:
+        text = (
+            f"{start} {pick}: the cheapest per training step that keeps up within {margin} with "
+            f"the best on validation, {best}"
+        )
+        degree = rows[best].degree if pick == base else None
+        text += f", which {_behind(record, found.pick_interval, (pick, best), degree)}."
+    if base not in (pick, best):
+        return f"{text} {pick}: {_against(record, rows[pick])}."
+    if pick == base and closest and closest != best:
+        return f"{text} Closest: {closest}, {_against(record, rows[closest])}."
+    return text
+
+
+def _difference(row: OutcomeRow) -> float:
+    assert row.interval is not None
+    return row.interval.difference
+
+
+def _against(record: ComparisonRecord, row: OutcomeRow) -> str:
+    """Write a mixer's difference from the baseline with the interval that decides."""
+    score, found = record.task_kind.score, row.interval
+    if found is None:
+        return "no pair of runs"
+    ends = interval(found, score)
+    size = score.changed(found.difference)
+    return f"{size} against {record.baseline} ({ends}), {row.degree or 'unclear'}"
+
+
+def _behind(
+    record: ComparisonRecord, found: Interval, pair: tuple[str, str], degree: str | None
+) -> str:
+    """Say how the best on validation, the second, compares with a cheaper mixer on test.
+
+    `found` is the cheaper one's difference from the best.
+    """
+    pick, best = pair
+    score = record.task_kind.score
+    size = score.changed(found.difference, sign=False)
+    word = "worse" if score.ahead(found.difference) else "better"
+    ends = span(-(found.high or 0.0), -(found.low or 0.0), score)
+    ends = f"{ends}, {degree}" if degree else ends
+    text = f"is {size} {word} on test ({ends})"
+    steps = [
+        record.costs[label].step_ms if label in record.costs else None for label in (best, pick)
+    ]
+    more = share(*steps)
+    return f"{text} at {more} time per training step" if more else text
+
+
 # ---- cost -----------------------------------------------------------------------------------
 
 
 def _share(record: ComparisonRecord, mixer: str, key: str) -> float | None:
     """By what share a cost of a mixer differs from the baseline's; None where one is not known."""
-    costs = record.costs
-    ours, theirs = (
-        getattr(costs[m], key) if m in costs else None for m in (mixer, record.baseline)
-    )
+    ours, theirs = (cost_of(record, label, key) for label in (mixer, record.baseline))
     return None if not theirs or ours is None else float(ours / theirs - 1)
 
 
@@ -247,86 +343,192 @@ def _saves(record: ComparisonRecord, mixer: str) -> bool:
 
 def relative(record: ComparisonRecord, mixer: str, key: str) -> str:
     """Write by what share a cost differs from the baseline's: ``−11 %``; empty if not known."""
-    found = _share(record, mixer, key)
-    if found is None:
-        return ""
-    body = f"{100 * abs(found):.0f}"
-    return f"{'' if body == '0' else '−' if found < 0 else '+'}{body}\u00a0%"
+    ours, theirs = (cost_of(record, label, key) for label in (mixer, record.baseline))
+    return share(ours, theirs)
+
+
+def cost_of(record: ComparisonRecord, mixer: str, key: str) -> float | None:
+    """Return a cost of a mixer by its key, `ENERGY` included; None where it is not known."""
+    if key == ENERGY:
+        found = record.spikes.mixers.get(mixer) if record.spikes else None
+        return None if found is None else found.energy_uj.mean
+    row = record.costs.get(mixer)
+    return None if row is None else getattr(row, key)
 
 
 # ---- tiles ----------------------------------------------------------------------------------
 
 
-def _tiles(record: ComparisonRecord, rows: dict[str, OutcomeRow], subject: str) -> tuple[Tile, ...]:
-    """Make the numbers of the first screen."""
+def _tiles(
+    record: ComparisonRecord, rows: Mapping[str, OutcomeRow], subject: str
+) -> tuple[Tile, ...]:
+    """Make the numbers of the first screen; every difference is of one pair, named in each.
+
+    The pair is the subject and the baseline; of a control it is the baseline and the control, as
+    everywhere on the page.
+    """
     score, base, row = record.task_kind.score, record.baseline, rows[subject]
+    control = subject in record.controls
+    pair = (base, subject) if control else (subject, base)
     tiles = []
-    mean = row.scores[score.key].mean
-    of_base = rows[base].scores[score.key].mean
-    if mean is not None and of_base is not None:
-        pair = [(subject, mean), (base, of_base)]
-        (best, most), (other, least) = pair[::-1] if row.direction == "worse" else pair
-        text = f"{best}, test {score.name} ({other} {score.text(least)})"
-        tiles.append(Tile(value=score.text(most), text=text))
+    means = {label: rows[label].scores[score.key].mean for label in pair}
+    known = {label: mean for label, mean in means.items() if mean is not None}
+    if len(known) == 2:
+        best, other = sorted(known, key=lambda label: -score.rank(known[label]))
+        text = f"{best}, test {score.name} ({other} {score.text(known[other])})"
+        tiles.append(Tile(value=score.text(known[best]), text=text))
     unit = f"{unit_of(record.data)}s"
-    seeds = record.seeds
-    over = (
-        (row.images, f"over the {row.images.n:,} test {unit}" if row.images else ""),
-        (row.seeds, f"over {row.seeds.n} retrainings" if row.seeds else ""),
-    )
-    for found, what in over:
-        if found is not None and found.low is not None and found.high is not None:
-            value = f"{score.change(found.low)} to {score.change(found.high)}"
-            rough = " (rough)" if found is row.seeds and len(seeds) < CLEAR_SEEDS else ""
-            text = f"{score.difference_unit}, {100 * found.level:.4g}\u00a0% {what}{rough}"
-            tiles.append(Tile(value=value, text=text.removeprefix(", ")))
-    if subject != base and (macs := relative(record, subject, "macs")):
-        further = [
-            f"{name} {share}" for key, name in _COSTS if (share := relative(record, subject, key))
-        ]
-        text = "; ".join(["multiply-adds per image", ", ".join(further)])
-        tiles.append(Tile(value=macs, text=text.removesuffix("; ")))
-    tiles += _above_control(record, rows)
+    points = f"{score.difference_unit}, " if score.difference_unit else ""
+    named = f"{points}{pair[0]} − {pair[1]}"
+    rough = ", rough" if len(record.seeds) < CLEAR_SEEDS else ""
+    if row.images is not None:
+        what = (
+            f"{named}: these models on other {unit} ({{level}} interval, {row.images.n:,} {unit})"
+        )
+        tiles.append(_interval_tile(row.images, what, score, turned=control))
+    if row.seeds is not None:
+        seeds = "1 seed" if row.seeds.n == 1 else f"{row.seeds.n} seeds"
+        what = f"{named}: trained again, on these {unit} ({{level}} interval, {seeds}{rough})"
+        if row.seeds.low is None:
+            what = f"{named}: trained again, on these {unit} ({seeds})"
+        tiles.append(_interval_tile(row.seeds, what, score, turned=control))
+    if not control:
+        tiles += _cost_tile(record, subject)
+        tiles += _above_control(record, rows)
     return tuple(tiles)
 
 
-def _above_control(record: ComparisonRecord, rows: dict[str, OutcomeRow]) -> list[Tile]:
-    """Say how far the baseline is above the control: whether mixing tokens matters at all."""
-    score = record.task_kind.score
-    controls = [each.label for each in record.mixers if each.control and each.label in rows]
-    found = [rows[label].interval for label in controls]
-    known = [each for each in found if each is not None]
+def _interval_tile(found: Interval, what: str, score: Score, *, turned: bool) -> Tile:
+    """Show an interval of a difference, from the other side if it is turned."""
+    text = what.format(level=f"{100 * found.level:.4g}\u00a0%")
+    if found.low is None or found.high is None:
+        return Tile(value="no interval", text=text)
+    low, high = (-found.high, -found.low) if turned else (found.low, found.high)
+    return Tile(value=span(low, high, score), text=text)
+
+
+def _cost_tile(record: ComparisonRecord, subject: str) -> list[Tile]:
+    """Say what the subject costs against the baseline, of spikes the energy first."""
+    if subject == record.baseline:
+        return []
+    kind = record.data.kind
+    names = {
+        ENERGY: f"energy per {kind.noun}",
+        "macs": f"multiply-adds per {kind.noun}",
+        **dict(_COSTS),
+    }
+    known = [
+        (text, name) for key, name in names.items() if (text := relative(record, subject, key))
+    ]
     if not known:
         return []
-    least = min(known, key=lambda each: abs(each.difference))
-    text = f"{record.baseline} against the control, which mixes no tokens"
-    return [Tile(value=score.changed(-least.difference), text=text)]
+    (value, name), *further = known
+    more = ", ".join(f"{each} {text}" for text, each in further)
+    text = f"{name}, {subject} against {record.baseline}" + (f"; {more}" if more else "")
+    return [Tile(value=value, text=text)]
+
+
+def _above_control(record: ComparisonRecord, rows: Mapping[str, OutcomeRow]) -> list[Tile]:
+    """Say how far the baseline is above the control: whether mixing tokens matters at all."""
+    score = record.task_kind.score
+    found = {label: rows[label].interval for label in record.controls if label in rows}
+    known = {label: each.difference for label, each in found.items() if each is not None}
+    if not known:
+        return []
+    least = min(known, key=lambda label: abs(known[label]))
+    text = f"{record.baseline} − {control_name(least)}"
+    return [Tile(value=score.changed(-known[least]), text=text)]
 
 
 # ---- what to do next ------------------------------------------------------------------------
 
 
-def _next(record: ComparisonRecord) -> Next | None:
-    """Say what to do next: what is the matter first, then more seeds."""
-    epochs = record.recipe.schedule.epochs
-    if any(found.kind == "still_learning" for found in record.diagnoses):
+def _next(record: ComparisonRecord, subject: str) -> Next | None:
+    """Say what to do next, one thing: the gravest first, with all that one command can do."""
+    open_runs = len(record.unfinished("missing")) + len(record.unfinished("failed"))
+    if open_runs:
         return Next(
-            text="train longer, until validation stops rising; this starts again",
-            command=_with(record.command, {"--epochs": str(2 * epochs)}, ["--overwrite"]),
+            text=f"run the same command again: {_runs(open_runs)} did not finish, and finished "
+            "ones are kept",
+            command=_with(record.command),
         )
-    seeds, runs = len(record.seeds), len(record.mixers)
-    if seeds < CLEAR_SEEDS and record.seeds == tuple(range(seeds)):
-        more = (CLEAR_SEEDS - seeds) * runs
+    found = record.found
+    for kind in ("nothing_learned", "data_problem"):
+        if (first := found.get(kind)) is not None and first.remedy:
+            return Next(text=_instruction(first.remedy), command=_longer(record, first.epochs))
+    few, short = found.get("few_units"), found.get("still_learning")
+    if short is not None:
+        epochs = short.epochs or 2 * record.recipe.schedule.epochs
+        seeds = f" with {CLEAR_SEEDS} seeds" if _more_seeds(record) else ""
+        text = f"train longer, until validation stops rising: {epochs} epochs{seeds}"
+        if few is not None:
+            text = f"{_instruction(few.remedy)}; then train {epochs} epochs{seeds}"
+        text += ". The finished runs are deleted and all is trained again"
+        return Next(text=text, command=_longer(record, epochs))
+    for kind in ("few_units", "ceiling", "control_level"):
+        if (first := found.get(kind)) is not None and first.remedy:
+            return Next(text=_instruction(first.remedy))
+    if _more_seeds(record):
+        more = (CLEAR_SEEDS - len(record.seeds)) * len(record.mixers)
         return Next(
-            text=f"train {CLEAR_SEEDS} seeds, from which on a difference can be clear ({more} more "
-            "runs; finished ones are kept)",
+            text=f"train {CLEAR_SEEDS} seeds, from which on a difference can be clear "
+            f"({_runs(more, 'more ')}; finished ones are kept)",
             command=_with(record.command, {"--seeds": str(CLEAR_SEEDS)}),
         )
-    return None
+    (row,) = (row for row in record.outcome.last if row.mixer == subject) if subject else (None,)
+    return None if row is None else _settled(record, row)
 
 
-def _with(command: str, options: dict[str, str], flags: Sequence[str] = ()) -> str:
+def _settled(record: ComparisonRecord, row: OutcomeRow) -> Next:
+    """Say what would settle a difference that is unclear, or that nothing is left to do."""
+    if row.degree in ("clear", "equal", "provisional"):
+        return Next(text="nothing more to do, the result is clear")
+    settle, unit, seeds = row.settle, unit_of(record.data), len(record.seeds)
+    if settle is not None and settle.seeds is not None and _in_order(record):
+        least = max(settle.seeds[0], seeds + 1)
+        return Next(
+            text=f"train {least} seeds, the fewest that may settle it (finished runs are kept)",
+            command=_with(record.command, {"--seeds": str(least)}),
+        )
+    if settle is not None and settle.units is not None:
+        return Next(text=f"test on {settle.units[0]:,} {unit}s or more, which may settle it")
+    return Next(
+        text=f"nothing more to do, neither more seeds nor more test {unit}s are likely to settle it"
+    )
+
+
+def _in_order(record: ComparisonRecord) -> bool:
+    return record.seeds == tuple(range(len(record.seeds)))
+
+
+def _more_seeds(record: ComparisonRecord) -> bool:
+    """Whether there are too few seeds for a difference to be clear, and more can be asked for."""
+    return len(record.seeds) < CLEAR_SEEDS and _in_order(record)
+
+
+def _longer(record: ComparisonRecord, epochs: int | None) -> str:
+    """Return the command that trains all again for so many epochs; empty where there are none."""
+    if epochs is None:
+        return ""
+    options = {"--epochs": str(epochs)}
+    if _more_seeds(record):
+        options["--seeds"] = str(CLEAR_SEEDS)
+    return _with(record.command, options, ["--overwrite"])
+
+
+def _instruction(remedy: str) -> str:
+    """Write the first sentence of a remedy as what is done next."""
+    first = remedy.partition(". ")[0]
+    return f"{first[:1].lower()}{first[1:]}".rstrip(".")
+
+
+def _runs(count: int, word: str = "") -> str:
+    return f"{count} {word}run{'' if count == 1 else 's'}"
+
+
+def _with(command: str, options: Mapping[str, str] | None = None, flags: Sequence[str] = ()) -> str:
     """Return the command with options set; empty for one of Python."""
+    options = options or {}
     try:
         words = shlex.split(command)
     except ValueError:
@@ -342,5 +544,22 @@ def _with(command: str, options: dict[str, str], flags: Sequence[str] = ()) -> s
                 next(rest, None)
             continue
         kept.append(word)
+    kept = [
+        _canonical(word) if before == "--mixers" else word
+        for before, word in zip(["", *kept], kept, strict=False)
+    ]
     kept += [word for pair in options.items() for word in pair]
     return shlex.join([*kept, *(flag for flag in flags if flag not in kept)])
+
+
+def _canonical(mixers: str) -> str:
+    """Write mixers by their canonical names, as the page does; as they were where one is unknown.
+
+    Reading them loads torch.
+    """
+    from keymix.mixers.spec import parse_mixers
+
+    try:
+        return ",".join(each.label for each in parse_mixers(mixers))
+    except UserError:
+        return mixers

@@ -13,8 +13,10 @@ from markupsafe import Markup
 from keymix.report import formats
 from keymix.report.charts import WIDTH, Look, row_label
 from keymix.report.labels import shorten, text_width
+from keymix.report.page import breakable
 from keymix.report.record import ComparisonRecord, DoneRun
 from keymix.report.svg import Drawing, Scale, el, lower_axis, marker, number, ticks
+from keymix.report.tables import Cell, Column
 
 FEW = 20
 """Classes up to which each has a row of its own."""
@@ -109,6 +111,18 @@ def mean(values: Iterable[float | None], of: int = 1) -> float | None:
     """Average the values that there are, each a sum over ``of`` inputs; None without any."""
     known = [value for value in values if value is not None]
     return sum(known) / (of * len(known)) if known and of else None
+
+
+def mixer_column(look: Look, label: str, *, most_first: bool = False) -> Column:
+    """Make a mixer's column in a table with a row for each class."""
+    heading = Markup('<bdi title="{}">{}</bdi>').format(label, breakable(look.short))
+    return Column(heading, label, "percent", label=look.short, most_first=most_first)
+
+
+def compared(difference: float | None, score: float | None) -> Cell:
+    """Write a class's difference from the baseline and its score, a fraction."""
+    text = Markup('<span>{} <span class="pm">{}</span></span>')
+    return Cell(difference, text.format(formats.points(difference), formats.percent(score)))
 
 
 def _difference(runs: Scores, base: Scores, c: int, of: int) -> float | None:

@@ -45,7 +45,8 @@ from keymix.task import FRACTION, Score
 
 WIDTH, HEIGHT = 400.0, 280.0
 RIGHT, TOP, BOTTOM = 10.0, 12.0, 44.0
-MARKERS = ("square", "diamond", "triangle", "down", "circle")
+MARKERS = ("plus", "diamond", "triangle", "down", "star", "cross", "hexagon", "bar")
+"""One for each hue; the baseline has the circle, controls the ring, references the square."""
 HUES = 8
 LABEL = 150.0
 """Room for a label next to its point, px; longer ones lose their middle."""
@@ -63,6 +64,13 @@ class Look:
     short: str
 
     @property
+    def key(self) -> Markup:
+        """Its line and marker, for a legend."""
+        line = el("path", d="M0 6H28", class_=f"curve {self.colour}")
+        dot = marker(self.marker, 14.0, 6.0, class_=f"dot {self.colour}")
+        return el("svg", line, dot, viewBox="0 0 28 12", class_="key", aria_hidden="true")
+
+    @property
     def neutral(self) -> bool:
         """Whether it is a control's or a reference's, which may be far from the mixers."""
         return self.colour in ("ctl", "ref")
@@ -78,7 +86,7 @@ def looks(
 ) -> dict[str, Look]:
     """Give every mixer its colour and marker: the baseline in ink, controls in grey.
 
-    Trained references are in sand.
+    Trained references are in brown.
 
     A name has its colour wherever it is drawn, unless another of the labels took it before. Labels
     of models have the colours of their `mixers`, where those are known.
@@ -99,7 +107,7 @@ def looks(
             free = ((first + i) % HUES for i in range(HUES))
             hue = next((hue for hue in free if hue not in taken), first)
             taken.add(hue)
-            table[label] = Look(f"c{hue}", MARKERS[hue % len(MARKERS)], short[label])
+            table[label] = Look(f"c{hue}", MARKERS[hue], short[label])
     return table
 
 
@@ -186,7 +194,8 @@ def scatter(
     ends = min(reach) - room, max(reach) + room
     near = {what: v for what, v in (levels or {}).items() if ends[0] <= v <= ends[1]}
     reach += near.values()
-    y = Scale.around(reach, HEIGHT - BOTTOM, TOP, pad=0.3 if outside else 0.12)
+    pad = 0.3 if outside else 0.12
+    y = Scale.around(reach, HEIGHT - BOTTOM, TOP, pad=pad, within=(score.low, score.high))
     left = left_of(y, percent=percent)
     x = Scale.around([p.x for p in points], left, WIDTH - RIGHT, pad=0.12)
     drawing = Drawing()
@@ -197,14 +206,14 @@ def scatter(
         across, level = x(base.x), y(base.y)
         top, foot = (TOP, level) if score.better == "more" else (level, y.start)
         drawing.box(left, top, max(0.0, across - left), max(0.0, foot - top), "better")
-    _draw_levels(drawing, near, y, left)
+    named = _draw_levels(drawing, near, y, left)
     # an arrow at the edge marks a point beyond it; it points up where less is better
     edge, inward = (y.start, -1) if score.better == "more" else (y.end, 1)
     marks = [(x(p.x), edge + 9 * inward if i in outside else y(p.y)) for i, p in enumerate(points)]
     steps = [marks[points.index(p)] for p in pareto(points, score=score)]
     if len(steps) > 1:
         drawing.add(el("path", d=path(steps), class_="front"))
-    bars = _along(steps)
+    bars = [*_along(steps), *named]
     labels: list[str] = []
     for i, (p, (px, py)) in enumerate(zip(points, marks, strict=True)):
         short, bar = shorten(p.look.short, LABEL), f"bar {p.look.colour}"
@@ -217,7 +226,7 @@ def scatter(
             continue
         labels.append(short)
         if p.spread:
-            top, foot = y(p.y + p.spread), y(p.y - p.spread)
+            top, foot = (y(max(y.low, min(y.high, p.y + s))) for s in (p.spread, -p.spread))
             drawing.line((px, px), (top, foot), bar)
             bars.append((px - 2, top, px + 2, foot))
         hint = f"{p.label}: {score.digits(p.y, 2)} {score.unit}".rstrip()
@@ -238,13 +247,25 @@ def _draw_levels(
     left: float,
     *,
     anchor: str = "start",
-) -> None:
-    """Draw lines across a chart, each with what it is at one end."""
-    right = WIDTH - 2
-    for what, value in levels.items():
+) -> list[Box]:
+    """Draw lines across a chart, each with what it is at one end; return where their names are.
+
+    Lines that are near each other have their names together, over the upper one.
+    """
+    right, boxes = WIDTH - 2, []
+    groups: list[tuple[float, list[str]]] = []
+    for what, value in sorted(levels.items(), key=lambda each: y(each[1])):
         drawing.line((left, right), (y(value), y(value)), "leader ctl")
-        at = left + 4 if anchor == "start" else right - 4
-        drawing.text(at, y(value) - 4, what, "tick", anchor)
+        if groups and y(value) - groups[-1][0] < _GAP:
+            groups[-1][1].append(what)
+        else:
+            groups.append((y(value), [what]))
+    for height, names in groups:
+        text, at = ", ".join(names), left + 4 if anchor == "start" else right - 4
+        drawing.text(at, height - 4, text, "tick", anchor)
+        begin = at if anchor == "start" else at - text_width(text)
+        boxes.append((begin, height - 13, begin + text_width(text), height - 1))
+    return boxes
 
 
 # ---- lines ----------------------------------------------------------------------------------
@@ -289,12 +310,14 @@ def curves(
     markers: bool = False,
     holds: Sequence[float] = (),
     levels: Mapping[str, float] | None = None,
+    within: tuple[float | None, float | None] = (None, None),
 ) -> Markup:
     """Draw one curve per mixer, each with its band, and `levels`: lines across by what they are.
 
     With `percent`, values are fractions, shown in percent; `x_ticks` are round numbers by default;
     `markers` draws the points too. The y axis reaches the values that it `holds`, whatever the
-    curves do; at 0 it begins where no value is below. `name` is for those who cannot see it.
+    curves do, and none beyond the bounds `within` which values can be; at 0 it begins where no
+    value is below. `name` is for those who cannot see it.
     """
     xs = [v for line in lines for v in line.xs]
     ys = [v for line in lines for part in (line.ys, line.low or (), line.high or ()) for v in part]
@@ -302,7 +325,8 @@ def curves(
     room = 0.08 * (x_high - x_low) if markers else 0.0
     if x_high == x_low:
         room = 0.5
-    y = Scale.around([*ys, *holds, *(levels or {}).values()], HEIGHT - BOTTOM, TOP, pad=0.06)
+    held = [*ys, *holds, *(levels or {}).values()]
+    y = Scale.around(held, HEIGHT - BOTTOM, TOP, pad=0.06, within=within)
     if 0.0 in holds and min(ys) >= 0:
         y = replace(y, low=0.0)
     x = Scale(x_low - room, x_high + room, left_of(y, percent=percent), WIDTH - RIGHT)
@@ -313,8 +337,8 @@ def curves(
     _draw_levels(drawing, levels or {}, y, x.start, anchor="end")  # where curves begin it is full
     for line in lines:
         if line.low is not None and line.high is not None and len(line.xs) > 1:
-            upper = [(x(a), y(b)) for a, b in zip(line.xs, line.high, strict=True)]
-            lower = [(x(a), y(b)) for a, b in zip(line.xs, line.low, strict=True)]
+            upper = [(x(a), y(min(b, y.high))) for a, b in zip(line.xs, line.high, strict=True)]
+            lower = [(x(a), y(max(b, y.low))) for a, b in zip(line.xs, line.low, strict=True)]
             band = path(upper + lower[::-1], close=True)
             drawing.add(el("path", d=band, class_=f"band {line.look.colour}"))
     for line in lines:
@@ -451,7 +475,11 @@ def strips(rows: Sequence[Row], *, score: Score = FRACTION, units: str = "images
         for end in (row.difference, *row.by_seed, *(row.both or ()), *(row.images or ()))
     ]
     ends = [max(-limit, min(limit, end)) for end in (0.0, *ends)]
-    x = Scale.around(ends, 6.0, STRIP_WIDTH - 6.0, pad=0.06)
+    if min(ends) == max(ends):
+        ends += [-limit, limit]
+    most = None if score.low is None or score.high is None else score.high - score.low
+    within = (None, None) if most is None else (-most, most)
+    x = Scale.around(ends, 6.0, STRIP_WIDTH - 6.0, pad=0.06, within=within)
     drawn = {row.label: _strip(row, x, score, units) for row in rows}
     return Strips(drawn=drawn, low=x.low, high=x.high)
 

@@ -31,15 +31,15 @@ SCRIPTS = ("core", "tables", "answer", "attention")
 
 def render(record: ComparisonRecord) -> str:
     """Render a comparison's record as an HTML document."""
-    controls = [mixer.label for mixer in record.mixers if mixer.control]
-    trained = [mixer.label for mixer in record.mixers if mixer.reference]
+    trained = record.trained_references
     looks = charts.looks(
-        record.labels, baseline=record.baseline, controls=controls, references=trained
+        record.labels, baseline=record.baseline, controls=record.controls, references=trained
     )
     page = page_of(record.task_kind)
     own: list[Script] = [(page.package, name) for name in page.scripts] or ["contrast"]
     done = [run for run in record.runs if isinstance(run, DoneRun)]
     made = list(sections_of(Shown(record=record, looks=looks, page=page)))
+    said = answer(record)
     view = {
         "r": record,
         "looks": looks,
@@ -52,13 +52,13 @@ def render(record: ComparisonRecord) -> str:
         "label_is": page.label_is,
         "sections": made,
         "pictured": _pictured(record, made),
-        "answer": answer(record),
+        "answer": said,
         "pick": record.recommendation.pick if record.recommendation else None,
     }
     return render_page(
         "report.html.j2",
         view,
-        payload=payload(record, looks, page),
+        payload=payload(record, looks, page, subject=said.subject),
         scripts=(*SCRIPTS, *own, "pair"),
         package=page.package,
     )
@@ -84,7 +84,12 @@ def sections_of(shown: Shown) -> Iterator[Section]:
 
 
 def _own(shown: Shown) -> Iterator[Section]:
-    """Make the task's sections; those with templates have them in its package."""
+    """Make the task's sections; those with templates have them in its package.
+
+    Answers of models that learned nothing are not worth a look.
+    """
+    if not shown.record.learned:
+        return
     for section in shown.page.sections(shown.record, shown.looks):
         template, styles = (name and f"own/{name}" for name in (section.template, section.styles))
         yield replace(section, template=template, styles=styles)
@@ -96,14 +101,20 @@ DIGITS = 5
 """Significant digits of the curves' values."""
 
 
-def payload(record: ComparisonRecord, looks: Mapping[str, Look], page: Page) -> object:
-    """Make what the page's script reads: runs, their curves, packed maps, the task's own."""
+def payload(
+    record: ComparisonRecord, looks: Mapping[str, Look], page: Page, *, subject: str = ""
+) -> object:
+    """Make what the page's script reads: runs, their curves, packed maps, the task's own.
+
+    The `subject` is the mixer that the page is about.
+    """
     task = record.task_kind
     return {
         "kind": page.label_is,
         "score": _score(task.score),
         "inputs": record.data.kind.nouns,
         "baseline": record.baseline,
+        "subject": subject,
         "mixers": [{"label": m, "colour": look.colour} for m, look in looks.items()],
         "runs": [_run(run, task, page) for run in record.runs],
         "testImages": record.test_images,

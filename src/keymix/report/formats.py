@@ -44,6 +44,15 @@ def span(low: float | None, high: float | None, score: Score) -> str:
     )
 
 
+def interval(found: Interval | None, score: Score) -> str:
+    """Write an interval over seeds of a difference, or that these seeds have none."""
+    if found is None:
+        return MISSING
+    if found.low is None or found.high is None:
+        return f"{found.n} {'seed' if found.n == 1 else 'seeds'}: no interval"
+    return span(found.low, found.high, score)
+
+
 def no_spread(interval: Interval) -> str:
     """Say why several seeds have no interval; empty where they have, and for one seed."""
     return interval.note if interval.low is None and interval.n > 1 else ""
@@ -98,6 +107,15 @@ def energy(picojoules: float | None) -> str:
     unit, size = energy_unit(picojoules)
     scaled = picojoules / size
     return f"{scaled:.{places(scaled)}f} {unit}"
+
+
+def share(value: float | None, of: float | None) -> str:
+    """Write by what share a quantity differs from another: ``−11 %``; empty if not known."""
+    if value is None or not of:
+        return ""
+    found = value / of - 1
+    body = f"{100 * abs(found):.0f}"
+    return f"{'' if body == '0' else '−' if found < 0 else '+'}{body} %"
 
 
 def ratio(value: float) -> str:

@@ -17,6 +17,7 @@ from keymix.analysis.statistics import LEVEL, Interval, Summary
 from keymix.data.record import DataRecord, LeftOutImage
 from keymix.errors import UserError
 from keymix.records import Own, from_json, spread
+from keymix.report.checked import DataCheck
 from keymix.task import Task
 from keymix.train.recipe import Recipe, from_record
 
@@ -26,8 +27,6 @@ FORMAT: Literal[2] = 2
 Lines = Mapping[str, str]
 """An environment in short lines, by what each is about."""
 Number = int | float
-Level = Literal["stops", "falsifies", "warning"]
-"""How bad something is that the check of the data found."""
 Which = Literal["last", "best"]
 """The epoch: the last, or that which was best on validation."""
 
@@ -192,8 +191,10 @@ class Tuning:
 DiagnosisKind = Literal[
     "nothing_learned",
     "data_problem",
+    "few_units",
     "constant_predictions",
     "still_learning",
+    "ceiling",
     "control_level",
     "control_unbeaten",
     "reference_ahead",
@@ -202,12 +203,30 @@ DiagnosisKind = Literal[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diagnosis:
-    """Something that a comparison found out about itself: a sentence, and what to do about it."""
+class Diagnosis(Sparse):
+    """Something that a comparison found out about itself, and what to do about it.
+
+    `heading` is it in a line, empty in records of earlier versions, whose `text` says it all.
+    `epochs` are those that a longer training would have, where that is the remedy.
+    """
 
     kind: DiagnosisKind
+    heading: str = ""
     text: str
     remedy: str = ""
+    epochs: int | None = None
+
+    @property
+    def said(self) -> str:
+        """Heading and text."""
+        return f"{self.heading}. {self.text}" if self.heading else self.text
+
+    def folded(self, title: str) -> tuple[str, str]:
+        """Return it in a line, and the rest; the line is not what the `title` says already."""
+        if self.heading and self.heading != title:
+            return self.heading, self.text
+        line, _, rest = self.text.partition(". ")
+        return line.rstrip("."), rest
 
 
 # ---- costs ----------------------------------------------------------------------------------
@@ -439,48 +458,6 @@ class Paragraph:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
-    """Something that the check of the data found, how often, the first places, and the remedy."""
-
-    level: Level
-    what: str
-    count: int
-    where: tuple[str, ...]
-    remedy: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checked:
-    """What the check of the data found, and what there was no time for.
-
-    `looked_at` are the numbers of images and of all; `too_narrow` says that intervals over test
-    images are.
-    """
-
-    findings: tuple[Finding, ...]
-    too_narrow: bool
-    looked_at: Mapping[str, int]
-    not_looked_at: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class GradedFinding(Finding):
-    """A finding with its level in words."""
-
-    grade: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataCheck(Checked):
-    """What the check of the data found, and how the page words it."""
-
-    findings: tuple[GradedFinding, ...]
-    headline: str
-    narrow: str
-    missed: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class ComparisonRecord(Sparse):
     """A whole comparison.
 
@@ -604,6 +581,31 @@ class ComparisonRecord(Sparse):
     def labels(self) -> list[str]:
         """Labels of the mixers, in the order of every table."""
         return [mixer.label for mixer in self.mixers]
+
+    @property
+    def controls(self) -> list[str]:
+        """Labels of the controls."""
+        return [mixer.label for mixer in self.mixers if mixer.control]
+
+    @property
+    def trained_references(self) -> list[str]:
+        """Labels of the trained models without a mixer."""
+        return [mixer.label for mixer in self.mixers if mixer.reference]
+
+    @property
+    def named(self) -> list[str]:
+        """Labels of the mixers that are neither controls nor references."""
+        return [each.label for each in self.mixers if not each.control and not each.reference]
+
+    @property
+    def found(self) -> dict[str, Diagnosis]:
+        """What it found out about itself, by kind."""
+        return {each.kind: each for each in self.diagnoses}
+
+    @property
+    def learned(self) -> bool:
+        """Whether some model learned the data, so that its answers are worth a look."""
+        return "nothing_learned" not in self.found
 
 
 def opened(values: Mapping[str, Any], *, where: str) -> ComparisonRecord:

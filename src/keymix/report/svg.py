@@ -49,8 +49,24 @@ def path(points: Sequence[tuple[float, float]], *, close: bool = False) -> str:
     return "".join(steps) + ("Z" if close else "")
 
 
+_PLUS = tuple(
+    (sx * x, sy * y)
+    for sx, sy, corners in (
+        (1, 1, ((1.4, 0.45), (0.45, 0.45), (0.45, 1.4))),
+        (-1, 1, ((0.45, 1.4), (0.45, 0.45), (1.4, 0.45))),
+        (-1, -1, ((1.4, 0.45), (0.45, 0.45), (0.45, 1.4))),
+        (1, -1, ((0.45, 1.4), (0.45, 0.45), (1.4, 0.45))),
+    )
+    for x, y in corners
+)
+_STAR = tuple(
+    ((1.5, 0.6)[i % 2] * math.sin(math.pi * i / 5), -(1.5, 0.6)[i % 2] * math.cos(math.pi * i / 5))
+    for i in range(10)
+)
+
+
 def marker(kind: str, x: float, y: float, *, class_: str, size: float = 4.5) -> Markup:
-    """Draw a data point: circle, ring, square, diamond, triangle, or one that points down."""
+    """Draw a data point: a circle, a ring, a square or another shape with corners."""
     if kind in ("circle", "ring"):
         r, more = (size, "") if kind == "circle" else (size - 0.5, " ring")
         return el("circle", cx=x, cy=y, r=r, class_=f"{class_}{more}")
@@ -61,6 +77,11 @@ def marker(kind: str, x: float, y: float, *, class_: str, size: float = 4.5) -> 
         "diamond": ((0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)),
         "triangle": ((0, -1.25), (1.2, 1), (-1.2, 1)),
         "down": ((0, 1.25), (1.2, -1), (-1.2, -1)),
+        "hexagon": ((1.2, 0), (0.6, 1.05), (-0.6, 1.05), (-1.2, 0), (-0.6, -1.05), (0.6, -1.05)),
+        "bar": ((-1.4, -0.55), (1.4, -0.55), (1.4, 0.55), (-1.4, 0.55)),
+        "plus": _PLUS,
+        "cross": tuple(((x - y) * 0.71, (x + y) * 0.71) for x, y in _PLUS),
+        "star": _STAR,
     }[kind]
     d = path([(x + dx * size, y + dy * size) for dx, dy in corners], close=True)
     return el("path", d=d, class_=class_)
@@ -149,12 +170,24 @@ class Scale:
 
     @classmethod
     def around(
-        cls, values: Sequence[float], start: float, end: float, *, pad: float = 0.08
+        cls,
+        values: Sequence[float],
+        start: float,
+        end: float,
+        *,
+        pad: float = 0.08,
+        within: tuple[float | None, float | None] = (None, None),
     ) -> Scale:
-        """Make an axis that holds the values with room (a share of their range) on both sides."""
+        """Make an axis that holds the values with room (a share of their range) on both sides.
+
+        It ends at the bounds `within` which values can be, so that a spread beyond them is cut.
+        """
         low, high = min(values), max(values)
         room = (high - low) * pad or abs(high) * 0.05 or 1.0
-        return cls(low - room, high + room, start, end)
+        least, most = within
+        low = low - room if least is None else max(least, low - room)
+        high = high + room if most is None else min(most, high + room)
+        return cls(low, high, start, end)
 
 
 FEWEST = 3

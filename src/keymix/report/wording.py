@@ -3,16 +3,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from keymix.data.kinds import IMAGE
 from keymix.data.record import DataRecord
+from keymix.report.formats import listing
 from keymix.report.part import page_of
 from keymix.report.record import ComparisonRecord
 from keymix.task import Score
 
 STATUS = {"done": "finished", "failed": "failed", "missing": "not finished"}
 """A run's state in words."""
+
+
+_CONTROLS = {"identity": "no mixing at all"}
+"""Controls that people know by what they do."""
+
+
+def control_name(label: str) -> str:
+    """Name a control by what it is: ``no mixing at all (identity)``, ``the control random``."""
+    return f"{_CONTROLS[label]} ({label})" if label in _CONTROLS else f"the control {label}"
+
+
+def none_beats(controls: Sequence[str], *, shown: bool) -> str:
+    """Say that no mixer beats the controls: that it is `shown`, or only that none is shown to."""
+    names = listing([control_name(label) for label in controls])
+    if shown:
+        return f"Mixing tokens buys nothing here: no mixer beats {names}"
+    return f"No mixer is shown to beat {names}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +117,15 @@ def _has(record: ComparisonRecord, key: str) -> list[bool]:
     return [summary is not None and summary.mean is not None for summary in found]
 
 
+def without_finding(record: ComparisonRecord) -> str:
+    """Return the result in a few sentences without the finding that stands above it."""
+    text = record.lead
+    for found in record.diagnoses[:1]:
+        rest = text.removeprefix(found.said).strip()
+        text = "" if rest == found.remedy else rest
+    return text
+
+
 def dense_over(record: ComparisonRecord) -> tuple[str, dict[str, str]]:
     """Say over how many steps multiply-adds are counted, for the head of their column.
 
@@ -110,23 +138,3 @@ def dense_over(record: ComparisonRecord) -> tuple[str, dict[str, str]]:
     most = steps.get(record.baseline) or next(iter(steps.values()), None)
     others = {label: f"T={number}" for label, number in steps.items() if number != most}
     return ("dense, all T" if most is None else f"dense, T={most}"), others
-
-
-def recommended(record: ComparisonRecord) -> str:
-    """Say which mixer to take and why, or why none; empty where there is no margin."""
-    found = record.recommendation
-    if found is None or found.margin is None:
-        return ""
-    score = record.task_kind.score
-    margin = score.changed(found.margin, sign=False)
-    if found.pick is None:
-        return f"No mixer is recommended: {found.reason}." if found.reason else ""
-    if found.pick_interval is None:
-        why = "the best on validation, and no cheaper one is shown to keep up with it"
-        return f"Recommended: {found.pick}, {why} (within {margin})."
-    ends = found.pick_interval
-    span = f"{score.change(ends.low or 0.0)} to {score.change(ends.high or 0.0)}"
-    return (
-        f"Recommended: {found.pick}, the cheapest per training step that keeps up within {margin} "
-        f"with {found.best}, the best on validation ({score.changed(ends.difference)}, {span})."
-    )

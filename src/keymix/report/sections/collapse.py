@@ -20,7 +20,7 @@ PLACE = 70
 def sections(shown: Shown) -> Iterator[Section]:
     """Show the similarity of neighbours: drawn, or of two blocks as a table."""
     found = shown.record.collapse
-    if found is None or not found.similarity:
+    if found is None or not found.similarity or not shown.record.learned:
         return
     about = (
         "Cosine similarity of the attention maps of neighbouring blocks, the maps that multiply "

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from keymix.analysis.statistics import FloatArray
 from keymix.report import charts
 from keymix.report.charts import Line, Look
-from keymix.report.formats import scored
+from keymix.report.formats import listing, scored
 from keymix.report.part import Section, Shown
 from keymix.report.record import ComparisonRecord, HistoryLine
 from keymix.report.tables import Cell, Column, Table
@@ -56,7 +56,7 @@ def history(task: Task) -> tuple[tuple[str, str, bool], ...]:
 
 def curves(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Markup]:
     """Draw the mean over seeds by epoch with its band, one chart per quantity."""
-    drawn = []
+    drawn, score = [], record.task_kind.score
     for key, y_label, is_percent in history(record.task_kind):
         lines = []
         for mixer in looks:
@@ -64,7 +64,7 @@ def curves(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Markup]:
             line = _line(mixer, looks[mixer], histories, key)
             if line is not None:
                 lines.append(line)
-        decides = key == f"val_{record.task_kind.score.key}"
+        decides = key == f"val_{score.key}"
         known = {row.name: row.validation for row in record.references if decides}
         if lines:
             drawn.append(
@@ -74,6 +74,7 @@ def curves(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Markup]:
                     x_label="epoch",
                     y_label=y_label,
                     percent=is_percent,
+                    within=(score.low, score.high) if decides else (None, None),
                     name=f"{y_label} by epoch",
                 )
             )
@@ -128,28 +129,37 @@ def leads(record: ComparisonRecord) -> tuple[str, Table | None]:
         means[mixer] = [float(mean[found[0].index(epoch)]) for epoch in wanted]
     if len(means) < 2:
         return "", None
-    orders = [_order({m: mean[i] for m, mean in means.items()}, score) for i in range(len(PARTS))]
+    places = [_places({m: mean[i] for m, mean in means.items()}, score) for i in range(len(PARTS))]
     rows: list[list[Cell | str]] = [
         [mixer]
         + [
-            Cell(value, f"{scored(value, score)} ({order.index(mixer) + 1})")
-            for value, order in zip(means[mixer], orders, strict=True)
+            Cell(value, f"{scored(value, score)} ({place[mixer]})")
+            for value, place in zip(means[mixer], places, strict=True)
         ]
         for mixer in means
     ]
+    if all(set(place.values()) == {1} for place in places):
+        return "On validation all are equal, from the beginning to the end.", None
     heads = [
         Column(f"after {part}\u00a0%", f"after_{part}", "ratio", most_first=score.better == "more")
         for part in PARTS
     ]
     title = f"Validation {score.name} after parts of the training, and the place"
     table = Table("parts", title, (Column("mixer", "mixer", "name"), *heads), rows)
-    fast, high = orders[0][0], orders[-1][0]
+    fast, high = (_first(place) for place in (places[0], places[-1]))
     early = f"after {PARTS[0]}\u00a0% of the training"
     if fast == high:
         return f"Best on validation both {early} and at its end: {fast}.", table
     return f"Best on validation {early}: {fast}; at its end: {high}.", table
 
 
-def _order(means: Mapping[str, float], score: Score) -> list[str]:
-    """Return the mixers, the best first."""
-    return sorted(means, key=lambda mixer: -score.rank(means[mixer]))
+def _places(means: Mapping[str, float], score: Score) -> dict[str, int]:
+    """Return each mixer's place; those whose scores are written alike share one."""
+    ranks = {mixer: round(score.rank(mean) * score.scale, 1) for mixer, mean in means.items()}
+    return {m: 1 + sum(other > rank for other in ranks.values()) for m, rank in ranks.items()}
+
+
+def _first(places: Mapping[str, int]) -> str:
+    """Name the mixers in the first place."""
+    best = [mixer for mixer, place in places.items() if place == 1]
+    return "all equal" if len(best) == len(places) else listing(best)

@@ -13,16 +13,17 @@ from keymix.analysis.statistics import Interval, Summary
 from keymix.report import charts
 from keymix.report.answer import answer, relative
 from keymix.report.charts import Look
-from keymix.report.formats import MISSING, changed, no_spread, scored, span
+from keymix.report.formats import MISSING, changed, interval, no_spread, scored
 from keymix.report.part import Section, Shown
 from keymix.report.record import ComparisonRecord, OutcomeRow, ReferenceRow
 from keymix.report.tables import Cell, Column, Kind, Table
 from keymix.report.wording import (
     ScoreColumn,
     columns,
+    control_name,
     dense_over,
-    recommended,
     with_unit,
+    without_finding,
     wording,
 )
 from keymix.task import Score
@@ -43,6 +44,7 @@ class Mixers:
     """The table that decides, the sentences behind it, and all scores of both epochs.
 
     `lead` is the result without what stands above it; `copied` the table as text, by format.
+    `roles` say what rows without a mixer are, and `ahead` which of them is the best.
     """
 
     table: Table
@@ -50,7 +52,9 @@ class Mixers:
     axis: str  # what the strips show, and from where to where
     others: list[OutcomeRow]
     lead: str
-    recommended: str
+    roles: str
+    ahead: str
+    left_out: bool  # whether sections are left out, since no model learned the data
     references: list[tuple[str, str]]  # names of points of reference, and how they answer
     scores: Scores
     best: Scores
@@ -68,8 +72,10 @@ def sections(shown: Shown) -> Iterator[Section]:
         copied={"csv": plain.csv(), "markdown": plain.markdown(), "latex": plain.latex()},
         axis=found.axis,
         others=[] if unsaid else [row for row in record.outcome.last if row.headline],
-        lead=record.lead.removeprefix(record.diagnoses[0].text if record.diagnoses else "").strip(),
-        recommended=recommended(record),
+        lead=without_finding(record),
+        roles=roles(record),
+        ahead=ahead(record),
+        left_out=not record.learned,
         references=[(row.name, _about(row, record)) for row in record.references],
         scores=scores(record, record.outcome.last, "after the last epoch"),
         best=scores(record, record.outcome.best, "at the epoch that was best on validation"),
@@ -89,6 +95,7 @@ class Decision:
 RELATIVE = (
     ("params", "parameters", "count"),
     ("macs", "multiply-adds", "count"),
+    ("step_ms", "training step", "ms"),
     ("latency_ms", "latency", "ms"),
     ("peak_mib", "training memory", "mib"),
 )
@@ -145,6 +152,47 @@ def decision(record: ComparisonRecord, looks: Mapping[str, Look]) -> Decision:
     return Decision(Table("decision", title, heads, ordered, marked=marked), ends)
 
 
+def roles(record: ComparisonRecord) -> str:
+    """Say what the rows of controls and references are, and what recommended means."""
+    made = [f"{control_name(label)}: the control" for label in record.controls]
+    made += [
+        f"{label}: convolutions, no attention, for reference" for label in record.trained_references
+    ]
+    rule = record.recommendation
+    if rule is not None and rule.margin is not None and rule.pick is not None:
+        within = record.task_kind.score.changed(rule.margin, sign=False)
+        made.append(
+            "recommended: the cheapest mixer per training step that keeps up with the best on "
+            f"validation within {within}"
+        )
+    text = "; ".join(made)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def ahead(record: ComparisonRecord) -> str:
+    """Say that the best row of the table is no mixer; empty where that is said already."""
+    if not record.learned or "reference_ahead" in record.found:
+        return ""
+    score, base = record.task_kind.score, record.baseline
+    means = {
+        row.mixer: score.rank(mean)
+        for row in record.outcome.last
+        if (mean := row.scores[score.key].mean) is not None
+    }
+    learned = {row.name: row.scores.get(score.key) for row in record.references if row.learned}
+    means |= {name: score.rank(mean) for name, mean in learned.items() if mean is not None}
+    best = max(means, key=lambda label: means[label], default=base)
+    mixers = [means[label] for label in record.named if label in means]
+    if best in record.named or base not in means or not mixers or means[best] <= max(mixers):
+        return ""
+    size = score.changed(means[best] - means[base], sign=False)
+    who = control_name(best) if best in record.controls else best
+    who = f"the {best}" if best in record.trained_references else who
+    cost = relative(record, best, "macs")
+    text = f"{who[0].upper()}{who[1:]} is {size} better than {base}"
+    return f"{text} at {cost} multiply-adds." if cost else f"{text}."
+
+
 def _level(record: ComparisonRecord) -> str:
     return f"{100 * (1 - record.alpha):.4g}\u00a0% interval"
 
@@ -198,7 +246,7 @@ def _compared(record: ComparisonRecord, row: OutcomeRow) -> list[Cell]:
         return [Cell(0, "baseline", "soft"), *[NOTHING] * 2]
     if row.seeds is None:
         return [Cell(None, "no pair of runs", "soft"), *[NOTHING] * 2]
-    both = Cell(None, MISSING if found is None else span(found.low, found.high, score))
+    both = Cell(None, interval(found, score))
     degree = row.degree or "reference"
     said = degree if row.direction is None else f"{degree}, {row.direction}"
     return [

@@ -15,10 +15,17 @@ from markupsafe import Markup
 from keymix.analysis.answers import Answers
 from keymix.analysis.statistics import no_better_than_chance, wilson
 from keymix.data.record import DataRecord
-from keymix.report.by_class import ByClass, Classes, by_class, by_seed, mean
+from keymix.report.by_class import (
+    ByClass,
+    Classes,
+    by_class,
+    by_seed,
+    compared,
+    mean,
+    mixer_column,
+)
 from keymix.report.charts import Look
-from keymix.report.formats import MISSING, percent, points
-from keymix.report.page import breakable
+from keymix.report.formats import MISSING, percent
 from keymix.report.part import Page, RunAnswers, Section
 from keymix.report.record import ComparisonRecord, DoneRun, OutcomeRow, Said, Sparse
 from keymix.report.tables import Cell, Column, Table
@@ -154,14 +161,14 @@ def classes_view(record: ComparisonRecord, looks: Mapping[str, Look]) -> Classes
     columns = [
         Column("class", "class"),
         Column("test images", "images", "whole", style="soft", most_first=True),
-        *([_column(looks[record.baseline], record.baseline)] if base else []),
-        *(_column(looks[label], label, most_first=True) for label in by.others),
+        *([mixer_column(looks[record.baseline], record.baseline)] if base else []),
+        *(mixer_column(looks[label], label, most_first=True) for label in by.others),
     ]
     rows = [
         [
             *(names[c], images[c]),
             *([_with_interval(base[c], images[c])] if base else []),
-            *(_compared(by.differences[m][c], accuracy[m][c]) for m in by.others),
+            *(compared(by.differences[m][c], accuracy[m][c]) for m in by.others),
         ]
         for c in by.order
     ]
@@ -173,22 +180,12 @@ def classes_view(record: ComparisonRecord, looks: Mapping[str, Look]) -> Classes
     )
 
 
-def _column(look: Look, label: str, *, most_first: bool = False) -> Column:
-    heading = Markup('<bdi title="{}">{}</bdi>').format(label, breakable(look.short))
-    return Column(heading, label, "percent", label=look.short, most_first=most_first)
-
-
 def _with_interval(accuracy: float | None, images: int) -> Cell:
     if accuracy is None:
         return Cell(None, MISSING)
     low, high = (percent(end, 0) for end in wilson(accuracy, images))
     text = Markup('<span>{} <span class="pm">{}–{}</span></span>')
     return Cell(accuracy, text.format(percent(accuracy), low, high))
-
-
-def _compared(difference: float | None, accuracy: float | None) -> Cell:
-    text = Markup('<span>{} <span class="pm">{}</span></span>')
-    return Cell(difference, text.format(points(difference), percent(accuracy)))
 
 
 def _note(images: Sequence[int], base: Sequence[float | None]) -> str:

@@ -13,7 +13,16 @@ import numpy as np
 from keymix.analysis.answers import Answers, FloatArray
 from keymix.analysis.statistics import FEW_CASES
 from keymix.data.record import DataRecord
-from keymix.report.by_class import ByClass, Classes, by_class, by_seed, mean
+from keymix.report.by_class import (
+    ByClass,
+    Classes,
+    Scores,
+    by_class,
+    by_seed,
+    compared,
+    mean,
+    mixer_column,
+)
 from keymix.report.charts import Look
 from keymix.report.formats import distance, points
 from keymix.report.part import Output, Page, RunAnswers, Section
@@ -151,9 +160,10 @@ def _masks(answers: Answers) -> MaskAnswers:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassesView:
-    """The section of classes: a row for each class and mixer."""
+    """The section of classes: IoU by class and mixer, and all scores, a row for each pair."""
 
     by: ByClass
+    matrix: Table
     table: Table
 
 
@@ -199,7 +209,38 @@ def classes_view(record: ComparisonRecord, looks: Mapping[str, Look]) -> Classes
                     mean(each.missed for each in scores),
                 ]
             )
-    return ClassesView(by=by, table=Table("classes", "Overlap by class", columns, rows))
+    every = Table("classes", "Overlap by class and mixer", columns, rows)
+    return ClassesView(
+        by=by, matrix=_matrix(by, overlaps, names, record.baseline, looks), table=every
+    )
+
+
+def _matrix(
+    by: ByClass,
+    overlaps: Mapping[str, Scores],
+    names: Sequence[str],
+    baseline: str,
+    looks: Mapping[str, Look],
+) -> Table:
+    """Make the table of IoU: a row for each class, a column for each mixer."""
+    found = {
+        label: [mean(scores[c] for scores in overlaps[label].values()) for c in range(by.total)]
+        for label in by.shown
+    }
+    base = [baseline] if baseline in found else []
+    columns = [
+        Column("class", "class"),
+        *(mixer_column(looks[label], label) for label in (*base, *by.others)),
+    ]
+    rows = [
+        [
+            names[c],
+            *(found[label][c] for label in base),
+            *(compared(by.differences[label][c], found[label][c]) for label in by.others),
+        ]
+        for c in by.order
+    ]
+    return Table("iou", "IoU by class", columns, rows)
 
 
 _BASELINE = Cell(0, "baseline", "soft")

@@ -118,7 +118,9 @@ function startPair() {
   const done = data.runs.filter((run) => run.done);
   const first = done.find((run) => run.mixer === data.baseline) ?? done[0];
   const others = done.filter((run) => run !== first);
-  const second = others.find((run) => run.mixer !== first.mixer && run.seed === first.seed) ?? others[0];
+  const beside = others.filter((run) => run.mixer !== first.mixer && run.seed === first.seed);
+  // the mixer that the page is about, against the baseline
+  const second = beside.find((run) => run.mixer === data.subject) ?? beside[0] ?? others[0];
   const chosen = () => selects.map((select) => data.runs[Number(select.value)]);
   const draw = () => result.replaceChildren(...compareRuns(...chosen()));
   [first, second].forEach((run, i) => { selects[i].value = data.runs.indexOf(run); });

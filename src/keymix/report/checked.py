@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the check of the data found, as the record of a comparison keeps it. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Level = Literal["stops", "falsifies", "warning"]
+"""How bad something is that the check of the data found."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Something that the check of the data found, how often, the first places, and the remedy."""
+
+    level: Level
+    what: str
+    count: int
+    where: tuple[str, ...]
+    remedy: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What the check of the data found, and what there was no time for.
+
+    `looked_at` are the numbers of images and of all; `too_narrow` says that intervals over test
+    images are.
+    """
+
+    findings: tuple[Finding, ...]
+    too_narrow: bool
+    looked_at: Mapping[str, int]
+    not_looked_at: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradedFinding(Finding):
+    """A finding with its level in words, and as a sentence where one is shorter than the list."""
+
+    grade: str
+    sentence: str = ""
+
+    @property
+    def said(self) -> str:
+        """What was found, and how often."""
+        return self.sentence or f"{self.what} ({self.count:,})."
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataCheck(Checked):
+    """What the check of the data found, and how the page words it."""
+
+    findings: tuple[GradedFinding, ...]
+    headline: str
+    narrow: str
+    missed: str
