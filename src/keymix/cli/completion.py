@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 from typing import Any
 
 from keymix.cli import VERBS, console, index
 from keymix.cli.console import VerbParser
+from keymix.cli.list import KINDS
 
 _DESCRIPTION = """\
 Print the script with which a shell completes keymix's verbs and options, and
@@ -23,37 +25,39 @@ _EXAMPLES = """\
 examples:
   mkdir -p ~/.local/share/bash-completion/completions
   keymix completion bash > ~/.local/share/bash-completion/completions/keymix
-  keymix completion zsh > ~/.zfunc/_keymix        with ~/.zfunc in fpath
+  mkdir -p ~/.zfunc; keymix completion zsh > ~/.zfunc/_keymix
+  mkdir -p ~/.config/fish/completions
   keymix completion fish > ~/.config/fish/completions/keymix.fish
 
-A new shell knows it."""
+A new shell knows it: bash with the package bash-completion; zsh if ~/.zshrc
+has `fpath=(~/.zfunc $fpath); autoload -Uz compinit; compinit`."""
 
 _NAMES = {
     "recipes_file": ("recipe", "--recipe"),
     "models_file": ("model", "models", "--model"),
     "data_file": ("data", "--data"),
     "mixers": ("--mixer", "--mixers", "--baseline"),
+    "kinds": ("kind",),
 }
 """Kinds of names to the arguments and options that take one; a file may stand where _file says."""
 _FILES = ("RUN", "DIR", "PATH", "FILE", "FILE.py", "IMAGE", "IMAGES")
 """What stands for a value that is a file or a folder."""
 
-# before a name in a list may stand others, with commas between
+# before a name in a list may stand others, with {marks} between
 _FUNCTIONS = {
     "bash": """\
 _keymix_{kind}() {{
-  local before=""
-  [[ $1 == *,* ]] && before="${{1%,*}},"
-  compgen -P "$before" -W '{names}' -- "${{1##*,}}"{files}
+  local last="${{1##*[{marks}]}}"
+  compgen -P "${{1%"$last"}}" -W '{names}' -- "$last"{files}
 }}""",
     "zsh": """\
 _keymix_{kind}() {{
-  compset -P '*,'
+  compset -P '*[{marks}]'
   compadd -- {names}{files}
 }}""",
     "fish": """\
 function _keymix_{kind}
-  set -l before (string match -r '.*,' -- (commandline -ct))
+  set -l before (string match -r '.*[{marks}]' -- (commandline -ct))
   printf "$before%s\\n" {names}{files}
 end""",
 }
@@ -76,7 +80,8 @@ def main(argv: list[str]) -> int:
     shell: str = parser().parse_args(argv).shell
     import shtab
 
-    console.say(shtab.complete(_whole(), shell, preamble={shell: _functions(shell)}))
+    script = shtab.complete(_whole(), shell, preamble={shell: _functions(shell)})
+    console.say(_for_zsh(script) if shell == "zsh" else script)
     return 0
 
 
@@ -100,11 +105,22 @@ def _whole() -> argparse.ArgumentParser:
         if name:
             if verb not in within:
                 within[verb] = verbs.add_parser(verb, help=about).add_subparsers()
-            place, about = within[verb], name
+            place, about = within[verb], _begins(made.description or name)
         shown = place.add_parser(name or verb, parents=[made], add_help=False, help=about)
         for action in shown._actions:
             _complete(action)
     return top
+
+
+def _begins(description: str) -> str:
+    """Return how a description begins, as far as one line of a list has room for it."""
+    return " ".join(re.split(r"[.:,(]", description)[0].split())
+
+
+def _for_zsh(script: str) -> str:
+    """Let zsh complete each of several arguments, and the value in ``--option=value``."""
+    script = script.replace('"(*):', '"*:')
+    return re.sub(r'^(  "--[\w.-]+)(\[.*\]:)', r"\1=\2", script, flags=re.MULTILINE)
 
 
 def _complete(action: argparse.Action) -> None:
@@ -128,11 +144,13 @@ def _functions(shell: str) -> str:
         "models_file": [row["name"] for row in found["models"]],
         "data_file": [[row["name"], *row["aliases"]][-1] for row in found["data"]],
         "mixers": [name for row in found["mixers"] for name in (row["name"], *row["aliases"])],
+        "kinds": list(KINDS),
     }
     made = [
         _FUNCTIONS[shell].format(
             kind=kind,
             names=" ".join(known),
+            marks=",/" if kind == "mixers" else ",",
             files=_FILES_TOO[shell] if kind.endswith("_file") else "",
         )
         for kind, known in names.items()
