@@ -14,13 +14,19 @@ from latex2mathml.converter import convert
 
 _INLINE = re.compile(r'<span class="arithmatex">\\\((.+?)\\\)</span>', re.DOTALL)
 _BLOCK = re.compile(r'<div class="arithmatex">\s*\\\[(.+?)\\\]\s*</div>', re.DOTALL)
+_DIRECTIVE = re.compile(
+    r"<p>\.\. math::(?:\s+(\S.*?)</p>|</p>\s*<div class=\"highlight\"><pre>(?:<span></span>)?"
+    r"<code>(.+?)</code></pre></div>)",
+    re.DOTALL,
+)
 _MATH_ROLE = re.compile(r":math:<code>(.+?)</code>", re.DOTALL)
 _NAME_ROLE = re.compile(r":(?:class|func|meth|mod|attr):<code>(.+?)</code>")
 
 
 def _mathml(display: str) -> Any:
     def replace(found: re.Match[str]) -> str:
-        return str(convert(html.unescape(found[1]).strip(), display=display))
+        formula = next(filter(None, found.groups()))
+        return str(convert(html.unescape(formula).strip(), display=display))
 
     return replace
 
@@ -34,6 +40,7 @@ def _link(found: re.Match[str]) -> str:
 def on_page_content(html_text: str, /, **_: Any) -> str:
     """Rewrite a page's HTML."""
     text = _BLOCK.sub(_mathml("block"), html_text)
+    text = _DIRECTIVE.sub(_mathml("block"), text)
     text = _INLINE.sub(_mathml("inline"), text)
     text = _MATH_ROLE.sub(_mathml("inline"), text)
     return _NAME_ROLE.sub(_link, text)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 import yaml
 from documents import DOCS, ROOT
 
+BROWSER = run_path(str(ROOT / "tests" / "report" / "browser.py"))
 LOADS = {"src", "srcset", "data", "poster", "background", "manifest"}
 """Attributes whose address is loaded with the page; that of a link loads for these kinds."""
 LINKS = {"stylesheet", "icon", "preload", "prefetch", "preconnect", "dns-prefetch", "modulepreload"}
@@ -117,6 +119,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@contextmanager
+def served(site: Path) -> Iterator[str]:
+    """Serve the site, and give its address."""
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(site))
+    handler.log_message = lambda *_: None
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
 @pytest.mark.slow
 def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
     pages = sorted(site.rglob("*.html"))
@@ -128,16 +141,47 @@ def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
 
 @pytest.mark.slow
 def test_a_reader_asks_the_sites_own_host_alone(site: Path) -> None:
-    browser = run_path(str(ROOT / "tests" / "report" / "browser.py"))
-    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(site))
-    handler.log_message = lambda *_: None
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, browser["started"]() as driver:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        own = f"http://127.0.0.1:{server.server_port}/"
+    with served(site) as own, BROWSER["started"]() as driver:
         for page in ("index.html", "mechanisms/static_key/index.html", "gallery/index.html"):
             driver.get_log("performance")
             driver.get(own + page)
-            asked = browser["asked"](driver)
+            asked = BROWSER["asked"](driver)
             assert own + page in asked
             assert not [a for a in asked if not a.startswith((own, "data:", "blob:"))]
-        server.shutdown()
+
+
+def test_formulas_of_docstrings_are_drawn() -> None:
+    rewrite = run_path(str(DOCS / "_site" / "mathematics.py"))["on_page_content"]
+    code = '<div class="highlight"><pre><span></span><code>a = \\frac{1}{2}\n</code></pre></div>'
+    for page in (f"<p>.. math::</p>\n{code}", "<p>.. math:: a = b</p>", "<p>.. math::\n    a</p>"):
+        made = rewrite(page)
+        assert made.startswith("<math")
+        assert "<code>" not in made
+        assert "</p>" not in made
+    assert rewrite(f"<p>.. math:: a</p>\n{code}").endswith(code)  # code after it is no formula
+
+
+def test_no_table_has_a_column_without_a_name() -> None:
+    line = re.compile(r"^\|(.*)\|$\n\|[-:| ]+\|$", re.MULTILINE)
+    for path in DOCS.rglob("*.md"):
+        for found in line.finditer(path.read_text(encoding="utf-8")):
+            names = [name.strip() for name in re.split(r"(?<!\\)\|", found[1])]
+            assert all(names), f"{path.name}: {found[0]}"
+
+
+@pytest.mark.slow
+def test_what_the_theme_leaves_out_is_named_and_in_reach_of_the_keyboard(site: Path) -> None:
+    names = "return [...document.querySelectorAll('nav')].map((each) => each.ariaLabel)"
+    unreached = (
+        "return [...document.querySelectorAll('.md-typeset__scrollwrap, pre > code')].filter("
+        "(each) => each.scrollWidth > each.clientWidth && each.tabIndex < 0).length"
+    )
+    with served(site) as own, BROWSER["started"]() as driver:
+        BROWSER["look"](driver, width=BROWSER["PHONE"])
+        driver.get(f"{own}analyze/index.html")
+        BROWSER["wait_until"](driver, "return document.querySelector('.md-code__nav[aria-label]')")
+        found = driver.execute_script(names)
+        assert len(set(found)) == len(found)
+        assert all(found)
+        assert driver.execute_script(unreached) == 0
+        assert BROWSER["find"](driver, ".md-search").get_attribute("aria-label") == "Search"
