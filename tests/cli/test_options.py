@@ -87,6 +87,13 @@ def test_a_name_means_the_same_everywhere() -> None:
     assert {name for name, found in forms.items() if len(found) > 1} == set(OWN_MEANING)
 
 
+@pytest.mark.parametrize("name", sorted(OWN_MEANING))
+def test_what_differs_between_verbs_is_said_by_each(name: str) -> None:
+    for verb in verbs_with(name):
+        said = str(options(verb)[name].help).partition("(default")[0]
+        assert name.removeprefix("--").rstrip("s") in said, verb
+
+
 def test_names_are_words_with_hyphens() -> None:
     fields = {f"--{path}" for path in paths()}
     own = {name for verb in PARSERS for name in options(verb)} - fields - {"-h"}

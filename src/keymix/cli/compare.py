@@ -187,7 +187,7 @@ def _own() -> VerbParser:
         "fitted to the images)",
     )
     add("--epochs", metavar="N", help="passes over the training images, each run")
-    add("--limit", metavar="N", help="use only N training images, stratified")
+    add("--limit", metavar="N", help="at most N training and N test images, stratified")
     made.add_image_size("fitted")
     add("--skip-corrupt", action="store_true", help="leave broken images out and report them")
     add("--no-flip", action="store_true", help="mirror no training images")
@@ -230,7 +230,7 @@ def _own() -> VerbParser:
     add(
         "--images",
         action=argparse.BooleanOptionalAction,
-        help="pictures of the data in the report (default: as last)",
+        help="pictures of the test images in the report (default: as last time)",
     )
     made.add_json()
     made.add_open()

@@ -162,7 +162,7 @@ def parser() -> VerbParser:
         "--weights",
         choices=("last", "best"),
         default="last",
-        help="epoch of the weights (default: last)",
+        help="weights of the last epoch, or of that best on validation (default: last)",
     )
     made.add_image_size_of_run()
     made.add_time_steps("as it was trained")

@@ -23,7 +23,7 @@ def parser() -> VerbParser:
     made.add_argument(
         "--images",
         action=argparse.BooleanOptionalAction,
-        help="pictures of the data in the report (default: as last)",
+        help="pictures of the test images in the report (default: as last time)",
     )
     made.add_json()
     made.add_open()

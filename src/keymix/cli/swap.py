@@ -80,8 +80,8 @@ def parser() -> VerbParser:
         default="least_squares",
         help="how learned keys are estimated: least squares on the logits (default), or as means",
     )
-    add("--images", type=int, metavar="N", help=f"calibration images (default: {IMAGES})")
-    add("--held-out", type=int, metavar="N", help="held-out images (default: at most 1000)")
+    add("--images", type=int, metavar="N", help=f"how many images calibrate (default: {IMAGES})")
+    add("--held-out", type=int, metavar="N", help="how many are held out (default: at most 1000)")
     add("--search", action="store_true", help="find the layers to swap within a budget")
     add(
         "--budget",
@@ -96,7 +96,7 @@ def parser() -> VerbParser:
     )
     add("--data", metavar="SPEC", help="the model's data (default: the run's own)")
     add("--pretrained", action="store_true", help="timm's weights, of a model by name")
-    add("--weights", metavar="FILE", help="weights of a model by name")
+    add("--weights", metavar="FILE", help="file with the weights of a model by name")
     made.add_image_size("what a model by name was made for")
     add("--test", action="store_true", help="score the test split too, before and after")
     made.add_out("the swapped model", default="runs/MODEL-MIXER", resumes=True)

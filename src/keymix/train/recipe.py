@@ -88,7 +88,7 @@ class DataConfig:
         image_size: Side of the images the model sees, pixels; or their height and width
             (``32,48``). None keeps the data's own. Events are counted in these pixels.
         channels: 1 to read images as grey, 3 as colour; None for the data's own: 3 of files.
-        limit: Most training images, and most of test; None for all.
+        limit: At most N training and N test images; None for all.
         val_fraction: Share of the training images split off for validation, in (0, 1).
         split_seed: Seed of that split, apart from the training seed.
         batch_size: Training images per step; a run uses one device.

@@ -80,7 +80,12 @@ Blocks are numbered from 1; --layers counts from 0, as the model's paths do."""
             "row and column from 0; 0.5,0.5, a place as shares of the image (default: cls where a "
             "class token passes through the layers and is read out, else mean)",
         )
-        add("--heads", choices=("mean", "each"), default="mean", help="default: mean")
+        add(
+            "--heads",
+            choices=("mean", "each"),
+            default="mean",
+            help="draw the mean over the heads, or each head (default: mean)",
+        )
         add(
             "--stage",
             choices=("softmax", "final"),

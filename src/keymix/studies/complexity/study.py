@@ -40,7 +40,7 @@ examples:
 
     def add_options(self, add: Callable[..., Any]) -> None:
         add("--dim", type=int, default=256, metavar="C", help="width of the tokens (default: 256)")
-        add("--heads", type=int, default=8, metavar="H", help="attention heads (default: 8)")
+        add("--heads", type=int, default=8, metavar="H", help="number of heads (default: 8)")
         add("--at", type=int, default=256, metavar="N", help="tokens of the tables (default: 256)")
         add(
             "--pos-dim",
@@ -53,7 +53,7 @@ examples:
             "--tokens",
             default="49,196,784",
             metavar="LIST",
-            help="where latency and memory are measured, each number on the grid nearest to a "
+            help="numbers of tokens for latency and memory, each on the grid nearest to a "
             "square; none measures nothing (default: 49,196,784)",
         )
         add(

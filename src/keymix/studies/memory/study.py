@@ -58,7 +58,7 @@ What does not fit into memory is reported and left out.
             "10-80:10 on a CPU, else 10-200:10)",
         )
         add("--dim", type=int, default=256, metavar="C", help="width of the tokens (default: 256)")
-        add("--heads", type=int, default=1, metavar="H", help="attention heads (default: 1)")
+        add("--heads", type=int, default=1, metavar="H", help="number of heads (default: 1)")
         add("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1, … (default: cpu)")
 
     def check(self, given: argparse.Namespace) -> None:

@@ -88,7 +88,7 @@ explains every measure and every assumption."""
         add(
             "--tokens",
             metavar="START,COUNT",
-            help="tokens that rasters show (default: 100 in the middle)",
+            help="tokens that rasters show: the first, and how many (default: 100 in the middle)",
         )
 
     def check(self, given: argparse.Namespace) -> None:
