@@ -246,7 +246,6 @@ SHORT = {
     "layers/checkpoint.py": "shared by three rooms",
     "layers/shifts.py": "loads without torch, for recipes",
     "mixers/identity.py": "a mixer",
-    "mixers/pooling.py": "a mixer",
     "mixers/qk_channel.py": "a mixer",
     "mixers/qk_token.py": "a mixer",
     "mixers/softmax.py": "a mixer",

@@ -29,9 +29,17 @@ from keymix.models import create_model
 PICTURE = "data:image/"
 
 
+@pytest.fixture(autouse=True)
+def _learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page has no pictures where no model has learned anything, as after these few steps."""
+    monkeypatch.setattr("keymix.compare.diagnosis.nothing_learned", lambda found: None)
+
+
 @pytest.fixture
 def done(finished: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(finished, tmp_path / "copy"))
+    out = Path(shutil.copytree(finished, tmp_path / "copy"))
+    rebuild(out)
+    return out
 
 
 @pytest.fixture
