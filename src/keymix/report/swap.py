@@ -195,7 +195,7 @@ def _tiles(record: SwapRecord) -> list[Tile]:
     tiles = [Tile(value=_percent_sign(after.top1), text=scored)]
     if record.held_out > 1:
         span = _range(after.change_low, after.change_high)
-        tiles.append(Tile(value=f"{span}", text="points of change, 95 %"))
+        tiles.append(Tile(value=f"{span}", text="points of change, 95\u00a0% interval"))
     if output is not None and output.top1_agreement is not None:
         text = f"of {output.images} calibration images keep their predicted class"
         tiles.append(Tile(value=_percent_sign(output.top1_agreement), text=text))
