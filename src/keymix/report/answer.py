@@ -221,11 +221,11 @@ def _certainty(record: ComparisonRecord, row: OutcomeRow, found: Interval) -> st
     if row.degree == "clear":
         return f"Clear: {seeds}, corrected for all mixers"
     if row.degree == "provisional":
-        return f"Provisional: all of {seeds} agree; clear takes {CLEAR_SEEDS}"
+        return f"Provisional: all {seeds} agree; clear takes {CLEAR_SEEDS}"
     if row.degree == "equal":
         return f"Equal within the margin: {seeds}, two one-sided tests"
-    few = f"; {PROVISIONAL_SEEDS} are the least" if found.n < PROVISIONAL_SEEDS else ""
-    return f"Unclear: {seeds}{few}"
+    few = f"; at least {PROVISIONAL_SEEDS} are needed" if found.n < PROVISIONAL_SEEDS else ""
+    return f"Unclear after {seeds}{few}"
 
 
 # ---- which mixer to take --------------------------------------------------------------------
@@ -471,7 +471,7 @@ def _next(record: ComparisonRecord, subject: str) -> Next | None:
     if _more_seeds(record):
         more = (CLEAR_SEEDS - len(record.seeds)) * len(record.mixers)
         return Next(
-            text=f"train {CLEAR_SEEDS} seeds, from which on a difference can be clear "
+            text=f"train {CLEAR_SEEDS} seeds, the fewest for a clear difference "
             f"({_runs(more, 'more ')}; finished ones are kept)",
             command=_with(record.command, {"--seeds": str(CLEAR_SEEDS)}),
         )
