@@ -40,8 +40,7 @@ Backend = Literal["auto", "reference", "sdpa", "blocked", "triton"]
 FROM_ENTRIES = 2**21
 """Entries of the maps of a call from which on ``auto`` forms them a block of rows at a time."""
 
-WIDEST = 256
-"""Width of a head up to which the Triton kernels keep what they need on the chip."""
+UNMEASURED = "; backend='triton' is not yet measured on a GPU, so that auto does not take it"
 
 
 class MapOptions(TypedDict, total=False):
@@ -132,6 +131,7 @@ class MapMixer(TokenMixer):
     roles: ClassVar[tuple[str, ...]] = ("q", "k", "v")
     joint: ClassVar[str | None] = "qkv"  # name of the one projection of all roles, or None
     map_norm: ClassVar[str | None] = None  # submodule that norms maps over heads, if there is one
+    widest: ClassVar[int] = 256  # head_dim up to which Triton kernels keep what they need on a chip
     map_gain: float = 1.0  # factor of the maps behind that norm
 
     def __init__(
@@ -555,20 +555,22 @@ class MapMixer(TokenMixer):
         entries = self._entries(shape) if followed is None else 0  # may be no number there
         pays = on_cpu and rows is None and entries >= FROM_ENTRIES
         size = f"maps of {entries:,} entries are formed a block of rows at a time"
+        kernels = "" if on_cpu or rows is not None else UNMEASURED
         if fused is not None:
-            return BackendChoice("blocked", size) if pays else BackendChoice("reference", fused)
+            why = size if pays else fused + kernels
+            return BackendChoice("blocked" if pays else "reference", why)
         if on_cpu and dropped:
             return BackendChoice("reference", "attention dropout has no fused kernel on CPU")
         learned = self.learns_bias or (bias is not None and bias.requires_grad)
         if pays and learned and torch.is_grad_enabled():
             why = f"fused attention forms the whole map where a bias is learned; {size}"
             return BackendChoice("blocked", why)
-        return BackendChoice("sdpa", "the map is a plain softmax of a product")
+        return BackendChoice("sdpa", "the map is a plain softmax of a product" + kernels)
 
     def _no_kernel(self, device: torch.device, bias: Tensor | None) -> str | None:
         """Why the Triton kernels cannot serve a call on a device; None if they can."""
-        wide = f"head_dim={self.head_dim} is above {WIDEST}, the widest that its kernels take"
-        return no_triton(device) or (wide if self.head_dim > WIDEST else None)
+        wide = f"head_dim={self.head_dim} is above {self.widest}, the widest that its kernels take"
+        return no_triton(device) or (wide if self.head_dim > self.widest else None)
 
     def _entries(self, shape: Sequence[int] | None) -> int:
         """Entries of the maps of which blocks are cut, for tokens of a shape; 0 if not known."""

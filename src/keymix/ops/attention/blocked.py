@@ -372,7 +372,8 @@ def conv_attention(
     """Compute :func:`attention` whose logits a convolution of the queries on ``grid`` gives.
 
     Filters are one for each head and key; where there are as many as for several times the heads,
-    the last leading axis of q, such as windows, has filters of its own. ``mix`` acts on single entries.
+    the last leading axis of q, such as windows, has filters of its own. ``mix`` acts on single
+    entries.
     """
     heads = len(weight) // v.shape[-2]
     axes, dtype = Axes(q.shape[:-3], q.shape[-3], int(heads > q.shape[-3])), _wide(q)

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from torch import Tensor
 
@@ -36,7 +35,7 @@ def computes_in(t: Tensor) -> dict[str, Any]:
 
 def padded(width: int) -> int:
     """Return the width that a product of tiles takes: a power of two from 16 up."""
-    return max(16, triton.next_power_of_2(width))
+    return max(16, 1 << (width - 1).bit_length())
 
 
 def tile(count: int, largest: int) -> int:
