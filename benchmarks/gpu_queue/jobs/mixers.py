@@ -18,6 +18,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from gpu_queue.job import Context, Job, Result, Step
@@ -439,7 +440,12 @@ class _Timed:
 
 
 def _runs(
-    name: str, sizes: Sizes, grid: tuple[int, int], x: Any, paths: Mapping[str, Result]
+    name: str,
+    sizes: Sizes,
+    grid: tuple[int, int],
+    x: Any,
+    paths: Mapping[str, Result],
+    wraps: Mapping[str, Callable[..., Any]],
 ) -> dict[str, _Timed]:
     """Make what is timed at one number of tokens: softmax and flash attention, then the paths."""
     import torch
@@ -472,7 +478,7 @@ def _runs(
     return {
         BASE: timed("softmax", {"backend": "sdpa"}, on_flash),
         BARE: _Timed(bare, parts, 2 * images * tokens**2 * sizes.dim),
-        **{path: timed(name, options) for path, options in paths.items()},
+        **{path: timed(name, options, wraps.get(path)) for path, options in paths.items()},
     }
 
 
@@ -501,9 +507,16 @@ def _last_image(run: _Timed, x: Any) -> float | None:
 
 
 def measure_times(
-    name: str, sizes: Sizes, device: Any, paths: Mapping[str, Result]
+    name: str,
+    sizes: Sizes,
+    device: Any,
+    paths: Mapping[str, Result],
+    wraps: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
 ) -> Iterator[Result]:
-    """Time each path in turns with softmax on flash attention, and measure its memory."""
+    """Time each path in turns with softmax on flash attention, and measure its memory.
+
+    ``wraps`` changes the forward of some paths, as a compiler does.
+    """
     import torch
 
     for grid in sizes.grids:
@@ -511,7 +524,7 @@ def measure_times(
         images = sizes.timed(tokens)
         torch.manual_seed(1)
         x = torch.randn(images, tokens, sizes.dim, device=device, requires_grad=True)
-        runs = _runs(name, sizes, grid, x, paths)
+        runs = _runs(name, sizes, grid, x, paths, wraps)
         for mode in MODES:
             for row in _timed_in_turns(runs, mode, sizes, x):
                 yield {"tokens": tokens, "images": images, "mode": mode, **row}

@@ -30,7 +30,6 @@ from keymix.ops.attention.triton.launch import (
     readable,
     steps,
     sum_dtype,
-    tile,
 )
 from keymix.ops.tracing import batched, gradients_of
 
@@ -412,21 +411,25 @@ class _Call:
     mixers: Sequence[Tensor | None]  # theta, and with a LayerNorm bias, weight and offset
 
     @property
-    def tiles(self) -> tuple[int, int]:
-        """Rows of queries and of keys that a program takes."""
-        return tile(self.q.shape[2], 16), tile(self.k.shape[2], 16)
+    def rows(self) -> int:
+        """Rows of queries, or of keys, that a program takes: 16 pass by, whatever is summed."""
+        wide = max(self.q.shape[-1], self.v.shape[-1]) > 32
+        return 8 if wide and self.q.element_size() > 2 else 16
 
-    def run(
-        self, kernel: Any, programs: int, tensors: Sequence[Tensor | None], more: Sequence[int]
-    ) -> None:
+    def programs(self, count: int) -> int:
+        """Return how many programs take ``count`` queries, or keys, of every image."""
+        return len(self.q) * triton.cdiv(count, self.rows)
+
+    def run(self, kernel: Any, tensors: Sequence[Tensor | None], more: Sequence[int]) -> None:
         """Run a kernel, its own tensors and numbers after those of all."""
         q, k, v, how = self.q, self.k, self.v, self.how
+        of_keys = kernel is key_kernel
         options = computes_in(q)
         # weights are in float32 whatever the queries are in; tensor cores round them to 11 bits
         options["MIXING"] = "tf32" if q.element_size() == 2 else options["PRECISION"]
         launch(
             kernel,
-            programs,
+            self.programs((k if of_keys else q).shape[2]),
             q,
             *(q, k, v, self.bias, *self.mixers, *tensors),
             *steps(q)[:3],
@@ -446,8 +449,8 @@ class _Call:
             HP=padded(q.shape[1]),
             DP=padded(q.shape[-1]),
             EP=padded(v.shape[-1]),
-            BN=self.tiles[0],
-            BM=self.tiles[1],
+            BN=16 if of_keys else self.rows,
+            BM=self.rows if of_keys else 16,
             num_warps=8,
             num_stages=1,
             **options,
@@ -467,12 +470,12 @@ class _Mixed(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         call = _Call(how, readable(q), readable(k), readable(v), bias, mixers)
         (B, h, N, _), wide = q.shape, sum_dtype(q)
-        programs = B * triton.cdiv(N, call.tiles[0])
+        programs = call.programs(N)
         lse = q.new_empty(B, h, N, dtype=wide)
         out = v.new_empty(B, N, h, v.shape[-1]).transpose(1, 2)
         products = q.new_empty(programs, h, h, dtype=wide) if how.moments else None
-        call.run(sum_kernel, programs, (lse,), ())
-        call.run(forward_kernel, programs, (lse, out, products), steps(out)[:3])
+        call.run(sum_kernel, (lse,), ())
+        call.run(forward_kernel, (lse, out, products), steps(out)[:3])
         ctx.how = how
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, bias, *mixers, lse)
@@ -488,24 +491,22 @@ class _Mixed(torch.autograd.Function):
             return (None, *gradients_of(partial(_plain, how), inputs, needs, grads))
         q, k, v, bias, *mixers = inputs
         call = _Call(how, readable(q), readable(k), readable(v), bias, mixers)
-        (B, h, N, _), M, wide = q.shape, k.shape[2], sum_dtype(q)
-        rows, columns = call.tiles
+        (B, h, N, _), wide = q.shape, sum_dtype(q)
         grad = v.new_zeros(B, h, N, v.shape[-1]) if grad is None else readable(grad)
         # each product of two heads stands in the sum twice
         both = None if of_products is None else (of_products + of_products.T).contiguous()
-        programs = B * triton.cdiv(N, rows)
+        programs = call.programs(N)
         delta, of_queries = torch.empty_like(lse), q.new_empty(q.shape)
         of_theta = q.new_empty(programs, h, h, dtype=wide)
         vectors = q.new_empty(programs, 3, h, dtype=wide) if how.eps is not None else None
         tensors = (lse, grad, both, delta)
         steps_of = steps(grad)[:3]
-        call.run(query_kernel, programs, (*tensors, of_queries, of_theta, vectors), steps_of)
+        call.run(query_kernel, (*tensors, of_queries, of_theta, vectors), steps_of)
         of_mixers = [of_theta.sum(0), *(vectors.sum(0) if vectors is not None else [None] * 3)]
         of_keys = of_values = None
         if needs[1] or needs[2]:
             of_keys, of_values = k.new_empty(B, *k.shape[1:]), v.new_empty(v.shape)
-            programs = B * triton.cdiv(M, columns)
-            call.run(key_kernel, programs, (*tensors, of_keys, of_values), steps_of)
+            call.run(key_kernel, (*tensors, of_keys, of_values), steps_of)
             of_keys = of_keys.sum_to_size(k.shape)
         found = zip(of_mixers, mixers, strict=True)
         given = [None if t is None else each for each, t in found]
