@@ -15,6 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -184,7 +185,9 @@ CASES: dict[str, Case] = {
     "a single key under a diagonal": Case(grid=(1, 1), keys=1, diagonal=0),
     "heads are wider than a tile": Case(grid=(3, 3), keys=9, width=33, values=40),
     **{
-        f"{dtype}, side {side}": Case(grid=(4, 5), keys=17, side=side, dtype=dtype, width=8)
+        f"{dtype}, side {side}": Case(
+            grid=(4, 5), keys=17, side=side, dtype=dtype, width=8, heads=1
+        )
         for dtype in ("float32", "float16")  # products of bfloat16 are none in the interpreter
         for side in (None, 3)
     },
@@ -268,6 +271,43 @@ def check_mixer(name: str, options: dict[str, Any], site: dict[str, Any]) -> Non
         close(mine, theirs, torch.float64)  # running statistics, moved by every pass in training
 
 
+def check_again(name: str, options: dict[str, Any], many: bool) -> None:
+    """Hold gradients of gradients, or many gradients at once, to those of the plain equation."""
+    from mixer_cases import make
+
+    found = []
+    for backend in ("triton", "reference"):
+        mixer = make(name, {**options, "backend": backend}, dim=4, num_heads=2, grid=(2, 2))
+        torch.manual_seed(1)
+        x = torch.randn(1, mixer.site.num_tokens, 4, dtype=torch.float64, requires_grad=True)
+        y = mixer(x)
+        weigh = torch.randn(3 if many else 1, *y.shape, dtype=torch.float64)
+        if many:
+            found.append(
+                torch.autograd.grad(y, (x, mixer.proj.weight), weigh, is_grads_batched=True)
+            )
+            continue
+        (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        leaves = [p for p in (x, *mixer.parameters()) if p.requires_grad]
+        found.append(torch.autograd.grad((first * weigh[0]).sum(), leaves, allow_unused=True))
+    for got, wanted in zip(*found, strict=True):
+        if wanted is None:
+            assert got is None or not got.any()
+        else:
+            close(got, wanted)
+
+
+AGAIN: dict[str, tuple[str, dict[str, Any], bool]] = {
+    f"{name}, {what}": (name, options, what == "many gradients")
+    for name, options in {
+        "static_key": {"activation": "star_relu"},
+        "conv_static_key": {},
+        "re_attention": {},
+    }.items()
+    for what in ("gradients of gradients", "many gradients")
+}
+
+
 @dataclass
 class Watch:
     """Which kernels ran."""
@@ -303,7 +343,9 @@ def main() -> int:
     poison()
     checks: dict[str, Callable[[], None]] = {name: case.check for name, case in CASES.items()}
     for name, given in MIXERS.items():
-        checks[name] = lambda given=given: check_mixer(*given)  # type: ignore[misc]
+        checks[name] = partial(check_mixer, *given)
+    for name, again in AGAIN.items():
+        checks[name] = partial(check_again, *again)
     for name, check in checks.items():
         torch.manual_seed(0)
         watch.ran.clear()

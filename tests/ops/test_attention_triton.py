@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attention_triton_cases import CASES, MIXERS
+from attention_triton_cases import AGAIN, CASES, MIXERS
 
 import keymix
 from keymix.errors import UserError
@@ -50,6 +50,18 @@ def test_kernels_compute_the_equation_with_every_gradient(name: str, interpreted
     assert {"forward_kernel", "query_kernel", "key_kernel"} <= {*case["ran"]}
     if name in CASES and CASES[name].bias is not None:
         assert "bias_kernel" in case["ran"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", AGAIN)
+def test_what_kernels_do_not_differentiate_goes_through_the_plain_formula(
+    name: str, interpreted
+) -> None:
+    case = interpreted[name]
+    assert not case["error"], case["error"]
+    assert "forward_kernel" in case["ran"]
+    if "many" in name:
+        assert "query_kernel" not in case["ran"]
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,8 @@ from torch import Tensor
 class Axes:
     """Leading axes as two, ``[B, G]``: the axes that share keys, and the others with the heads.
 
-    Args:
-        lead: Sizes of the axes before the heads.
-        heads: Number of heads h.
-        own: How many of the last leading axes, such as windows, have keys of their own.
+    ``lead`` are the sizes of the axes before the heads, of which the last ``own``, such as
+    windows, have keys of their own.
     """
 
     def __init__(self, lead: torch.Size, heads: int, own: int) -> None:

@@ -27,7 +27,6 @@ from keymix.ops.attention.axes import Axes
 from keymix.ops.attention.triton import kernels
 from keymix.ops.attention.triton.launch import (
     check_dtype,
-    computes_in,
     launch,
     padded,
     readable,
@@ -119,7 +118,7 @@ class _Call:
             kernel,
             programs,
             q,
-            *(q, k, self.shift, v, self.bias, self.numbers, *tensors),
+            *(k, self.shift, v, self.bias, self.numbers, *tensors),
             *steps(q)[:3],
             *steps(k[..., 0, :])[:3],
             *steps(v)[:3],
@@ -136,7 +135,6 @@ class _Call:
             ACTIVATION=how.activation,
             DP=padded(q.shape[-1]),
             EP=padded(v.shape[-1]),
-            **computes_in(q),
             **options,
         )
 
@@ -327,10 +325,8 @@ def attention(
 
     Leading axes that keys lack are shared by all that has them, without a copy. b broadcasts to
     ``[*, h, N, M]``; a query n does not see key n + ``diagonal``. ``learned`` are scale and bias
-    of StarReLU. Sums are in float32. Gradients of gradients form the whole map.
-
-    Raises:
-        UserError: If q is in float64 on a GPU.
+    of StarReLU. Sums are in float32. Gradients of gradients form the whole map. float64 is
+    refused on a GPU.
     """
     lead, own = q.shape[:-3], k.ndim - 3
     each = 0 < own == len(lead)  # keys of every image
@@ -359,9 +355,6 @@ def conv_attention(
 
     Filters are one for each head and key; where there are as many as for several times the heads,
     the last leading axis of q, such as windows, has filters of its own.
-
-    Raises:
-        UserError: If q is in float64 on a GPU.
     """
     heads = len(weight) // v.shape[-2]
     axes = Axes(q.shape[:-3], q.shape[-3], int(heads > q.shape[-3]))

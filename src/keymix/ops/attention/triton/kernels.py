@@ -310,7 +310,7 @@ def query_kernel(  # type: ignore[no-untyped-def]
         for i in tl.static_range(TAPS):
             keys = _rows(k + (FIRST + i) * D, m, m < M, k_m, D, DP)
             made = tl.dot(ds, keys, sums[i], input_precision=PRECISION, out_dtype=DTYPE)
-            more = more + (made,)  # noqa: RUF005
+            more = more + (made,)  # type: ignore[assignment, unused-ignore] # noqa: RUF005
         sums = more  # type: ignore[assignment, unused-ignore]
     c = tl.arange(0, DP)
     grad_q += (b * G + g) * N * D
@@ -431,7 +431,7 @@ def key_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0915 # a kernel is on
                 source, inside = _source(n, N, W, FIRST + i, SIDE)
                 queries = _rows(q + b * q_b + g * q_g, source, inside, q_n, D, DP)
                 made = tl.dot(ds, queries, sums[i], input_precision=PRECISION, out_dtype=DTYPE)
-                more = more + (made,)  # noqa: RUF005
+                more = more + (made,)  # type: ignore[assignment, unused-ignore] # noqa: RUF005
             sums = more  # type: ignore[assignment, unused-ignore]
         if FIRST == 0:
             at = grad_v + ((b * G + g) * M + m[:, None]) * E + e[None, :]

@@ -23,14 +23,9 @@ def sum_dtype(t: Tensor) -> torch.dtype:
     return torch.promote_types(t.dtype, torch.float32)
 
 
-def computes_in(t: Tensor) -> dict[str, Any]:
-    """Return the options of a kernel that say how numbers like those of ``t`` are computed with."""
-    exact = torch.get_float32_matmul_precision() == "highest"
-    return {
-        "DTYPE": _WIDE[sum_dtype(t)],
-        "LOWEST": torch.finfo(sum_dtype(t)).min,
-        "PRECISION": "ieee" if exact else "tf32",
-    }
+def precision() -> str:
+    """Return how products of float32 are made: as PyTorch is told to."""
+    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 def padded(width: int) -> int:
@@ -58,11 +53,7 @@ def steps(t: Tensor | None) -> tuple[int, ...]:
 
 
 def check_dtype(q: Tensor) -> None:
-    """Refuse what the kernels do not compute.
-
-    Raises:
-        UserError: If q is in float64 on a GPU, or in no floating-point dtype that kernels know.
-    """
+    """Refuse float64 on a GPU, and what are no floating-point numbers that kernels know."""
     known = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
     if q.dtype not in known or (q.is_cuda and q.dtype == torch.float64):
         raise UserError(
@@ -71,10 +62,18 @@ def check_dtype(q: Tensor) -> None:
         )
 
 
-def launch(kernel: Any, programs: int, like: Tensor, *args: Any, **options: Any) -> None:
-    """Run the programs of a kernel on the device of a tensor."""
+def launch(kernel: Any, programs: int, q: Tensor, *args: Any, **options: Any) -> None:
+    """Run the programs of a kernel where its first tensor, the queries, lies."""
     if not programs:
         return
+    wide = sum_dtype(q)
     # Triton launches on the current device
-    with torch.cuda.device(like.device) if like.is_cuda else nullcontext():
-        kernel[(programs,)](*args, **options)
+    with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+        kernel[(programs,)](
+            q,
+            *args,
+            DTYPE=_WIDE[wide],
+            LOWEST=torch.finfo(wide).min,
+            PRECISION=precision(),
+            **options,
+        )

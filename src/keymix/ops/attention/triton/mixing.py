@@ -24,9 +24,9 @@ from torch import Tensor
 from keymix.ops.attention.axes import Axes
 from keymix.ops.attention.triton.launch import (
     check_dtype,
-    computes_in,
     launch,
     padded,
+    precision,
     readable,
     steps,
     sum_dtype,
@@ -418,20 +418,17 @@ class _Call:
 
     def programs(self, count: int) -> int:
         """Return how many programs take ``count`` queries, or keys, of every image."""
-        return len(self.q) * triton.cdiv(count, self.rows)
+        return len(self.q) * -(-count // self.rows)
 
     def run(self, kernel: Any, tensors: Sequence[Tensor | None], more: Sequence[int]) -> None:
         """Run a kernel, its own tensors and numbers after those of all."""
         q, k, v, how = self.q, self.k, self.v, self.how
         of_keys = kernel is key_kernel
-        options = computes_in(q)
-        # weights are in float32 whatever the queries are in; tensor cores round them to 11 bits
-        options["MIXING"] = "tf32" if q.element_size() == 2 else options["PRECISION"]
         launch(
             kernel,
             self.programs((k if of_keys else q).shape[2]),
             q,
-            *(q, k, v, self.bias, *self.mixers, *tensors),
+            *(k, v, self.bias, *self.mixers, *tensors),
             *steps(q)[:3],
             *steps(k)[:3],
             *steps(v)[:3],
@@ -451,9 +448,10 @@ class _Call:
             EP=padded(v.shape[-1]),
             BN=16 if of_keys else self.rows,
             BM=self.rows if of_keys else 16,
+            # weights are in float32 whatever the queries are in; tensor cores round to 11 bits
+            MIXING="tf32" if q.element_size() == 2 else precision(),
             num_warps=8,
             num_stages=1,
-            **options,
         )
 
 
@@ -561,10 +559,8 @@ def attention(
     With ``layer``, a bias of the mixed maps (or None), weight, bias and epsilon, it is
     :math:`\mathrm{LayerNorm}(\Theta^\top \mathrm{softmax}(\dots))\,V` over the heads. ``moments``
     asks for the sums over all entries of the products of two heads, ``[h, h]``, before Θ. The
-    additive bias b gets no gradient. Gradients of gradients form the whole maps.
-
-    Raises:
-        UserError: If q is in float64 on a GPU.
+    additive bias b gets no gradient. Gradients of gradients form the whole maps. float64 is
+    refused on a GPU.
     """
     check_dtype(q)
     wide, lead = sum_dtype(q), q.shape[:-3]
