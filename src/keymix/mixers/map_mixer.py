@@ -36,6 +36,7 @@ Roles = dict[str, Tensor]
 TalkingHeads = bool | Literal["bias"]
 Scale = Literal["head_dim", "dim", False]
 Backend = Literal["auto", "reference", "sdpa", "blocked", "triton"]
+BACKENDS = get_args(Backend)
 
 FROM_ENTRIES = 2**21
 """Entries of the maps of a call from which on ``auto`` forms them a block of rows at a time."""
@@ -531,10 +532,10 @@ class MapMixer(TokenMixer):
         Raises:
             UserError: If a backend was named at construction and cannot run; with the reason.
         """
-        if self.backend not in get_args(Backend):
+        if self.backend not in BACKENDS:
             raise UserError(
                 f"backend={self.backend!r} does not exist for mixer {self.mixer_name!r}; choose "
-                "'auto', 'reference', 'sdpa', 'blocked' or 'triton'"
+                f"one of {', '.join(map(repr, BACKENDS))}"
             )
         fused = self.plain_softmax or self._own_step
         rows = self.whole_maps or self._own_rows

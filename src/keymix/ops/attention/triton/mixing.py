@@ -111,7 +111,7 @@ def _logits(  # type: ignore[no-untyped-def]
     ) * tl.full([1, 1, 1], SCALE, DTYPE)
     h, n, m = tl.arange(0, HP)[:, None, None], n[None, :, None], m[None, None, :]
     if bias is not None:
-        at = h * bias_h + n.to(tl.int64) * bias_n + m * bias_m
+        at = h.to(tl.int64) * bias_h + n.to(tl.int64) * bias_n + m * bias_m
         s += tl.load(bias + at, mask=(h < H) & (n < N) & (m < M), other=0.0).to(DTYPE)
     if DIAGONAL is not None:
         s = tl.where(n + DIAGONAL == m, tl.full([1, 1, 1], LOWEST, DTYPE), s)
