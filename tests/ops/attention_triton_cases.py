@@ -120,7 +120,7 @@ class Case:
             maps = logits.softmax(-1) if self.activation == "softmax" else act(logits)
         return maps @ v
 
-    def check(self) -> None:
+    def check(self, device: str = "cpu") -> None:
         """Hold output and every gradient of the kernels to the equation in float64."""
         from keymix.ops.attention.triton import attention
 
@@ -129,18 +129,18 @@ class Case:
         given = self.inputs()
         # what narrow inputs hold, so that their own rounding is no error
         exact = {name: t.to(dtype).double().requires_grad_() for name, t in given.items()}
-        cast = {name: t.detach().to(dtype).requires_grad_() for name, t in exact.items()}
+        cast = {n: t.detach().to(device, dtype).requires_grad_() for n, t in exact.items()}
         wanted, found = self.plain(exact), self.call(cast, attention)
-        weigh = torch.randn_like(wanted)
+        weigh = torch.randn_like(wanted).to(dtype)
         (wanted * weigh).sum().backward()
-        (found * weigh.to(dtype)).sum().backward()
-        close(found, wanted, dtype)
+        (found * weigh.to(device)).sum().backward()
+        close(found.cpu(), wanted, dtype)
         assert found.dtype == dtype
         for name, leaf in cast.items():
             assert leaf.grad is not None, name
             assert exact[name].grad is not None
             try:
-                close(leaf.grad, exact[name].grad, dtype)
+                close(leaf.grad.cpu(), exact[name].grad, dtype)
             except AssertionError as error:
                 raise AssertionError(f"gradient of {name}: {error}") from error
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,17 @@ def test_what_kernels_do_not_differentiate_goes_through_the_plain_formula(
         assert "query_kernel" not in case["ran"]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_kernels_on_cuda_compute_the_equation(name: str, dtype: str) -> None:
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    try:
+        replace(CASES[name], dtype=dtype).check("cuda")
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "why"),
     [
@@ -113,9 +125,13 @@ def test_auto_keeps_its_choice_on_a_gpu_and_says_what_is_not_measured(name: str)
     assert "triton" not in explain_backend(make(name), "cpu").why
 
 
-def test_a_transform_around_it_takes_the_plain_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transform_or_a_compiler_around_it_takes_the_plain_formula(shapes_checked: bool) -> None:
     mixer = make("static_key", {"backend": "triton"})
     x = tokens(mixer)
     wanted = make("static_key", {"backend": "reference"})(x)
     found = torch.func.vmap(mixer)(x)  # also where no kernel could run
     assert torch.allclose(found, wanted)
+    if not shapes_checked:  # compilers cannot see through the checks
+        compiled = torch.compile(mixer, backend="aot_eager", fullgraph=True)
+        assert torch.allclose(compiled(x), wanted)
+        torch.compiler.reset()

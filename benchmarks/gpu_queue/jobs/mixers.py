@@ -626,6 +626,10 @@ def dense() -> list[str]:
 # times: 10 timings of 4 passes x 15 rounds of at least 5 ms = 3, at 4,096 tokens with maps in
 # memory 2 x 15 x 0.15 s = 5 more; memory, multiply-adds, first calls: 5.
 SECONDS = 30.0
+# Triton compiles its kernels once for each dtype and kind of size: some thirty, at 2 s, or at 6 s
+# where a kernel holds nine taps or all heads.
+KERNELS = {"softmax": 60.0, "static_key": 60.0, "key_value": 60.0, "conv_static_key": 180.0}
+KERNELS |= {"re_attention": 180.0, "static_key_re_attention": 180.0}
 # A convolution with 6 x 4,096 filters of 64 x 3 x 3 at 4,096 tokens: 58 GMACs per image, 10 images,
 # 3 passes = 3.5 TFLOP a training pass, 0.1 s at a tenth of what the tensor cores could, and nobody
 # knows which algorithm cuDNN takes: up to the 15 s at which a timing stops.
@@ -640,7 +644,7 @@ def steps(tiny: bool) -> list[Step]:
         *(
             Step(
                 name=name,
-                seconds=SLOW.get(name, SECONDS),
+                seconds=SLOW.get(name, SECONDS) + KERNELS.get(name, 0.0),
                 gpu_gib=64,  # 40 for maps, what a convolution works in, weights and tokens
                 measure=functools.partial(measure_mixer, name),
             )

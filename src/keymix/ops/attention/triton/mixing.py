@@ -494,7 +494,7 @@ class _Mixed(torch.autograd.Function):
         # each product of two heads stands in the sum twice
         both = None if of_products is None else (of_products + of_products.T).contiguous()
         programs = call.programs(N)
-        delta, of_queries = torch.empty_like(lse), q.new_empty(q.shape)
+        delta, of_queries = lse.new_empty(lse.shape), q.new_empty(q.shape)
         of_theta = q.new_empty(programs, h, h, dtype=wide)
         vectors = q.new_empty(programs, 3, h, dtype=wide) if how.eps is not None else None
         tensors = (lse, grad, both, delta)
