@@ -41,7 +41,7 @@ class Case:
     own: int = 0  # leading axes that have keys of their own
     activation: str = "softmax"
     bias: tuple[int, ...] | None = None
-    masked: bool = False  # minus infinity in the bias, in no whole row
+    masked: bool = False  # minus infinity in the bias, but for the last keys
     diagonal: int | None = None
     scale: str = "number"  # or "learned"
     dtype: str = "float64"
@@ -71,7 +71,7 @@ class Case:
         if self.bias is not None:
             made["bias"] = torch.randn(self.bias, dtype=d)
             if self.masked:
-                made["bias"][..., 1::2] = -math.inf
+                made["bias"][..., : TILE + 1] = -math.inf  # the whole first tile
         if self.activation == "star_relu":
             made |= {name: torch.rand(1, dtype=d) for name in ("factor", "added")}
         if self.scale == "learned":
