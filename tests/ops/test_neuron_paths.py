@@ -19,7 +19,8 @@ import keymix
 from each import together
 from keymix.analysis.counting import count
 from keymix.errors import UserError
-from keymix.ops.neuron import blocked, multi_step
+from keymix.ops import triton_support
+from keymix.ops.neuron import blocked
 from keymix.ops.neuron.multi_step import choose, integrate_and_fire
 from keymix.ops.neuron.reference import Dynamics
 from keymix.ops.neuron.surrogate import Surrogate
@@ -290,13 +291,13 @@ def test_auto_on_cuda_is_triton_where_it_can_launch(monkeypatch) -> None:
     for compiler, path in (("/usr/bin/gcc", "triton"), (None, "reference")):
         monkeypatch.delenv("CC", raising=False)
         monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-        monkeypatch.setattr(multi_step.shutil, "which", lambda name, found=compiler: found)
-        multi_step._finds_c_compiler.cache_clear()
+        monkeypatch.setattr(triton_support.shutil, "which", lambda name, found=compiler: found)
+        triton_support.finds_c_compiler.cache_clear()
         assert choose("auto", device=gpu).name == path
     assert "C compiler" in choose("auto", device=gpu).why
     with pytest.raises(UserError, match=r"'triton' cannot run here: .*gcc"):
         choose("triton", device=gpu)
-    multi_step._finds_c_compiler.cache_clear()
+    triton_support.finds_c_compiler.cache_clear()
 
 
 @pytest.mark.slow

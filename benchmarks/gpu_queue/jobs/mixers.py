@@ -18,6 +18,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from gpu_queue.job import Context, Job, Result, Step
@@ -439,7 +440,12 @@ class _Timed:
 
 
 def _runs(
-    name: str, sizes: Sizes, grid: tuple[int, int], x: Any, paths: Mapping[str, Result]
+    name: str,
+    sizes: Sizes,
+    grid: tuple[int, int],
+    x: Any,
+    paths: Mapping[str, Result],
+    wraps: Mapping[str, Callable[..., Any]],
 ) -> dict[str, _Timed]:
     """Make what is timed at one number of tokens: softmax and flash attention, then the paths."""
     import torch
@@ -472,7 +478,7 @@ def _runs(
     return {
         BASE: timed("softmax", {"backend": "sdpa"}, on_flash),
         BARE: _Timed(bare, parts, 2 * images * tokens**2 * sizes.dim),
-        **{path: timed(name, options) for path, options in paths.items()},
+        **{path: timed(name, options, wraps.get(path)) for path, options in paths.items()},
     }
 
 
@@ -501,9 +507,16 @@ def _last_image(run: _Timed, x: Any) -> float | None:
 
 
 def measure_times(
-    name: str, sizes: Sizes, device: Any, paths: Mapping[str, Result]
+    name: str,
+    sizes: Sizes,
+    device: Any,
+    paths: Mapping[str, Result],
+    wraps: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
 ) -> Iterator[Result]:
-    """Time each path in turns with softmax on flash attention, and measure its memory."""
+    """Time each path in turns with softmax on flash attention, and measure its memory.
+
+    ``wraps`` changes the forward of some paths, as a compiler does.
+    """
     import torch
 
     for grid in sizes.grids:
@@ -511,7 +524,7 @@ def measure_times(
         images = sizes.timed(tokens)
         torch.manual_seed(1)
         x = torch.randn(images, tokens, sizes.dim, device=device, requires_grad=True)
-        runs = _runs(name, sizes, grid, x, paths)
+        runs = _runs(name, sizes, grid, x, paths, wraps)
         for mode in MODES:
             for row in _timed_in_turns(runs, mode, sizes, x):
                 yield {"tokens": tokens, "images": images, "mode": mode, **row}
@@ -613,6 +626,10 @@ def dense() -> list[str]:
 # times: 10 timings of 4 passes x 15 rounds of at least 5 ms = 3, at 4,096 tokens with maps in
 # memory 2 x 15 x 0.15 s = 5 more; memory, multiply-adds, first calls: 5.
 SECONDS = 30.0
+# Triton compiles its kernels once for each dtype and kind of size: some thirty, at 2 s, or at 6 s
+# where a kernel holds nine taps or all heads.
+KERNELS = {"softmax": 60.0, "static_key": 60.0, "key_value": 60.0, "conv_static_key": 180.0}
+KERNELS |= {"re_attention": 180.0, "static_key_re_attention": 180.0}
 # A convolution with 6 x 4,096 filters of 64 x 3 x 3 at 4,096 tokens: 58 GMACs per image, 10 images,
 # 3 passes = 3.5 TFLOP a training pass, 0.1 s at a tenth of what the tensor cores could, and nobody
 # knows which algorithm cuDNN takes: up to the 15 s at which a timing stops.
@@ -627,7 +644,7 @@ def steps(tiny: bool) -> list[Step]:
         *(
             Step(
                 name=name,
-                seconds=SLOW.get(name, SECONDS),
+                seconds=SLOW.get(name, SECONDS) + KERNELS.get(name, 0.0),
                 gpu_gib=64,  # 40 for maps, what a convolution works in, weights and tokens
                 measure=functools.partial(measure_mixer, name),
             )

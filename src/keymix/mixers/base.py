@@ -70,7 +70,7 @@ class BackendChoice:
     """Which path a mixer takes and why.
 
     Attributes:
-        name: ``"reference"``, ``"sdpa"`` or ``"blocked"``.
+        name: ``"reference"``, ``"sdpa"``, ``"blocked"`` or ``"triton"``.
         why: The reason in words.
     """
 

@@ -154,20 +154,25 @@ class ConvStaticKeyAttention(LearnedKeys):
         return few if torch.is_grad_enabled() else 4 * few // 3
 
     def _by_rows(
-        self, inputs: Roles, grid: Grid | None, bias: Tensor | None, **how: Any
+        self,
+        inputs: Roles,
+        grid: Grid | None,
+        bias: Tensor | None,
+        path: Any = blocked,
+        **how: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Hand on the query image with the filters as keys; prefix queries meet the static key."""
         P, there = self.site.num_prefix_tokens, grid or self.site.grid or (1, 1)
         prefix, patches = split_prefix(inputs["q"], P)
-        gain = self.gain()
         weight, shift = self._filters(self._keys_of(inputs, grid))
         first = rest = bias
         if bias is not None and bias.ndim > 1 and bias.shape[-2] > 1:
             first, rest = split_prefix(bias, P)
-        y, total = blocked.conv_attention(
+        how["scale"] = self.gain()
+        y, total = path.conv_attention(
             patches,
-            weight * gain,
-            shift * gain,
+            weight,
+            shift,
             inputs["v"],
             grid=there,
             bias=rest,
@@ -176,8 +181,8 @@ class ConvStaticKeyAttention(LearnedKeys):
         )
         if self.key is None:
             return y, total
-        of_prefix, _ = blocked.attention(
-            prefix * gain,
+        of_prefix, _ = path.attention(
+            prefix,
             inputs["key"],
             inputs["v"],
             bias=first,

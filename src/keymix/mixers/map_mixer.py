@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, TypedDict
+from typing import Any, ClassVar, Literal, TypedDict, get_args
 
 import torch
 from jaxtyping import Float
@@ -30,14 +30,18 @@ from keymix.mixers.base import (
 )
 from keymix.ops.attention import blocked, sdpa
 from keymix.ops.tracing import traced
+from keymix.ops.triton_support import no_triton
 
 Roles = dict[str, Tensor]
 TalkingHeads = bool | Literal["bias"]
 Scale = Literal["head_dim", "dim", False]
 Backend = Literal["auto", "reference", "sdpa", "blocked", "triton"]
+BACKENDS = get_args(Backend)
 
 FROM_ENTRIES = 2**21
 """Entries of the maps of a call from which on ``auto`` forms them a block of rows at a time."""
+
+UNMEASURED = "; backend='triton' is not yet measured on a GPU, so that auto does not take it"
 
 
 class MapOptions(TypedDict, total=False):
@@ -115,8 +119,9 @@ class MapMixer(TokenMixer):
         attn_drop: Probability of dropping an entry of the final map.
         proj_drop: Probability of dropping an output value.
         backend: ``"auto"``, or a path by name, which runs or raises with the reason:
-            ``"reference"``, ``"sdpa"`` (PyTorch's fused attention) or ``"blocked"`` (a block of
-            query rows at a time, so that no map stands in memory, forward or backward).
+            ``"reference"``, ``"sdpa"`` (PyTorch's fused attention), ``"blocked"`` (a block of
+            query rows at a time, so that no map stands in memory, forward or backward) or
+            ``"triton"`` (the same as kernels for CUDA; not yet measured on a GPU).
         device: As PyTorch's modules take it.
         dtype: As PyTorch's modules take it.
 
@@ -127,6 +132,7 @@ class MapMixer(TokenMixer):
     roles: ClassVar[tuple[str, ...]] = ("q", "k", "v")
     joint: ClassVar[str | None] = "qkv"  # name of the one projection of all roles, or None
     map_norm: ClassVar[str | None] = None  # submodule that norms maps over heads, if there is one
+    widest: ClassVar[int] = 256  # head_dim up to which Triton kernels keep what they need on a chip
     map_gain: float = 1.0  # factor of the maps behind that norm
 
     def __init__(
@@ -431,6 +437,8 @@ class MapMixer(TokenMixer):
             y = self._fused(inputs, grid, bias)
         elif path == "blocked" and traced(x) is None:
             y = self._blocked(inputs, grid, bias)
+        elif path == "triton" and traced(x) is None:
+            y = self._in_kernels(inputs, grid, bias)
         else:
             maps = self.attn_drop(self.maps(inputs, grid, bias, track=self.training))
             y = maps @ inputs["v"]
@@ -449,21 +457,33 @@ class MapMixer(TokenMixer):
         """Compute what the heads return, a block of query rows at a time."""
         return self._by_rows(inputs, grid, bias)[0]
 
+    def _in_kernels(self, inputs: Roles, grid: Grid | None, bias: Tensor | None) -> Tensor:
+        """Compute what the heads return, by Triton kernels."""
+        from keymix.ops.attention.triton import attention
+
+        return self._by_rows(inputs, grid, bias, attention)[0]
+
     def _by_rows(
-        self, inputs: Roles, grid: Grid | None, bias: Tensor | None, **how: Any
+        self,
+        inputs: Roles,
+        grid: Grid | None,
+        bias: Tensor | None,
+        path: Any = blocked,
+        **how: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Hand queries, keys and values to :func:`keymix.ops.attention.blocked.attention`."""
+        """Hand queries, keys and values to the function ``attention`` of a path's module."""
         both = self.factors(inputs)
         if both is None:
             raise TypeError(f"{type(self).__name__} must define factors(inputs) or logits(…)")
-        return blocked.attention(
-            both[0] * self.gain(),
-            both[1],
+        made: tuple[Tensor, Tensor | None] = path.attention(
+            *both,
             inputs["v"],
+            scale=self.gain(),
             bias=self._added(inputs, grid, bias, None),
             diagonal=0 if self.mask_diagonal else None,
             **how,
         )
+        return made
 
     def attention_map(
         self,
@@ -516,21 +536,23 @@ class MapMixer(TokenMixer):
         Raises:
             UserError: If a backend was named at construction and cannot run; with the reason.
         """
-        known = ("auto", "reference", "sdpa", "blocked")
-        if self.backend not in known:
+        if self.backend not in BACKENDS:
             raise UserError(
                 f"backend={self.backend!r} does not exist for mixer {self.mixer_name!r}; choose "
-                "'auto', 'reference', 'sdpa' or 'blocked'"
+                f"one of {', '.join(map(repr, BACKENDS))}"
             )
         fused = self.plain_softmax or self._own_step
         rows = self.whole_maps or self._own_rows
         dropped = self.training and self.attn_drop_p > 0
         rows = rows or ("attention dropout draws for the whole map" if dropped else None)
-        against = {"sdpa": fused, "blocked": rows}.get(self.backend)
+        against = {"sdpa": fused, "blocked": rows, "triton": rows}.get(self.backend)
+        named = self.backend in ("blocked", "triton")
+        followed = traced() if named or self.backend == "auto" else None
+        if self.backend == "triton" and followed is None:
+            against = against or self._no_kernel(device or torch.device("cpu"), bias)
         if against is not None:
             raise UserError(f"backend={self.backend!r} cannot run here: {against}")
-        followed = traced() if self.backend in ("auto", "blocked") else None
-        if self.backend == "blocked" and followed is not None:
+        if named and followed is not None:
             return BackendChoice("reference", followed)  # the function is the same
         if self.backend != "auto":
             return BackendChoice(self.backend, "asked for by name")
@@ -538,15 +560,22 @@ class MapMixer(TokenMixer):
         entries = self._entries(shape) if followed is None else 0  # may be no number there
         pays = on_cpu and rows is None and entries >= self._from_entries()
         size = f"maps of {entries:,} entries are formed a block of rows at a time"
+        kernels = "" if on_cpu or rows is not None else UNMEASURED
         if fused is not None:
-            return BackendChoice("blocked", size) if pays else BackendChoice("reference", fused)
+            why = size if pays else fused + kernels
+            return BackendChoice("blocked" if pays else "reference", why)
         if on_cpu and dropped:
             return BackendChoice("reference", "attention dropout has no fused kernel on CPU")
         learned = self.learns_bias or (bias is not None and bias.requires_grad)
         if pays and learned and torch.is_grad_enabled():
             why = f"fused attention forms the whole map where a bias is learned; {size}"
             return BackendChoice("blocked", why)
-        return BackendChoice("sdpa", "the map is a plain softmax of a product")
+        return BackendChoice("sdpa", "the map is a plain softmax of a product" + kernels)
+
+    def _no_kernel(self, device: torch.device, bias: Tensor | None) -> str | None:
+        """Why the Triton kernels cannot serve a call on a device; None if they can."""
+        wide = f"head_dim={self.head_dim} is above {self.widest}, the widest that its kernels take"
+        return no_triton(device) or (wide if self.head_dim > self.widest else None)
 
     def _from_entries(self) -> int:
         """From how many entries on maps are formed a block of rows at a time."""

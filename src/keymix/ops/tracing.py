@@ -6,6 +6,8 @@ Paths with a backward pass written by hand leave the word to the plain formula t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -23,6 +25,34 @@ def batched(*grads: Tensor | None) -> bool:
         each is not None and (look.is_batchedtensor(each) or look.is_legacy_batchedtensor(each))
         for each in grads
     )
+
+
+def gradients_of(
+    function: Callable[..., Sequence[Tensor | None]],
+    inputs: Sequence[Tensor | None],
+    needs: Sequence[bool],
+    grads: Sequence[Tensor | None],
+) -> list[Tensor | None]:
+    """Return the gradients of a plain formula, which can be differentiated again.
+
+    ``grads`` are those of its outputs, None for zero; ``needs`` says of which inputs they are
+    wanted.
+    """
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # views, so that what one input depends on another by stays out of their gradients
+        given = [t if t is None else t.view_as(t) for t in inputs]
+        pairs = [
+            (y, g)
+            for y, g in zip(function(*given), grads, strict=True)
+            if y is not None and g is not None
+        ]
+        wanted = [t for t, need in zip(given, needs, strict=True) if need and t is not None]
+        outputs, given_back = [y for y, _ in pairs], [g for _, g in pairs]
+        found = iter(
+            torch.autograd.grad(outputs, wanted, given_back, create_graph=again, allow_unused=True)
+        )
+    return [next(found) if need else None for need in needs]
 
 
 def traced(x: Tensor | None = None) -> str | None:

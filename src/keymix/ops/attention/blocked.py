@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from keymix.ops.tracing import batched
+from keymix.ops.attention.axes import Axes
+from keymix.ops.tracing import batched, gradients_of
 
 BLOCK = 2**21
 """Entries of the map that are formed at a time, 8 MiB in float32; a quarter where heads mix."""
@@ -225,7 +227,7 @@ class _Attention(torch.autograd.Function):
         needs = ctx.needs_input_grad[1:]
         inputs = (q, k, shift, v, bias, *learned)
         if torch.is_grad_enabled() or batched(grad, grad_total):
-            return (None, *_differentiable(how, inputs, needs, (grad, grad_total)))
+            return (None, *gradients_of(partial(_whole, how), inputs, needs, (grad, grad_total)))
         if grad is None:
             grad = v.new_zeros(*v.shape[:2], how.source.count(q, k), v.shape[-1])
         sums = [
@@ -257,28 +259,6 @@ def _whole(
     block = (slice(None), 0, how.source.count(q, k))
     maps, total = how.mixed(how.weights(q, k, shift, bias, block), *learned)
     return _times(maps, v), total
-
-
-def _differentiable(
-    how: _How,
-    inputs: Sequence[Tensor | None],
-    needs: Sequence[bool],
-    grads: Sequence[Tensor | None],
-) -> list[Tensor | None]:
-    """Gradients that can be differentiated again, from all rows at once."""
-    again = torch.is_grad_enabled()
-    with torch.enable_grad():
-        given = [t if t is None else t.view_as(t) for t in inputs]
-        made = _whole(how, *given)  # type: ignore[arg-type]
-        pairs = [
-            (y, g) for y, g in zip(made, grads, strict=True) if y is not None and g is not None
-        ]
-        wanted = [t for t, need in zip(given, needs, strict=True) if need and t is not None]
-        outputs, given_back = [y for y, _ in pairs], [g for _, g in pairs]
-        found = iter(
-            torch.autograd.grad(outputs, wanted, given_back, create_graph=again, allow_unused=True)
-        )
-    return [next(found) if need else None for need in needs]
 
 
 @dataclass(frozen=True)
@@ -350,15 +330,16 @@ def attention(
     k: Float[Tensor, "*keys h M d"],
     v: Float[Tensor, "*batch h M e"],
     *,
+    scale: float | Tensor = 1.0,
     bias: Tensor | None = None,
     diagonal: int | None = None,
     softmax: bool = True,
     mix: Mix | None = None,
     learned: Sequence[Tensor] = (),
 ) -> tuple[Float[Tensor, "*batch h N e"], Tensor | None]:
-    r"""Compute :math:`\mathrm{mix}(\mathrm{softmax}(Q K^\top + b))\,V` by blocks of rows of Q.
+    r"""Compute :math:`\mathrm{mix}(\mathrm{softmax}(s\,Q K^\top + b))\,V` by blocks of rows of Q.
 
-    The scale is in q. Leading axes that keys lack are shared by all that has them. b broadcasts to
+    Leading axes that keys lack are shared by all that has them. b broadcasts to
     ``[*, h, N, M]``; a query n does not see key n + ``diagonal``. Narrower dtypes than float32 are
     computed in float32. Gradients of gradients form the whole map.
 
@@ -366,11 +347,12 @@ def attention(
     which get gradients, into the map, entry by entry, and may return a sum over entries, which is
     returned, summed over all, next to the output. Without the ``softmax`` it gets the logits.
     """
-    axes = _Axes(q, k.ndim - 3)
-    keys = k.expand(*axes.own, *k.shape[-3:]).flatten(0, -3).to(axes.dtype).transpose(1, 2)
+    axes, dtype = Axes(q.shape[:-3], q.shape[-3], k.ndim - 3), _wide(q)
+    keys = k.expand(*axes.own, *k.shape[-3:]).flatten(0, -3).to(dtype).transpose(1, 2)
     how = _How(source=_Products(), heads=q.shape[-3], diagonal=diagonal, softmax=softmax, mix=mix)
-    given = (axes.first(q), keys.contiguous(), None, axes.first(v), axes.bias(bias), *learned)
-    return axes.computed(how, given)
+    rows, values = _heads(axes, q * scale, dtype), _heads(axes, v, dtype)
+    given = (rows, keys.contiguous(), None, values, _bias(axes, bias, dtype), *learned)
+    return _computed(axes, how, q, given)
 
 
 def conv_attention(
@@ -380,6 +362,7 @@ def conv_attention(
     v: Float[Tensor, "*batch h M e"],
     *,
     grid: tuple[int, int],
+    scale: float | Tensor = 1.0,
     bias: Tensor | None = None,
     diagonal: int | None = None,
     softmax: bool = True,
@@ -389,17 +372,18 @@ def conv_attention(
     """Compute :func:`attention` whose logits a convolution of the queries on ``grid`` gives.
 
     Filters are one for each head and key; where there are as many as for several times the heads,
-    the last leading axis of q, such as windows, has filters of its own. The scale is in them.
-    ``mix`` acts on single entries.
+    the last leading axis of q, such as windows, has filters of its own. ``mix`` acts on single
+    entries.
     """
     heads = len(weight) // v.shape[-2]
-    axes = _Axes(q, int(heads > q.shape[-3]))
+    axes, dtype = Axes(q.shape[:-3], q.shape[-3], int(heads > q.shape[-3])), _wide(q)
     height, width = grid
     edge = weight.shape[-1] // 2
-    image = axes.first(q).permute(1, 2, 0, 3)
+    image = _heads(axes, q, dtype).permute(1, 2, 0, 3)
     image = image.reshape(len(image), height, width, -1)
     image = F.pad(image, (0, 0, 0, 0, edge, edge)).permute(0, 3, 1, 2)
-    filters = weight.to(axes.dtype).contiguous(memory_format=torch.channels_last)
+    filters = (weight * scale).to(dtype).contiguous(memory_format=torch.channels_last)
+    added = (shift * scale).to(dtype)
     how = _How(
         source=_Convolutions(heads, width),
         heads=q.shape[-3],
@@ -407,42 +391,29 @@ def conv_attention(
         softmax=softmax,
         mix=mix,
     )
-    given = (image, filters, shift.to(axes.dtype), axes.first(v), axes.bias(bias), *learned)
-    return axes.computed(how, given)
+    values = _heads(axes, v, dtype)
+    given = (image, filters, added, values, _bias(axes, bias, dtype), *learned)
+    return _computed(axes, how, q, given)
 
 
-class _Axes:
-    """The leading axes of a call, sorted into those that share keys and those that do not."""
+def _computed(
+    axes: Axes, how: _How, q: Tensor, given: Sequence[Tensor | None]
+) -> tuple[Tensor, Tensor | None]:
+    """Run, and bring the output to ``[*, h, N, e]`` in the dtype of the queries."""
+    with torch.autocast(q.device.type, enabled=False):
+        out, total = _Attention.apply(how, *given)
+    return axes.joined(out.transpose(0, 1)).to(q.dtype), total
 
-    def __init__(self, q: Tensor, own: int) -> None:
-        self.lead, self.heads, self._device = q.shape[:-3], q.shape[-3], q.device.type
-        self._given, self.dtype = q.dtype, torch.promote_types(q.dtype, torch.float32)
-        self._at = len(self.lead) - own
-        self.own = self.lead[self._at :]  # have keys of their own, as heads do
-        self._sizes = math.prod(self.lead[: self._at]), math.prod(self.own) * self.heads
 
-    def first(self, t: Tensor) -> Tensor:
-        """Bring ``[*, h, R, D]`` to ``[G, B, R, D]``."""
-        t = t.to(self.dtype).reshape(*self._sizes, *t.shape[-2:])
-        return t.transpose(0, 1).contiguous()
+def _wide(q: Tensor) -> torch.dtype:
+    return torch.promote_types(q.dtype, torch.float32)
 
-    def bias(self, bias: Tensor | None) -> Tensor | None:
-        """Bring what broadcasts to ``[*, h, N, M]`` to ``[G or 1, B or 1, N or 1, M or 1]``."""
-        if bias is None:
-            return None
-        full = (*self.lead, self.heads)
-        bias = bias.to(self.dtype)[(None,) * (len(full) + 2 - bias.ndim)]
-        sizes = [*bias.shape[:-2]]
-        for part in (slice(0, self._at), slice(self._at, len(full))):
-            if sizes[part] != [1] * len(sizes[part]):
-                sizes[part] = full[part]
-        bias = bias.expand(*sizes, *bias.shape[-2:])
-        pair = math.prod(sizes[: self._at]), math.prod(sizes[self._at :])
-        return bias.reshape(*pair, *bias.shape[-2:]).transpose(0, 1)
 
-    def computed(self, how: _How, given: Sequence[Tensor | None]) -> tuple[Tensor, Tensor | None]:
-        """Run, and bring the output to ``[*, h, N, e]``."""
-        with torch.autocast(self._device, enabled=False):
-            out, total = _Attention.apply(how, *given)
-        out = out.transpose(0, 1).reshape(*self.lead, self.heads, *out.shape[-2:])
-        return out.to(self._given), total
+def _heads(axes: Axes, t: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bring ``[*, h, R, D]`` to ``[G, B, R, D]``."""
+    return axes.split(t.to(dtype)).transpose(0, 1).contiguous()
+
+
+def _bias(axes: Axes, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Bring what broadcasts to ``[*, h, N, M]`` to ``[G or 1, B or 1, N or 1, M or 1]``."""
+    return None if bias is None else axes.bias(bias.to(dtype)).transpose(0, 1)
