@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keymix.errors import UserError
+from keymix.layers.folding import watched
 from keymix.mixers.base import (
     BackendChoice,
     Grid,
@@ -127,7 +129,9 @@ class MapMixer(TokenMixer):
     roles: ClassVar[tuple[str, ...]] = ("q", "k", "v")
     joint: ClassVar[str | None] = "qkv"  # name of the one projection of all roles, or None
     map_norm: ClassVar[str | None] = None  # submodule that norms maps over heads, if there is one
+    temperature: nn.Parameter | None
     map_gain: float = 1.0  # factor of the maps behind that norm
+    no_factors: str | None = None  # why folded projections give the logits themselves
 
     def __init__(
         self,
@@ -199,10 +203,8 @@ class MapMixer(TokenMixer):
             for role in self.roles:
                 self.add_module(role, nn.Linear(dim, inner, bias=qkv_bias, **factory))
         self.finish = PostProjection(site, self.roles) if site.post_projection is not None else None
-        if temperature is True:
-            self.temperature = nn.Parameter(torch.empty((), **factory))
-        else:
-            self.register_parameter("temperature", None)
+        learned = nn.Parameter(torch.empty((), **factory)) if temperature is True else None
+        self.register_parameter("temperature", learned)
         self.talking_pre: nn.Linear | None = None
         self.talking_post: nn.Linear | None = None
         if talking_heads:
@@ -233,6 +235,34 @@ class MapMixer(TokenMixer):
                 if mix.bias is not None:
                     nn.init.zeros_(mix.bias)
 
+    # ---- for inference ----------------------------------------------------------------------
+
+    def fold(self) -> None:
+        """Make a number of the learned temperature."""
+        super().fold()
+        if self.temperature is not None:
+            self.scale, self.temperature = float(self.temperature.double().exp()), None
+
+    def scale_queries(self) -> None:
+        """Multiply the queries' projection by the factor of the logits, which is 1 from then on.
+
+        For :meth:`fold` of mixers whose logits are linear in the queries. Nothing changes where
+        the queries pass a norm, or the projection is no plain linear map.
+        """
+        name = self.joint or "q"
+        linear = self.get_submodule(name)
+        normed = self.finish is not None and self.finish.norms("q")
+        if normed or type(linear) is not nn.Linear or watched(linear):
+            return
+        rows = self.num_heads * self.head_dim
+        start = self.roles.index("q") * rows if self.joint else 0
+        scaled = copy.deepcopy(linear)
+        for part in (scaled.weight, scaled.bias):
+            if part is not None:
+                part[start : start + rows] *= self.scale
+        self.add_module(name, scaled)
+        self.scale = 1.0
+
     # ---- what a subclass writes -------------------------------------------------------------
 
     def factors(self, inputs: Roles) -> tuple[Tensor, Tensor] | None:
@@ -246,6 +276,8 @@ class MapMixer(TokenMixer):
         self, inputs: Roles, grid: Grid | None, rows: Tensor | None = None
     ) -> Float[Tensor, "*batch h Q M"]:
         """Return the unscaled logits of the query rows ``rows``, all if None."""
+        if self.no_factors is not None:
+            return take_rows(inputs["q"], rows)
         both = self.factors(inputs)
         if both is None:
             raise TypeError(f"{type(self).__name__} must define factors(inputs) or logits(…)")
@@ -330,9 +362,10 @@ class MapMixer(TokenMixer):
             parts = dict(zip(self.roles, both.chunk(len(self.roles), -1), strict=True))
         else:
             parts = {role: self.get_submodule(role)(x) for role in self.roles}
-        shape = (self.num_heads, self.head_dim)
+        count = self.num_heads
         heads = {
-            role: t.reshape(*t.shape[:-1], *shape).transpose(-3, -2) for role, t in parts.items()
+            role: t.reshape(*t.shape[:-1], count, t.shape[-1] // count).transpose(-3, -2)
+            for role, t in parts.items()
         }
         return heads if self.finish is None else self.finish.heads(heads)
 
@@ -428,9 +461,15 @@ class MapMixer(TokenMixer):
         elif path == "blocked" and traced(x) is None:
             y = self._blocked(inputs, grid, bias)
         else:
-            maps = self.attn_drop(self.maps(inputs, grid, bias, track=self.training))
-            y = maps @ inputs["v"]
+            y = self.weights(inputs, grid, bias) @ inputs["v"]
         return self.output(y, x)
+
+    def weights(
+        self, inputs: Roles, grid: Grid | None, bias: Tensor | None
+    ) -> Float[Tensor, "*batch h N M"]:
+        """Form the whole map that multiplies V in a forward pass, with dropout."""
+        dropped: Tensor = self.attn_drop(self.maps(inputs, grid, bias, track=self.training))
+        return dropped
 
     def _fused(self, inputs: Roles, grid: Grid | None, bias: Tensor | None) -> Tensor:
         both = self.factors(inputs)
@@ -518,8 +557,8 @@ class MapMixer(TokenMixer):
                 f"backend={self.backend!r} does not exist for mixer {self.mixer_name!r}; choose "
                 "'auto', 'reference', 'sdpa' or 'blocked'"
             )
-        fused = self.plain_softmax or self._own_step
-        rows = self.whole_maps or self._own_rows
+        fused = self.no_factors or self.plain_softmax or self._own_step
+        rows = self.no_factors or self.whole_maps or self._own_rows
         dropped = self.training and self.attn_drop_p > 0
         rows = rows or ("attention dropout draws for the whole map" if dropped else None)
         against = {"sdpa": fused, "blocked": rows}.get(self.backend)
@@ -555,6 +594,9 @@ class MapMixer(TokenMixer):
         keys = site.num_keys if site.has_own_key_grid or self.keeps_grid else count
         return math.prod(shape[:-1]) * self.num_heads * keys
 
+
+LINEAR = ("inputs", "factors", "logits", "gain", "maps", "forward")
+"""Steps on which it rests that logits are linear in queries and keys, for :meth:`MapMixer.fold`."""
 
 _STEPS = ("logits", "activate", "mix_after", "maps")
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from keymix.errors import UserError
 from keymix.layers.checkpoint import recomputing, still_statistics
-from keymix.mixers.base import Grid, Site, Traits, heads_first, heads_last
-from keymix.mixers.map_mixer import MapMixer, MapOptions, Roles
+from keymix.layers.folding import constant_norm, replaced
+from keymix.mixers.base import Grid, Site, Traits, heads_first, heads_last, redefines
+from keymix.mixers.map_mixer import LINEAR, MapMixer, MapOptions, Roles
 from keymix.mixers.registry import register_mixer
 
 Norm = Literal["batch", "layer"]
@@ -31,7 +32,7 @@ class ReMixing(MapMixer):
 
     theta: nn.Parameter
     theta_bias: nn.Parameter | None
-    norm: nn.BatchNorm2d | nn.LayerNorm
+    norm: nn.BatchNorm2d | nn.LayerNorm | None  # None: folded into the mixing
     map_norm = "norm"
     collapse_remedy = "Re-attention"
 
@@ -62,18 +63,16 @@ class ReMixing(MapMixer):
     def mix_after(self, maps: Float[Tensor, "*batch h Q M"], track: bool) -> Tensor:
         """Mix over heads by Θ and normalise; ``track`` lets the running statistics move."""
         maps = super().mix_after(maps, track)
-        # out[g] = sum_h theta[h, g] maps[h] + b[g], heads moved last and back
-        mixed = heads_last(maps) @ self.theta.to(maps.dtype)
-        if self.theta_bias is not None:
-            mixed = mixed + self.theta_bias
-        if isinstance(self.norm, nn.LayerNorm):
-            out: Tensor = self.norm(mixed)
+        mixed = self._mixed(maps)
+        norm = self.norm
+        if norm is None:
+            return mixed
+        if isinstance(norm, nn.LayerNorm):
+            out: Tensor = norm(heads_last(mixed))
             return self._scaled(heads_first(out))
-        mixed = heads_first(mixed)
         # with heads innermost, torch on a CPU sums a map's squares up in float32, which at some
         # hundred tokens leaves no digit of the variance, and gives wrong gradients in evaluation
         flat = mixed.reshape(-1, *mixed.shape[-3:]).contiguous()
-        norm = self.norm
         if norm.training and not track:
             flat = nn.functional.batch_norm(
                 flat, None, None, norm.weight, norm.bias, training=True, eps=norm.eps
@@ -85,6 +84,21 @@ class ReMixing(MapMixer):
             flat = norm(flat)
         return self._scaled(flat.reshape(mixed.shape))
 
+    def _mixed(self, maps: Float[Tensor, "*batch h Q M"]) -> Float[Tensor, "*batch h Q M"]:
+        """Return out[g] = sum_h theta[h, g] maps[h] + b[g], by one product without copies."""
+        flat = maps.flatten(-2)
+        flat = flat.reshape(-1, *flat.shape[-2:])
+        count = flat.shape[0]
+        theta = self.theta.to(maps.dtype).T.expand(count, -1, -1)
+        bias = self.theta_bias
+        if bias is None:
+            return (theta @ flat).view(maps.shape)
+        if torch.is_autocast_enabled(maps.device.type):
+            # in few digits, a b that is large next to the map's entries would take theirs
+            return (theta @ flat).view(maps.shape) + bias[:, None, None]
+        start = bias.to(maps.dtype)[:, None].expand(count, -1, 1)
+        return torch.baddbmm(start, theta, flat).view(maps.shape)
+
     def _scaled(self, maps: Tensor) -> Tensor:
         return maps if self.map_gain == 1.0 else maps * self.map_gain
 
@@ -93,6 +107,22 @@ class ReMixing(MapMixer):
         super().reset_parameters()
         if hasattr(self, "theta"):  # not yet while a base class is being built
             self._reset_mixing()
+
+    def fold(self) -> None:
+        """Fold BatchNorm, which is one affine map in evaluation, and the gain into Θ and b."""
+        super().fold()
+        norm, theta = self.norm, self.theta
+        own = redefines(self, ReMixing, "mix_after")
+        if own or not isinstance(norm, nn.BatchNorm2d) or not constant_norm(norm):
+            return
+        assert norm.running_mean is not None  # or it were not constant
+        assert norm.running_var is not None
+        rate = norm.weight.double() * (norm.running_var.double() + norm.eps).rsqrt()
+        bias = 0.0 if self.theta_bias is None else self.theta_bias.double()
+        shift = norm.bias.double() + (bias - norm.running_mean.double()) * rate
+        self.theta = replaced(theta, theta.double() * rate * self.map_gain)
+        self.theta_bias = replaced(theta, shift * self.map_gain)
+        self.norm, self.map_gain = None, 1.0
 
     def transfer_options(self) -> dict[str, Any]:
         """Return those of any map mixer and how maps are mixed."""
@@ -126,7 +156,7 @@ class ReMixing(MapMixer):
     @property
     def whole_maps(self) -> str | None:
         """None, unless heads are mixed elsewhere too or another norm stands here."""
-        plain = type(self.norm) in (nn.BatchNorm2d, nn.LayerNorm)
+        plain = self.norm is None or type(self.norm) in (nn.BatchNorm2d, nn.LayerNorm)
         return self._head_mixing() or (None if plain else "the norm is none of DeepViT's two")
 
     def _blocked(self, inputs: Roles, grid: Grid | None, bias: Tensor | None) -> Tensor:
@@ -136,7 +166,8 @@ class ReMixing(MapMixer):
         taken off every weight, :math:`C = A - 1/M`, BatchNorm is
         :math:`\gamma\, \Theta^\top C / \sigma + \beta` with the variance
         :math:`\Theta^\top S\, \Theta` of the h x h mean products S of C. It needs no second
-        pass: :math:`\Theta^\top C V` is divided by :math:`\sigma` afterwards.
+        pass: :math:`\Theta^\top C V` is divided by :math:`\sigma` afterwards. Folded, it is in
+        :math:`\Theta` and b.
         """
         norm = self.norm
         theta = self.theta.to(torch.promote_types(inputs["v"].dtype, torch.float32))
@@ -147,7 +178,7 @@ class ReMixing(MapMixer):
             )
             return self._scaled(y)
         keys = inputs["v"].shape[-2]
-        moments = norm.training or norm.running_mean is None
+        moments = norm is not None and (norm.training or norm.running_mean is None)
 
         def mix(maps: Tensor, theta: Tensor) -> tuple[Tensor, Tensor | None]:
             maps = maps - 1 / keys
@@ -159,6 +190,8 @@ class ReMixing(MapMixer):
         if self.theta_bias is not None:
             mean = mean + self.theta_bias
         values = inputs["v"].sum(-2, keepdim=True)
+        if norm is None:
+            return (y + values * mean[:, None, None]).to(y.dtype)
         if products is None:
             assert norm.running_mean is not None  # or there would be moments
             assert norm.running_var is not None
@@ -272,6 +305,12 @@ class ReAttention(ReMixing):
     ) -> None:
         super().__init__(site, **shared)
         self._init_mixing(norm, theta_bias, map_scale)
+
+    def fold(self) -> None:
+        """Bring the factor of the logits into the queries, besides what the mixing folds."""
+        super().fold()
+        if not redefines(self, ReAttention, *LINEAR):
+            self.scale_queries()
 
     def factors(self, inputs: Roles) -> tuple[Tensor, Tensor]:
         """Queries and keys, both computed."""
