@@ -354,19 +354,23 @@ class MapMixer(TokenMixer):
 
     def inputs(self, x: Float[Tensor, "*batch N C"], grid: Grid | None) -> Roles:
         """Project the tokens: a role to its heads, ``[*, h, N or M, d]``."""
-        if self.project is not None:
-            sources = {role: self.project[role](x, grid) for role in self.roles}
-            parts = self._project_apart(sources)
-        elif self.joint is not None:
-            both = self.get_submodule(self.joint)(x)
-            parts = dict(zip(self.roles, both.chunk(len(self.roles), -1), strict=True))
-        else:
-            parts = {role: self.get_submodule(role)(x) for role in self.roles}
         count = self.num_heads
-        heads = {
-            role: t.reshape(*t.shape[:-1], count, t.shape[-1] // count).transpose(-3, -2)
-            for role, t in parts.items()
-        }
+        if self.project is None and self.joint is not None:
+            y = getattr(self, self.joint)(x)
+            # the roles apart before the axes turn: backward joins their gradients in one copy
+            y = y.reshape(*y.shape[:-1], len(self.roles), count, self.head_dim)
+            parts = dict(zip(self.roles, y.unbind(-3), strict=True))
+        else:
+            if self.project is not None:
+                sources = {role: self.project[role](x, grid) for role in self.roles}
+                wide = self._project_apart(sources)
+            else:
+                wide = {role: getattr(self, role)(x) for role in self.roles}
+            parts = {
+                role: t.reshape(*t.shape[:-1], count, t.shape[-1] // count)
+                for role, t in wide.items()
+            }
+        heads = {role: t.transpose(-3, -2) for role, t in parts.items()}
         return heads if self.finish is None else self.finish.heads(heads)
 
     def output(self, y: Float[Tensor, "*batch h N d"], x: Float[Tensor, "*batch N C"]) -> Tensor:
@@ -551,8 +555,7 @@ class MapMixer(TokenMixer):
         Raises:
             UserError: If a backend was named at construction and cannot run; with the reason.
         """
-        known = ("auto", "reference", "sdpa", "blocked")
-        if self.backend not in known:
+        if self.backend not in ("auto", "reference", "sdpa", "blocked"):
             raise UserError(
                 f"backend={self.backend!r} does not exist for mixer {self.mixer_name!r}; choose "
                 "'auto', 'reference', 'sdpa' or 'blocked'"
@@ -561,27 +564,33 @@ class MapMixer(TokenMixer):
         rows = self.no_factors or self.whole_maps or self._own_rows
         dropped = self.training and self.attn_drop_p > 0
         rows = rows or ("attention dropout draws for the whole map" if dropped else None)
+        if self.backend != "auto":
+            return self._named_backend(fused, rows)
+        on_cpu = device is None or device.type == "cpu"
+        if fused is None:
+            if on_cpu and dropped:
+                return BackendChoice("reference", "attention dropout has no fused kernel on CPU")
+            learned = self.learns_bias or (bias is not None and bias.requires_grad)
+            if not (learned and torch.is_grad_enabled()):
+                return _FUSED
+        # where operations are followed, sizes may be no numbers
+        entries = self._entries(shape) if on_cpu and rows is None and traced() is None else 0
+        if entries < FROM_ENTRIES:
+            return _FUSED if fused is None else BackendChoice("reference", fused)
+        size = f"maps of {entries:,} entries are formed a block of rows at a time"
+        if fused is None:
+            size = f"fused attention forms the whole map where a bias is learned; {size}"
+        return BackendChoice("blocked", size)
+
+    def _named_backend(self, fused: str | None, rows: str | None) -> BackendChoice:
+        """Choose the path that was asked for; what speaks against fused ones or blocks is given."""
         against = {"sdpa": fused, "blocked": rows}.get(self.backend)
         if against is not None:
             raise UserError(f"backend={self.backend!r} cannot run here: {against}")
-        followed = traced() if self.backend in ("auto", "blocked") else None
-        if self.backend == "blocked" and followed is not None:
+        followed = traced() if self.backend == "blocked" else None
+        if followed is not None:
             return BackendChoice("reference", followed)  # the function is the same
-        if self.backend != "auto":
-            return BackendChoice(self.backend, "asked for by name")
-        on_cpu = device is None or device.type == "cpu"
-        entries = self._entries(shape) if followed is None else 0  # may be no number there
-        pays = on_cpu and rows is None and entries >= FROM_ENTRIES
-        size = f"maps of {entries:,} entries are formed a block of rows at a time"
-        if fused is not None:
-            return BackendChoice("blocked", size) if pays else BackendChoice("reference", fused)
-        if on_cpu and dropped:
-            return BackendChoice("reference", "attention dropout has no fused kernel on CPU")
-        learned = self.learns_bias or (bias is not None and bias.requires_grad)
-        if pays and learned and torch.is_grad_enabled():
-            why = f"fused attention forms the whole map where a bias is learned; {size}"
-            return BackendChoice("blocked", why)
-        return BackendChoice("sdpa", "the map is a plain softmax of a product")
+        return BackendChoice(self.backend, "asked for by name")
 
     def _entries(self, shape: Sequence[int] | None) -> int:
         """Entries of the maps of which blocks are cut, for tokens of a shape; 0 if not known."""
@@ -594,6 +603,8 @@ class MapMixer(TokenMixer):
         keys = site.num_keys if site.has_own_key_grid or self.keeps_grid else count
         return math.prod(shape[:-1]) * self.num_heads * keys
 
+
+_FUSED = BackendChoice("sdpa", "the map is a plain softmax of a product")
 
 LINEAR = ("inputs", "factors", "logits", "gain", "maps", "forward")
 """Steps on which it rests that logits are linear in queries and keys, for :meth:`MapMixer.fold`."""
