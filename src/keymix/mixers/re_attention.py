@@ -20,6 +20,7 @@ from keymix.mixers.map_mixer import LINEAR, MapMixer, MapOptions, Roles
 from keymix.mixers.registry import register_mixer
 
 Norm = Literal["batch", "layer"]
+DropStage = Literal["softmax", "final"]
 
 
 class ReMixing(MapMixer):
@@ -267,8 +268,8 @@ class ReAttention(ReMixing):
     over maps ``[B, h, N, M]`` (the authors' code) and LayerNorm over the head axis; the bias b is
     in the published parameter counts. Parameters: ``qkv``, ``theta [h, h]``, ``theta_bias [h]``,
     ``norm``, ``proj``. Not maskable, see :class:`ReMixing`.
-    Differs: the authors' code drops entries of the softmax's maps, before the mixing; ``attn_drop``
-    acts on the final map.
+    Differs: the authors' code drops entries of the softmax's maps, before the mixing, as
+    ``attn_drop_stage="softmax"`` does; by default ``attn_drop`` acts on the final map.
 
     Args:
         site: Where the mixer sits.
@@ -276,6 +277,8 @@ class ReAttention(ReMixing):
         theta_bias: Bias b of the mixing.
         map_scale: Multiply the normalised map by d^-0.5, as the published code of DeepViT-S does;
             the paper does not say so.
+        attn_drop_stage: Which map ``attn_drop`` drops entries of: ``"final"``, the one that
+            multiplies V, or ``"softmax"``, before heads are mixed and normalised.
         shared: The options of :class:`keymix.mixers.map_mixer.MapMixer`.
 
     Shape: x ``[*, N, C]`` -> ``[*, N, C]``, any N, any M. In training the BatchNorm couples the
@@ -301,10 +304,27 @@ class ReAttention(ReMixing):
         norm: Norm = "batch",
         theta_bias: bool = True,
         map_scale: bool = False,
+        attn_drop_stage: DropStage = "final",
         **shared: Unpack[MapOptions],
     ) -> None:
+        if attn_drop_stage not in ("softmax", "final"):
+            raise UserError(f"{attn_drop_stage=} must be 'softmax' or 'final'")
         super().__init__(site, **shared)
         self._init_mixing(norm, theta_bias, map_scale)
+        self.attn_drop_stage = attn_drop_stage
+
+    def transfer_options(self) -> dict[str, Any]:
+        """Return those of any mixing of maps and what dropout acts on."""
+        return {**super().transfer_options(), "attn_drop_stage": self.attn_drop_stage}
+
+    def weights(
+        self, inputs: Roles, grid: Grid | None, bias: Tensor | None
+    ) -> Float[Tensor, "*batch h N M"]:
+        """Form the map that multiplies V in a forward pass, with dropout at its stage."""
+        if self.attn_drop_stage == "final":
+            return super().weights(inputs, grid, bias)
+        maps = self.attn_drop(self.maps(inputs, grid, bias, stage="softmax"))
+        return self.mix_after(maps, track=self.training)
 
     def fold(self) -> None:
         """Bring the factor of the logits into the queries, besides what the mixing folds."""
