@@ -120,11 +120,7 @@ def is_folded(model: nn.Module) -> bool:
 
 
 def refuse_folded(model: nn.Module, what: str) -> None:
-    """Refuse to do ``what`` with a folded model.
-
-    Raises:
-        UserError: If it is one.
-    """
+    """Refuse to do ``what`` with a folded model."""
     if is_folded(model):
         raise UserError(
             f"{type(model).__name__} is folded for inference: {what} takes the model that it was "
@@ -143,8 +139,8 @@ def fold_for_inference(model: Model) -> Model:
     folded in :meth:`keymix.mixers.base.TokenMixer.fold`. What somebody listens to by a hook, and
     norms that have no running statistics, stay.
 
-    The result is the same up to rounding. Behind spiking neurons rounding can turn a spike: in
-    float32 about one in a million.
+    The result is the same up to rounding, which in a spiking model can turn a spike where a
+    potential lies at the threshold.
 
     Args:
         model: Any model or mixer with its weights. It is not changed.

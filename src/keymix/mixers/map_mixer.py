@@ -466,6 +466,7 @@ class MapMixer(TokenMixer):
             y = self._blocked(inputs, grid, bias)
         else:
             y = self.weights(inputs, grid, bias) @ inputs["v"]
+        del inputs  # in evaluation the output projection takes their memory
         return self.output(y, x)
 
     def weights(

@@ -94,7 +94,7 @@ class ReMixing(MapMixer):
         bias = self.theta_bias
         if bias is None:
             return (theta @ flat).view(maps.shape)
-        if torch.is_autocast_enabled(maps.device.type):
+        if not maps.is_meta and torch.is_autocast_enabled(maps.device.type):
             # in few digits, a b that is large next to the map's entries would take theirs
             return (theta @ flat).view(maps.shape) + bias[:, None, None]
         start = bias.to(maps.dtype)[:, None].expand(count, -1, 1)
@@ -179,7 +179,21 @@ class ReMixing(MapMixer):
             )
             return self._scaled(y)
         keys = inputs["v"].shape[-2]
-        moments = norm is not None and (norm.training or norm.running_mean is None)
+        if norm is None:
+            assert self.theta_bias is not None  # which folding made
+            # rows sum to one, so that the values may lose their mean in place of the map
+            values = inputs["v"].to(theta.dtype)
+            mean = values.mean(-2, keepdim=True)
+            y, _ = self._by_rows(
+                {**inputs, "v": values - mean},
+                grid,
+                bias,
+                mix=lambda maps, theta: (_mixed(theta, maps), None),
+                learned=(theta,),
+            )
+            shift = theta.sum(0) + keys * self.theta_bias
+            return (y + mean * shift[:, None, None]).to(y.dtype)
+        moments = norm.training or norm.running_mean is None
 
         def mix(maps: Tensor, theta: Tensor) -> tuple[Tensor, Tensor | None]:
             maps = maps - 1 / keys
@@ -191,8 +205,6 @@ class ReMixing(MapMixer):
         if self.theta_bias is not None:
             mean = mean + self.theta_bias
         values = inputs["v"].sum(-2, keepdim=True)
-        if norm is None:
-            return (y + values * mean[:, None, None]).to(y.dtype)
         if products is None:
             assert norm.running_mean is not None  # or there would be moments
             assert norm.running_var is not None
