@@ -28,6 +28,7 @@ _getattr, __dir__, _public = attach(
         "TokenMixer": "keymix.mixers.base",
         "Traits": "keymix.mixers.base",
         "create_mixer": "keymix.mixers.registry",
+        "fold_for_inference": "keymix.layers.folding",
         "explain_backend": "keymix.mixers.base",
         "list_mixers": "keymix.mixers.registry",
         "register_mixer": "keymix.mixers.registry",

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from keymix import fold_for_inference
 from mixer_cases import stir
 from shrunk import family_of, images, shrunk
 from tolerances import close
@@ -84,6 +85,35 @@ def test_it_exports_with_a_batch_of_any_size(name: str, mixer: str) -> None:
             close(exported(x), model(x))
 
 
+FOLDED = [
+    ("cvt_micro_32", "re_attention"),
+    ("setr_qkv", "key_value"),
+    ("spikformer_2_256", "spiking_self"),
+    ("plain_unet", ""),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "mixer"), FOLDED)
+def test_a_folded_model_exports_with_a_batch_of_any_size(name: str, mixer: str) -> None:
+    folded = fold_for_inference(small(name, mixer))
+    with torch.no_grad():
+        program = torch.export.export(
+            folded, (images(name),), strict=False, dynamic_shapes=({0: BATCH},)
+        )
+        exported = program.module()
+        for x in batches(name):
+            close(exported(x), folded(x))
+    ops = {str(node.target) for node in program.graph.nodes}
+    assert not any("batch_norm" in op for op in ops)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "mixer"), FOLDED)
+def test_a_folded_model_goes_to_onnx(name: str, mixer: str) -> None:
+    older_onnx(fold_for_inference(small(name, mixer)), name)
+
+
 def needs_onnx() -> None:
     for package in ("onnx", "onnxscript", "onnxruntime"):
         if importlib.util.find_spec(package) is None:
@@ -104,8 +134,12 @@ def computes_the_same(model: nn.Module, name: str, file: bytes | str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "mixer"), CASES)
 def test_the_older_exporter_to_onnx_knows_its_operations(name: str, mixer: str) -> None:
+    older_onnx(small(name, mixer), name)
+
+
+def older_onnx(model: nn.Module, name: str) -> None:
     needs_onnx()
-    model, file = small(name, mixer), io.BytesIO()
+    file = io.BytesIO()
     torch.onnx.export(
         model,
         (images(name),),

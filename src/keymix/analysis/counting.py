@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from keymix.analysis.operations import formula, is_free, run_in_parts
 from keymix.analysis.passes import Inputs, Passes, fitted, passes_of
 from keymix.errors import UserError, check_positive
+from keymix.layers.folding import is_folded
 from keymix.mixers.map_mixer import MapMixer
 from keymix.models.memory import within_reach
 
@@ -249,7 +250,7 @@ def _prepare(
     copied = copy.deepcopy(model, _computed(model)) if mode is None else _fake_copy(model, mode)
     if not train:
         copied.eval()
-    elif not model.training:
+    elif not (model.training or is_folded(model)):
         copied.train()
     with mode or contextlib.nullcontext():
         return copied, fitted(batch.passes.example(batch.size, batch.images), copied)
@@ -344,7 +345,8 @@ def count(model: nn.Module, input_size: Sequence[int] | None = None, *, task: st
     complex numbers is 2.5 n log2 n, of real ones half of that. keymix's own mixers are counted by
     their equations, whichever kernel runs. Activation memory is what autograd saves in a training
     pass, in the model's own precision: each storage once, the input included where a layer saves
-    it, parameters and buffers excluded.
+    it, parameters and buffers excluded. Of a model that is folded for inference it is that of a
+    pass in evaluation.
 
     Args:
         model: Any PyTorch model that takes one tensor, or what its task's example is. It is not

@@ -13,11 +13,12 @@ from timm.layers import DropPath, Mlp, QuickGELU
 from torch import Tensor, nn
 
 from keymix.layers.checkpoint import checkpointed
+from keymix.layers.folding import Foldable, fold_norm
 
 Grid = tuple[int, int]
 
 
-class ConvProjection(nn.Module):
+class ConvProjection(Foldable):
     """Depthwise 3x3 convolution without bias and BatchNorm on the patch tokens.
 
     Paper: CvT, https://arxiv.org/abs/2103.15808, Sec. 3.2. Prefix tokens pass by: they have no
@@ -44,6 +45,10 @@ class ConvProjection(nn.Module):
             dim, dim, 3, stride=stride, padding=1, groups=dim, bias=False, **factory
         )
         self.bn = nn.BatchNorm2d(dim, **factory)
+
+    def fold(self) -> None:
+        """Fold the norm into the convolution."""
+        fold_norm(self, "conv", "bn")
 
     def forward(
         self, x: Float[Tensor, "*batch N C"], grid: tuple[int, int]

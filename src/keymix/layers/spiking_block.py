@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules import module as every_module
 
+from keymix.layers.folding import HOOKS, watched
 from keymix.layers.neurons import IF, LIF, ParametricLIF, SpikingNeuron
 from keymix.ops.spikes import packed
 from keymix.ops.spikes.packed import Kept
@@ -26,10 +27,10 @@ from keymix.ops.spikes.recompute import Currents, recomputed
 from keymix.ops.tracing import forward_mode
 
 _OURS = (
-    *(nn.Linear, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.MaxPool2d, nn.AvgPool2d),
+    *(nn.Linear, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.Identity),
+    *(nn.MaxPool2d, nn.AvgPool2d),
     *(LIF, IF, ParametricLIF),
 )
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _PLAIN: ContextVar[bool] = ContextVar("plain_steps", default=False)
 
 
@@ -41,11 +42,6 @@ def plain_steps() -> Iterator[None]:
         yield
     finally:
         _PLAIN.reset(token)
-
-
-def _watched(part: nn.Module) -> bool:
-    """Whether somebody listens to a module or has changed what it does."""
-    return "forward" in vars(part) or any(getattr(part, name) for name in _HOOKS)
 
 
 def why_plain(x: Tensor, *parts: nn.Module | None) -> str | None:
@@ -73,7 +69,7 @@ def _of_the_moment(x: Tensor) -> str | None:
         why = "autocast chooses a dtype for each part"
     elif _PLAIN.get():
         why = "plain_steps() asks for it"
-    elif any(getattr(every_module, f"_global{name}") for name in _HOOKS):
+    elif any(getattr(every_module, f"_global{name}") for name in HOOKS):
         why = "somebody listens to all modules"
     return why
 
@@ -91,33 +87,30 @@ def _of_a_part(part: nn.Module) -> str | None:
         why = "the padding of the convolution is more than zeros"
     elif isinstance(part, nn.MaxPool2d) and part.return_indices:
         why = "the pooling returns indices"
-    elif _watched(part):
+    elif watched(part):
         why = f"somebody listens to {type(part).__name__}"
     return why
 
 
 def _normed_spikes(
     y: Tensor,
-    norm: nn.BatchNorm1d | nn.BatchNorm2d,
+    norm: nn.Module,
     neuron: SpikingNeuron,
     between: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """Return ``neuron(between(norm(y)))`` and keep y alone."""
-    constants: tuple[Tensor, ...] = ()  # the statistics where they are not those of the batch
-    if not norm.training and norm.running_mean is not None and norm.running_var is not None:
-        constants = norm.running_mean, norm.running_var
-    return recomputed(
-        y,
-        Currents(
+    currents = Currents(first=between, recompute=lambda y, *_: between(y), learned=(), constants=())
+    if isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d):
+        constants: tuple[Tensor, ...] = ()  # the statistics where they are not those of the batch
+        if not norm.training and norm.running_mean is not None and norm.running_var is not None:
+            constants = norm.running_mean, norm.running_var
+        currents = Currents(
             first=lambda y: between(norm(y)),
             recompute=partial(_recomputed_norm, between, norm.eps),
             learned=() if norm.weight is None else (norm.weight, norm.bias),
             constants=constants,
-        ),
-        *neuron.coefficients(),
-        neuron.dynamics,
-        neuron.backend,
-    )
+        )
+    return recomputed(y, currents, *neuron.coefficients(), neuron.dynamics, neuron.backend)
 
 
 def _recomputed_norm(
@@ -135,7 +128,7 @@ def _recomputed_norm(
 def spiking_linear(
     x: Float[Tensor, "T *batch N C"],
     linear: nn.Linear,
-    norm: nn.BatchNorm1d,
+    norm: nn.Module,
     neuron: nn.Module,
     kept: Kept | None = None,
 ) -> Float[Tensor, "T *batch N D"]:
@@ -144,7 +137,7 @@ def spiking_linear(
     Args:
         x: Spikes, steps first.
         linear: Maps C to D.
-        norm: Over the D channels.
+        norm: Over the D channels; an identity where it is folded into the linear map.
         neuron: Maps currents ``[T, ...]`` to spikes.
         kept: What several maps of the same ``x`` keep of it together; one each if None.
     """
@@ -166,7 +159,7 @@ def pooled(pool: nn.Module | None, lead: Sequence[int], y: Tensor) -> Tensor:
 def spiking_conv(
     x: Float[Tensor, "T B C H W"],
     conv: nn.Conv2d,
-    norm: nn.BatchNorm2d,
+    norm: nn.Module,
     neuron: nn.Module,
     pool: nn.Module | None = None,
 ) -> Float[Tensor, "T B D h w"]:
@@ -175,7 +168,7 @@ def spiking_conv(
     Args:
         x: Spikes or images, steps first.
         conv: Maps C channels to D, the steps folded into the batch.
-        norm: Over the D channels.
+        norm: Over the D channels; an identity where it is folded into the convolution.
         neuron: Maps currents ``[T, ...]`` to spikes.
         pool: What stands between norm and neuron; None for nothing.
     """

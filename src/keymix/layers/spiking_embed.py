@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keymix.errors import UserError, unknown
+from keymix.layers.folding import Foldable, fold_norm
 from keymix.layers.neurons import NeuronMaker
 from keymix.layers.spiking_block import pooled, spiking_conv
 
@@ -39,7 +40,7 @@ SPLITTING: dict[str, Plan] = {
 }
 
 
-class SpikingConv(nn.Module):
+class SpikingConv(Foldable):
     """Convolution without bias, BatchNorm, neuron; max pooling before or behind the neuron.
 
     An image that does not change is handed in as one step: what stands before the neuron runs
@@ -78,6 +79,10 @@ class SpikingConv(nn.Module):
         self.where = pool
         self.pool = nn.MaxPool2d(3, stride=2, padding=1) if pool is not None else None
         self.sn = neuron(**factory) if neuron is not None else None
+
+    def fold(self) -> None:
+        """Fold the norm into the convolution."""
+        fold_norm(self, "conv", "bn")
 
     def forward(self, x: Float[Tensor, "S B c H W"], steps: int) -> Float[Tensor, "T B D h w"]:
         """Make ``steps`` steps T of spikes, or currents where there is no neuron, of T or one."""

@@ -11,6 +11,7 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from keymix.layers.checkpoint import checkpointed
+from keymix.layers.folding import Foldable, fold_norm
 from keymix.layers.neurons import NeuronMaker
 from keymix.layers.spiking_block import spiking_linear
 from keymix.layers.spiking_embed import SpikingEmbeds, SpikingPatchEmbed, SpikingPatchSplitting
@@ -28,7 +29,7 @@ class StepsDropPath(DropPath):
         return dropped.transpose(0, 1)
 
 
-class SpikingMlp(nn.Module):
+class SpikingMlp(Foldable):
     """Spiking MLP: S' = SN(BN(Linear(S))), twice, the first to the hidden width.
 
     Paper: Spikformer, https://arxiv.org/abs/2209.15425, Sec. 3.2; QKFormer's SMLP is the same.
@@ -48,6 +49,11 @@ class SpikingMlp(nn.Module):
         self.fc2 = nn.Linear(hidden, dim, **factory)
         self.bn2 = nn.BatchNorm1d(dim, **factory)
         self.sn2 = neuron(**factory)
+
+    def fold(self) -> None:
+        """Fold the norms into the linear maps."""
+        fold_norm(self, "fc1", "bn1")
+        fold_norm(self, "fc2", "bn2")
 
     def forward(self, x: Float[Tensor, "T B N C"]) -> Float[Tensor, "T B N C"]:
         """Transform every token."""

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keymix.errors import GridNeeded, NoAttentionMap, UserError
+from keymix.layers.folding import Foldable
 from keymix.mixers.site import Grid, Site
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "heads_last",
     "probability",
     "query_rows",
+    "redefines",
     "split_prefix",
     "take_rows",
     "to_image",
@@ -78,7 +80,7 @@ class BackendChoice:
     why: str
 
 
-class TokenMixer(nn.Module):
+class TokenMixer(Foldable):
     """A map of tokens ``[*, N, C]`` to tokens ``[*, N, C]``: the one seam of keymix.
 
     A subclass takes a :class:`Site` and keyword-only options that it honours, and writes
@@ -208,6 +210,17 @@ class TokenMixer(nn.Module):
             window_grid: How its windows were arranged; as they are here if None.
         """
         return dict(state)
+
+    def fold(self) -> None:
+        """Compute the same with less from now on, for inference: fold what no longer changes.
+
+        ``keymix.fold_for_inference`` calls it once, on a copy in eval mode, without gradients. A
+        mixer calls ``super().fold()`` and folds what it added: it replaces parameters and
+        submodules and writes into none, since others may share them. Maps, grids and backends stay
+        as they are; where another grid can no longer be served, :meth:`refuses_grid` says so. What
+        a subclass computes in its own way is left alone (:func:`redefines`). Here nothing is
+        folded.
+        """
 
     # ---- what ``keymix.swap`` may copy and calibrate -----------------------------------------
 
@@ -346,6 +359,12 @@ class ImageMixer(TokenMixer):
         prefix, patches = split_prefix(x, self.site.num_prefix_tokens)
         tokens = to_tokens(self.mix(to_image(patches, grid)), patches.shape[:-2])
         return torch.cat((prefix, tokens), -2) if self.site.num_prefix_tokens else tokens
+
+
+def redefines(mixer: TokenMixer, known: type[TokenMixer], *steps: str) -> bool:
+    """Whether a subclass of ``known`` has methods of its own among ``steps``."""
+    kinds = type(mixer).__mro__
+    return any(step in vars(kind) for kind in kinds[: kinds.index(known)] for step in steps)
 
 
 def split_prefix(x: Tensor, prefix: int) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
@@ -12,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keymix.errors import UserError
-from keymix.mixers.base import Grid, Site, Traits, split_prefix, take_rows
-from keymix.mixers.map_mixer import Roles
+from keymix.mixers.base import Grid, Site, Traits, redefines, split_prefix, take_rows
+from keymix.mixers.map_mixer import LINEAR, Roles
 from keymix.mixers.registry import register_mixer
 from keymix.mixers.static_key import KeyOptions, LearnedKeys
 from keymix.ops.attention import blocked
@@ -100,6 +101,13 @@ class ConvStaticKeyAttention(LearnedKeys):
         super().reset_parameters()
         if self.key is not None:
             nn.init.normal_(self.key, std=self.key_init_std)
+
+    def fold(self) -> None:
+        """Bring the factor of the logits into the filters, their biases and the key."""
+        super().fold()
+        if not redefines(self, ConvStaticKeyAttention, *LINEAR):
+            self.key_conv = copy.deepcopy(self.key_conv)
+            self.scale_keys()
 
     @classmethod
     def learned_keys(cls, site: Site, options: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keymix.errors import GridNeeded, UserError
-from keymix.mixers.base import Grid, Site, Traits
+from keymix.mixers.base import Grid, Site, Traits, redefines, take_rows
 from keymix.mixers.map_mixer import Roles
 from keymix.mixers.registry import register_mixer
 from keymix.mixers.resize import GridBound, ResizeOptions
@@ -71,6 +71,7 @@ class KeyValueAttention(GridBound):
     )
 
     pos_code: Tensor
+    pos_bias: Tensor | None
     roles = ("k", "v")
     joint = "kv"
     holds = "built its position code"
@@ -90,6 +91,7 @@ class KeyValueAttention(GridBound):
         super().__init__(site, **shared)
         self.pos_dim = pos_dim
         self.pos_proj: nn.Linear | None = None
+        self.register_buffer("pos_bias", None, persistent=False)  # once folded, [N, M]
         if pos_dim:
             self.pos_proj = nn.Linear(pos_dim, 1, **self.factory)
             code = torch.empty(site.num_tokens, 2 * math.ceil(pos_dim / 4), **self.factory)
@@ -152,6 +154,22 @@ class KeyValueAttention(GridBound):
         super().set_grid(grid, key_grid=key_grid, window_grid=window_grid)
         if self.bound:
             self._keep_code(self.pos_code, moved=self._code_moved)
+        if self.pos_bias is not None:
+            self.pos_bias = self._position_bias(self.site.grid or self.key_grid)
+
+    def fold(self) -> None:
+        """Make the projected code a bias for every pair of tokens of its grid.
+
+        The projection goes; of the code are left two numbers per position, for other grids.
+        """
+        super().fold()
+        own = redefines(self, KeyValueAttention, "own_bias", "gain", "resize_parameters")
+        if self.pos_proj is None or own:
+            return
+        self.scale *= float(self.pos_proj.weight.double().sum())
+        self._keep_code(self._projected_code(), moved=self._code_moved)
+        self.pos_proj = None
+        self.pos_bias = self._position_bias(self.site.grid or self.key_grid)
 
     @property
     def optional_state(self) -> frozenset[str]:
@@ -211,11 +229,11 @@ class KeyValueAttention(GridBound):
     @property
     def zero_gradients(self) -> frozenset[str]:
         """``pos_proj.bias``: it shifts all logits of a row alike, and the softmax undoes that."""
-        return frozenset({"pos_proj.bias"} if self.pos_dim else ())
+        return frozenset({"pos_proj.bias"} if self.pos_proj is not None else ())
 
     def no_weight_decay(self) -> set[str]:
         """The position projection, whose neutral weight is 1/m, not 0."""
-        return {"pos_proj.weight", "pos_proj.bias"} if self.pos_dim else set()
+        return {"pos_proj.weight", "pos_proj.bias"} if self.pos_proj is not None else set()
 
     def transfer_options(self) -> dict[str, Any]:
         """Return those of any mixer bound to a grid and the channels of the code."""
@@ -235,7 +253,7 @@ class KeyValueAttention(GridBound):
     @property
     def learns_bias(self) -> bool:
         """Whether there is a position code, whose projection is learned."""
-        return self.pos_dim > 0
+        return self.pos_proj is not None
 
     def gain(self) -> float | Tensor:
         """The scale, times the sum of w where there is a position code."""
@@ -244,18 +262,28 @@ class KeyValueAttention(GridBound):
 
     def own_bias(self, inputs: Roles, grid: Grid | None, rows: Tensor | None) -> Tensor | None:
         """PE . w + b as a function of i plus a function of j, ``[Q, M]``."""
-        if self.pos_proj is None:
+        if not self.bound:
             return None
+        there = grid or self.site.grid or self.key_grid
+        if self.pos_bias is not None and there == self.site.grid:
+            return take_rows(self.pos_bias, rows)
+        return self._position_bias(there, rows)
+
+    def _position_bias(self, grid: Grid, rows: Tensor | None = None) -> Tensor:
+        """Resample what the code adds to the logits of tokens on ``grid``."""
+        # resampling is linear, so that it may come after the product with w
+        code, prefix = self._projected_code(), self.site.num_prefix_tokens
+        of_query, of_key = (
+            resample.interpolate(code[:, i : i + 1], prefix, self.key_grid, to)[:, 0]
+            for i, to in enumerate((grid, self.key_grid_for(grid)))
+        )
+        return (of_query if rows is None else of_query[rows])[:, None] + of_key
+
+    def _projected_code(self) -> Tensor:
+        """PE . w + b at each position of the code: that of i with b, that of j, ``[K, 2]``."""
+        if self.pos_proj is None:  # folded
+            return self.pos_code
         c = self.pos_code.shape[-1]
         w = nn.functional.pad(self.pos_proj.weight[0], (0, 2 * c - self.pos_dim))
-        code = self.pos_code.to(w.dtype)
-        there = grid or self.site.grid or self.key_grid
-        prefix = self.site.num_prefix_tokens
-        of_query, of_key = (
-            # resampling is linear, so that it may come after the product with w
-            resample.interpolate((code @ part)[:, None], prefix, self.key_grid, to)[:, 0]
-            for part, to in ((w[:c], there), (w[c:], self.key_grid_for(there)))
-        )
-        if rows is not None:
-            of_query = of_query[rows]
-        return of_query[:, None] + of_key + self.pos_proj.bias
+        parts = self.pos_code.to(w.dtype) @ w.view(2, c).T
+        return parts + nn.functional.pad(self.pos_proj.bias, (0, 1))

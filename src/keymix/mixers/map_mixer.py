@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keymix.errors import UserError
+from keymix.layers.folding import watched
 from keymix.mixers.base import (
     BackendChoice,
     Grid,
@@ -133,7 +135,9 @@ class MapMixer(TokenMixer):
     joint: ClassVar[str | None] = "qkv"  # name of the one projection of all roles, or None
     map_norm: ClassVar[str | None] = None  # submodule that norms maps over heads, if there is one
     widest: ClassVar[int] = 256  # head_dim up to which Triton kernels keep what they need on a chip
+    temperature: nn.Parameter | None
     map_gain: float = 1.0  # factor of the maps behind that norm
+    no_factors: str | None = None  # why folded projections give the logits themselves
 
     def __init__(
         self,
@@ -205,10 +209,8 @@ class MapMixer(TokenMixer):
             for role in self.roles:
                 self.add_module(role, nn.Linear(dim, inner, bias=qkv_bias, **factory))
         self.finish = PostProjection(site, self.roles) if site.post_projection is not None else None
-        if temperature is True:
-            self.temperature = nn.Parameter(torch.empty((), **factory))
-        else:
-            self.register_parameter("temperature", None)
+        learned = nn.Parameter(torch.empty((), **factory)) if temperature is True else None
+        self.register_parameter("temperature", learned)
         self.talking_pre: nn.Linear | None = None
         self.talking_post: nn.Linear | None = None
         if talking_heads:
@@ -239,6 +241,34 @@ class MapMixer(TokenMixer):
                 if mix.bias is not None:
                     nn.init.zeros_(mix.bias)
 
+    # ---- for inference ----------------------------------------------------------------------
+
+    def fold(self) -> None:
+        """Make a number of the learned temperature."""
+        super().fold()
+        if self.temperature is not None:
+            self.scale, self.temperature = float(self.temperature.double().exp()), None
+
+    def scale_queries(self) -> None:
+        """Multiply the queries' projection by the factor of the logits, which is 1 from then on.
+
+        For :meth:`fold` of mixers whose logits are linear in the queries. Nothing changes where
+        the queries pass a norm, or the projection is no plain linear map.
+        """
+        name = self.joint or "q"
+        linear = self.get_submodule(name)
+        normed = self.finish is not None and self.finish.norms("q")
+        if normed or type(linear) is not nn.Linear or watched(linear):
+            return
+        rows = self.num_heads * self.head_dim
+        start = self.roles.index("q") * rows if self.joint else 0
+        scaled = copy.deepcopy(linear)
+        for part in (scaled.weight, scaled.bias):
+            if part is not None:
+                part[start : start + rows] *= self.scale
+        self.add_module(name, scaled)
+        self.scale = 1.0
+
     # ---- what a subclass writes -------------------------------------------------------------
 
     def factors(self, inputs: Roles) -> tuple[Tensor, Tensor] | None:
@@ -252,6 +282,8 @@ class MapMixer(TokenMixer):
         self, inputs: Roles, grid: Grid | None, rows: Tensor | None = None
     ) -> Float[Tensor, "*batch h Q M"]:
         """Return the unscaled logits of the query rows ``rows``, all if None."""
+        if self.no_factors is not None:
+            return take_rows(inputs["q"], rows)
         both = self.factors(inputs)
         if both is None:
             raise TypeError(f"{type(self).__name__} must define factors(inputs) or logits(…)")
@@ -334,16 +366,18 @@ class MapMixer(TokenMixer):
 
     def inputs(self, x: Float[Tensor, "*batch N C"], grid: Grid | None) -> Roles:
         """Project the tokens: a role to its heads, ``[*, h, N or M, d]``."""
-        sources = self.sources(x, grid)
-        if self.joint is not None and self.project is None:
-            both = self.get_submodule(self.joint)(x)
-            parts = dict(zip(self.roles, both.chunk(len(self.roles), -1), strict=True))
+        count = self.num_heads
+        if self.project is None and self.joint is not None:
+            y = getattr(self, self.joint)(x)
+            # the roles apart before the axes turn: backward joins their gradients in one copy
+            y = y.reshape(*y.shape[:-1], len(self.roles), count, self.head_dim)
+            parts = dict(zip(self.roles, y.unbind(-3), strict=True))
         else:
-            parts = self._project_apart(sources)
-        shape = (self.num_heads, self.head_dim)
-        heads = {
-            role: t.reshape(*t.shape[:-1], *shape).transpose(-3, -2) for role, t in parts.items()
-        }
+            parts = {
+                role: t.reshape(*t.shape[:-1], count, t.shape[-1] // count)
+                for role, t in self._project_apart(self.sources(x, grid)).items()
+            }
+        heads = {role: t.transpose(-3, -2) for role, t in parts.items()}
         return heads if self.finish is None else self.finish.heads(heads)
 
     def output(self, y: Float[Tensor, "*batch h N d"], x: Float[Tensor, "*batch N C"]) -> Tensor:
@@ -355,7 +389,7 @@ class MapMixer(TokenMixer):
 
     def _project_apart(self, sources: Roles) -> Roles:
         if self.joint is None:
-            return {role: self.get_submodule(role)(t) for role, t in sources.items()}
+            return {role: getattr(self, role)(t) for role, t in sources.items()}
         linear = self.get_submodule(self.joint)
         assert isinstance(linear, nn.Linear)  # built as such in __init__
         count = len(self.roles)
@@ -440,9 +474,16 @@ class MapMixer(TokenMixer):
         elif path == "triton" and traced(x) is None:
             y = self._in_kernels(inputs, grid, bias)
         else:
-            maps = self.attn_drop(self.maps(inputs, grid, bias, track=self.training))
-            y = maps @ inputs["v"]
+            y = self.weights(inputs, grid, bias) @ inputs["v"]
+        del inputs  # in evaluation the output projection takes their memory
         return self.output(y, x)
+
+    def weights(
+        self, inputs: Roles, grid: Grid | None, bias: Tensor | None
+    ) -> Float[Tensor, "*batch h N M"]:
+        """Form the whole map that multiplies V in a forward pass, with dropout."""
+        dropped: Tensor = self.attn_drop(self.maps(inputs, grid, bias, track=self.training))
+        return dropped
 
     def _fused(self, inputs: Roles, grid: Grid | None, bias: Tensor | None) -> Tensor:
         both = self.factors(inputs)
@@ -541,36 +582,44 @@ class MapMixer(TokenMixer):
                 f"backend={self.backend!r} does not exist for mixer {self.mixer_name!r}; choose "
                 f"one of {', '.join(map(repr, BACKENDS))}"
             )
-        fused = self.plain_softmax or self._own_step
-        rows = self.whole_maps or self._own_rows
+        fused = self.no_factors or self.plain_softmax or self._own_step
+        rows = self.no_factors or self.whole_maps or self._own_rows
         dropped = self.training and self.attn_drop_p > 0
         rows = rows or ("attention dropout draws for the whole map" if dropped else None)
+        if self.backend != "auto":
+            return self._named_backend(fused, rows, device or torch.device("cpu"), bias)
+        on_cpu = device is None or device.type == "cpu"
+        kernels = not on_cpu and rows is None  # there are some, which auto does not take yet
+        plain = _UNMEASURED if kernels else _FUSED
+        if fused is None:
+            if on_cpu and dropped:
+                return BackendChoice("reference", "attention dropout has no fused kernel on CPU")
+            learned = self.learns_bias or (bias is not None and bias.requires_grad)
+            if not (learned and torch.is_grad_enabled()):
+                return plain
+        # where operations are followed, sizes may be no numbers
+        entries = self._entries(shape) if on_cpu and rows is None and traced() is None else 0
+        if entries < self._from_entries():
+            more = UNMEASURED if kernels else ""
+            return plain if fused is None else BackendChoice("reference", fused + more)
+        size = f"maps of {entries:,} entries are formed a block of rows at a time"
+        if fused is None:
+            size = f"fused attention forms the whole map where a bias is learned; {size}"
+        return BackendChoice("blocked", size)
+
+    def _named_backend(
+        self, fused: str | None, rows: str | None, device: torch.device, bias: Tensor | None
+    ) -> BackendChoice:
+        """Choose the path that was asked for; what speaks against fused ones or blocks is given."""
         against = {"sdpa": fused, "blocked": rows, "triton": rows}.get(self.backend)
-        named = self.backend in ("blocked", "triton")
-        followed = traced() if named or self.backend == "auto" else None
+        followed = traced() if self.backend in ("blocked", "triton") else None
         if self.backend == "triton" and followed is None:
-            against = against or self._no_kernel(device or torch.device("cpu"), bias)
+            against = against or self._no_kernel(device, bias)
         if against is not None:
             raise UserError(f"backend={self.backend!r} cannot run here: {against}")
-        if named and followed is not None:
+        if followed is not None:
             return BackendChoice("reference", followed)  # the function is the same
-        if self.backend != "auto":
-            return BackendChoice(self.backend, "asked for by name")
-        on_cpu = device is None or device.type == "cpu"
-        entries = self._entries(shape) if followed is None else 0  # may be no number there
-        pays = on_cpu and rows is None and entries >= self._from_entries()
-        size = f"maps of {entries:,} entries are formed a block of rows at a time"
-        kernels = "" if on_cpu or rows is not None else UNMEASURED
-        if fused is not None:
-            why = size if pays else fused + kernels
-            return BackendChoice("blocked" if pays else "reference", why)
-        if on_cpu and dropped:
-            return BackendChoice("reference", "attention dropout has no fused kernel on CPU")
-        learned = self.learns_bias or (bias is not None and bias.requires_grad)
-        if pays and learned and torch.is_grad_enabled():
-            why = f"fused attention forms the whole map where a bias is learned; {size}"
-            return BackendChoice("blocked", why)
-        return BackendChoice("sdpa", "the map is a plain softmax of a product" + kernels)
+        return BackendChoice(self.backend, "asked for by name")
 
     def _no_kernel(self, device: torch.device, bias: Tensor | None) -> str | None:
         """Why the Triton kernels cannot serve a call on a device; None if they can."""
@@ -592,6 +641,12 @@ class MapMixer(TokenMixer):
         keys = site.num_keys if site.has_own_key_grid or self.keeps_grid else count
         return math.prod(shape[:-1]) * self.num_heads * keys
 
+
+_FUSED = BackendChoice("sdpa", "the map is a plain softmax of a product")
+_UNMEASURED = BackendChoice("sdpa", _FUSED.why + UNMEASURED)
+
+LINEAR = ("inputs", "factors", "logits", "gain", "maps", "forward")
+"""Steps on which it rests that logits are linear in queries and keys, for :meth:`MapMixer.fold`."""
 
 _STEPS = ("logits", "activate", "mix_after", "maps")
 

@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 from keymix.errors import UserError
 from keymix.layers.checkpoint import recomputing, still_statistics
-from keymix.mixers.base import Grid, Site, Traits, heads_first, heads_last
-from keymix.mixers.map_mixer import MapMixer, MapOptions, Roles
+from keymix.layers.folding import constant_norm, replaced
+from keymix.mixers.base import Grid, Site, Traits, heads_first, heads_last, redefines
+from keymix.mixers.map_mixer import LINEAR, MapMixer, MapOptions, Roles
 from keymix.mixers.registry import register_mixer
 
 Norm = Literal["batch", "layer"]
+DropStage = Literal["softmax", "final"]
 
 MOST_HEADS = 16
 """Heads that the Triton kernels mix: tiles of all of them stay on the chip."""
@@ -34,7 +36,7 @@ class ReMixing(MapMixer):
 
     theta: nn.Parameter
     theta_bias: nn.Parameter | None
-    norm: nn.BatchNorm2d | nn.LayerNorm
+    norm: nn.BatchNorm2d | nn.LayerNorm | None  # None: folded into the mixing
     map_norm = "norm"
     widest = 64
     collapse_remedy = "Re-attention"
@@ -66,18 +68,16 @@ class ReMixing(MapMixer):
     def mix_after(self, maps: Float[Tensor, "*batch h Q M"], track: bool) -> Tensor:
         """Mix over heads by Θ and normalise; ``track`` lets the running statistics move."""
         maps = super().mix_after(maps, track)
-        # out[g] = sum_h theta[h, g] maps[h] + b[g], heads moved last and back
-        mixed = heads_last(maps) @ self.theta.to(maps.dtype)
-        if self.theta_bias is not None:
-            mixed = mixed + self.theta_bias
-        if isinstance(self.norm, nn.LayerNorm):
-            out: Tensor = self.norm(mixed)
+        mixed = self._mixed(maps)
+        norm = self.norm
+        if norm is None:
+            return mixed
+        if isinstance(norm, nn.LayerNorm):
+            out: Tensor = norm(heads_last(mixed))
             return self._scaled(heads_first(out))
-        mixed = heads_first(mixed)
         # with heads innermost, torch on a CPU sums a map's squares up in float32, which at some
         # hundred tokens leaves no digit of the variance, and gives wrong gradients in evaluation
         flat = mixed.reshape(-1, *mixed.shape[-3:]).contiguous()
-        norm = self.norm
         if norm.training and not track:
             flat = nn.functional.batch_norm(
                 flat, None, None, norm.weight, norm.bias, training=True, eps=norm.eps
@@ -89,6 +89,21 @@ class ReMixing(MapMixer):
             flat = norm(flat)
         return self._scaled(flat.reshape(mixed.shape))
 
+    def _mixed(self, maps: Float[Tensor, "*batch h Q M"]) -> Float[Tensor, "*batch h Q M"]:
+        """Return out[g] = sum_h theta[h, g] maps[h] + b[g], by one product without copies."""
+        flat = maps.flatten(-2)
+        flat = flat.reshape(-1, *flat.shape[-2:])
+        count = flat.shape[0]
+        theta = self.theta.to(maps.dtype).T.expand(count, -1, -1)
+        bias = self.theta_bias
+        if bias is None:
+            return (theta @ flat).view(maps.shape)
+        if not maps.is_meta and torch.is_autocast_enabled(maps.device.type):
+            # in few digits, a b that is large next to the map's entries would take theirs
+            return (theta @ flat).view(maps.shape) + bias[:, None, None]
+        start = bias.to(maps.dtype)[:, None].expand(count, -1, 1)
+        return torch.baddbmm(start, theta, flat).view(maps.shape)
+
     def _scaled(self, maps: Tensor) -> Tensor:
         return maps if self.map_gain == 1.0 else maps * self.map_gain
 
@@ -97,6 +112,22 @@ class ReMixing(MapMixer):
         super().reset_parameters()
         if hasattr(self, "theta"):  # not yet while a base class is being built
             self._reset_mixing()
+
+    def fold(self) -> None:
+        """Fold BatchNorm, which is one affine map in evaluation, and the gain into Θ and b."""
+        super().fold()
+        norm, theta = self.norm, self.theta
+        own = redefines(self, ReMixing, "mix_after")
+        if own or not isinstance(norm, nn.BatchNorm2d) or not constant_norm(norm):
+            return
+        assert norm.running_mean is not None  # or it were not constant
+        assert norm.running_var is not None
+        rate = norm.weight.double() * (norm.running_var.double() + norm.eps).rsqrt()
+        bias = 0.0 if self.theta_bias is None else self.theta_bias.double()
+        shift = norm.bias.double() + (bias - norm.running_mean.double()) * rate
+        self.theta = replaced(theta, theta.double() * rate * self.map_gain)
+        self.theta_bias = replaced(theta, shift * self.map_gain)
+        self.norm, self.map_gain = None, 1.0
 
     def transfer_options(self) -> dict[str, Any]:
         """Return those of any map mixer and how maps are mixed."""
@@ -130,7 +161,7 @@ class ReMixing(MapMixer):
     @property
     def whole_maps(self) -> str | None:
         """None, unless heads are mixed elsewhere too or another norm stands here."""
-        plain = type(self.norm) in (nn.BatchNorm2d, nn.LayerNorm)
+        plain = self.norm is None or type(self.norm) in (nn.BatchNorm2d, nn.LayerNorm)
         return self._head_mixing() or (None if plain else "the norm is none of DeepViT's two")
 
     def _no_kernel(self, device: torch.device, bias: Tensor | None) -> str | None:
@@ -159,7 +190,8 @@ class ReMixing(MapMixer):
         taken off every weight, :math:`C = A - 1/M`, BatchNorm is
         :math:`\gamma\, \Theta^\top C / \sigma + \beta` with the variance
         :math:`\Theta^\top S\, \Theta` of the h x h mean products S of C. It needs no second
-        pass: :math:`\Theta^\top C V` is divided by :math:`\sigma` afterwards.
+        pass: :math:`\Theta^\top C V` is divided by :math:`\sigma` afterwards. Folded, it is in
+        :math:`\Theta` and b.
         """
         norm = self.norm
         theta = self.theta.to(torch.promote_types(inputs["v"].dtype, torch.float32))
@@ -174,6 +206,20 @@ class ReMixing(MapMixer):
             y, _ = self._by_rows(inputs, grid, bias, mix=mix, learned=given)
             return self._scaled(y)
         keys = inputs["v"].shape[-2]
+        if norm is None:
+            assert self.theta_bias is not None  # which folding made
+            # rows sum to one, so that the values may lose their mean in place of the map
+            values = inputs["v"].to(theta.dtype)
+            mean = values.mean(-2, keepdim=True)
+            y, _ = self._by_rows(
+                {**inputs, "v": values - mean},
+                grid,
+                bias,
+                mix=lambda maps, theta: (_mixed(theta, maps), None),
+                learned=(theta,),
+            )
+            shift = theta.sum(0) + keys * self.theta_bias
+            return (y + mean * shift[:, None, None]).to(y.dtype)
         moments = norm.training or norm.running_mean is None
 
         def centred_mix(maps: Tensor, theta: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -264,8 +310,8 @@ class ReAttention(ReMixing):
     over maps ``[B, h, N, M]`` (the authors' code) and LayerNorm over the head axis; the bias b is
     in the published parameter counts. Parameters: ``qkv``, ``theta [h, h]``, ``theta_bias [h]``,
     ``norm``, ``proj``. Not maskable, see :class:`ReMixing`.
-    Differs: the authors' code drops entries of the softmax's maps, before the mixing; ``attn_drop``
-    acts on the final map.
+    Differs: the authors' code drops entries of the softmax's maps, before the mixing, as
+    ``attn_drop_stage="softmax"`` does; by default ``attn_drop`` acts on the final map.
 
     Args:
         site: Where the mixer sits.
@@ -273,6 +319,8 @@ class ReAttention(ReMixing):
         theta_bias: Bias b of the mixing.
         map_scale: Multiply the normalised map by d^-0.5, as the published code of DeepViT-S does;
             the paper does not say so.
+        attn_drop_stage: Which map ``attn_drop`` drops entries of: ``"final"``, the one that
+            multiplies V, or ``"softmax"``, before heads are mixed and normalised.
         shared: The options of :class:`keymix.mixers.map_mixer.MapMixer`.
 
     Shape: x ``[*, N, C]`` -> ``[*, N, C]``, any N, any M. In training the BatchNorm couples the
@@ -298,10 +346,33 @@ class ReAttention(ReMixing):
         norm: Norm = "batch",
         theta_bias: bool = True,
         map_scale: bool = False,
+        attn_drop_stage: DropStage = "final",
         **shared: Unpack[MapOptions],
     ) -> None:
+        if attn_drop_stage not in ("softmax", "final"):
+            raise UserError(f"{attn_drop_stage=} must be 'softmax' or 'final'")
         super().__init__(site, **shared)
         self._init_mixing(norm, theta_bias, map_scale)
+        self.attn_drop_stage = attn_drop_stage
+
+    def transfer_options(self) -> dict[str, Any]:
+        """Return those of any mixing of maps and what dropout acts on."""
+        return {**super().transfer_options(), "attn_drop_stage": self.attn_drop_stage}
+
+    def weights(
+        self, inputs: Roles, grid: Grid | None, bias: Tensor | None
+    ) -> Float[Tensor, "*batch h N M"]:
+        """Form the map that multiplies V in a forward pass, with dropout at its stage."""
+        if self.attn_drop_stage == "final":
+            return super().weights(inputs, grid, bias)
+        maps = self.attn_drop(self.maps(inputs, grid, bias, stage="softmax"))
+        return self.mix_after(maps, track=self.training)
+
+    def fold(self) -> None:
+        """Bring the factor of the logits into the queries, besides what the mixing folds."""
+        super().fold()
+        if not redefines(self, ReAttention, *LINEAR):
+            self.scale_queries()
 
     def factors(self, inputs: Roles) -> tuple[Tensor, Tensor]:
         """Queries and keys, both computed."""

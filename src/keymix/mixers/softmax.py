@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from keymix.mixers.map_mixer import MapMixer, Roles
+from keymix.mixers.base import redefines
+from keymix.mixers.map_mixer import LINEAR, MapMixer, Roles
 from keymix.mixers.registry import register_mixer
 
 
@@ -27,6 +28,12 @@ class SoftmaxAttention(MapMixer):
     )
 
     short_name = "mhsa"
+
+    def fold(self) -> None:
+        """Bring the factor of the logits into the queries."""
+        super().fold()
+        if not redefines(self, SoftmaxAttention, *LINEAR):
+            self.scale_queries()
 
     def factors(self, inputs: Roles) -> tuple[Tensor, Tensor]:
         """Queries and keys, both computed."""

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keymix.errors import UserError
+from keymix.layers.folding import fold_norm
 from keymix.layers.neurons import neuron_maker
 from keymix.layers.spiking_block import spiking_linear
 from keymix.mixers.base import Grid, Site, TokenMixer, Traits
@@ -148,6 +149,12 @@ class SpikingMixer(TokenMixer):
             and self.get_submodule(f"{name}_bn").training
         )
 
+    def fold(self) -> None:
+        """Fold the norms into the linear maps."""
+        super().fold()
+        for name in (*self.roles, "proj"):
+            fold_norm(self, name, f"{name}_bn")
+
     def _flow(self, x: Tensor, grid: Grid | None, note: Note) -> Tensor:
         """The forward pass; ``note`` is called with each spike tensor and its published name."""
         if x.ndim < 3:
@@ -169,8 +176,7 @@ class SpikingMixer(TokenMixer):
 
     def _spike(self, x: Tensor, name: str, kept: Kept | None = None) -> Tensor:
         linear, norm = self.get_submodule(name), self.get_submodule(f"{name}_bn")
-        assert isinstance(linear, nn.Linear)  # both built as such in __init__
-        assert isinstance(norm, nn.BatchNorm1d)
+        assert isinstance(linear, nn.Linear)  # built as such in __init__
         return spiking_linear(x, linear, norm, self.get_submodule(f"{name}_sn"), kept)
 
     def forward(

@@ -14,8 +14,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keymix.errors import GridNeeded, UserError, unknown
-from keymix.mixers.base import Grid, Site, Traits
-from keymix.mixers.map_mixer import Roles
+from keymix.layers.folding import replaced, watched
+from keymix.mixers.base import Grid, Site, Traits, redefines
+from keymix.mixers.map_mixer import LINEAR, Roles
 from keymix.mixers.registry import register_mixer
 from keymix.mixers.resize import GridBound, ResizeOptions
 from keymix.mixers.site import coarser
@@ -168,6 +169,15 @@ class LearnedKeys(GridBound):
         windows = (self.site.windows,) if self.site.windows > 1 else ()
         return (*windows, self.num_heads, self.site.num_keys, self.head_dim)
 
+    def scale_keys(self) -> None:
+        """Multiply the keys by the factor of the logits, for :meth:`fold`; it is 1 from then on."""
+        for name in self.grid_parameters:
+            path, _, leaf = name.rpartition(".")
+            module, keys = self.get_submodule(path), attrgetter(name)(self)
+            if keys is not None:
+                setattr(module, leaf, replaced(keys, keys * self.scale))
+        self.scale = 1.0
+
     # ---- in a swap --------------------------------------------------------------------------
 
     @classmethod
@@ -309,14 +319,45 @@ class StaticKeyAttention(LearnedKeys):
 
     def __init__(self, site: Site, **shared: Unpack[KeyOptions]) -> None:
         super().__init__(site, **shared)
-        self.key: nn.Parameter = nn.Parameter(torch.empty(self.key_shape(), **self.factory))
+        self.key = nn.Parameter(torch.empty(self.key_shape(), **self.factory))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the keys from N(0, key_init_std^2)."""
         super().reset_parameters()
-        nn.init.normal_(self.key, std=self.key_init_std)
+        if self.key is not None:  # not folded
+            nn.init.normal_(self.key, std=self.key_init_std)
 
-    def factors(self, inputs: Roles) -> tuple[Tensor, Tensor]:
+    def fold(self) -> None:
+        """Bring the factor of the logits into the keys, and few keys into the queries' projection.
+
+        Its outputs are the logits then: M instead of d + M d / C products per token, head and input
+        channel, which is less where M <= d. Keys that windows own, calls resample, queries meet
+        behind a norm or rotation, or a named backend needs stay where they are.
+        """
+        super().fold()
+        if redefines(self, StaticKeyAttention, *LINEAR):
+            return
+        self.scale_keys()
+        keys, q = self.key, self.get_submodule(self.joint or "q")
+        shared = not (self.own_windows or self.resize == "interpolate")
+        direct = self.joint is None and (self.finish is None or "q" not in self.finish)
+        if (
+            keys is None
+            or keys.shape[-2] > self.head_dim
+            or not (shared and direct and self.backend in ("auto", "reference"))
+            or type(q) is not nn.Linear
+            or watched(q)
+        ):
+            return
+        heads = (self.num_heads, self.head_dim, -1)
+        made = nn.Linear(q.in_features, keys[..., 0].numel(), q.bias is not None, **self.factory)
+        made.weight = replaced(q.weight, (keys @ q.weight.reshape(heads)).flatten(0, 1))
+        if q.bias is not None:
+            made.bias = replaced(q.bias, (keys @ q.bias.reshape(heads)).flatten())
+        self.q, self.key = made, None
+        self.no_factors = "the keys are folded into the projection, which gives the logits"
+
+    def factors(self, inputs: Roles) -> tuple[Tensor, Tensor] | None:
         """Queries computed, keys learned."""
-        return inputs["q"], inputs["key"]
+        return None if self.key is None else (inputs["q"], inputs["key"])

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from keymix.errors import UserError
 from keymix.layers.checkpoint import checkpointed
+from keymix.layers.folding import Foldable, fold_norm
 from keymix.layers.patches import whole_size
 from keymix.mixers.base import Grid
 from keymix.models.arguments import check_value
@@ -37,7 +38,7 @@ def stem_reduction(img_size: int | Grid) -> int:
     return 1 if longer <= 40 else 2 if longer <= 80 else 4
 
 
-class PlainConvNet(FeatureModel, ResNet):
+class PlainConvNet(Foldable, FeatureModel, ResNet):
     """timm's ResNet of basic blocks behind 3x3 convolutions; it hosts no mixer.
 
     A stem of one 3x3 convolution (two where it reduces by 4), four stages of ``depth`` blocks with
@@ -141,6 +142,10 @@ class PlainConvNet(FeatureModel, ResNet):
         if img_size is not None:
             self.img_size = whole_size("img_size", img_size)
             update_model_input_size(self, self.img_size)
+
+    def fold(self) -> None:
+        """Fold the stem's last norm into its last convolution; timm's blocks are known by class."""
+        fold_norm(self, "conv1", "bn1")
 
     def forward_features(self, x: Images) -> Tensor:
         """Return the last stage's features ``[B, 8w, h, w]``, their mean over the frames."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from keymix.errors import UserError, one_line
 from keymix.hosts.base import Host, encoder_of, find_host, find_mixers
+from keymix.layers.folding import refuse_folded
 from keymix.layers.patches import take_recorded_shifts
 from keymix.mixers.base import Grid
 from keymix.models.preprocessing import describe_loaded
@@ -103,7 +104,8 @@ def load_weights(
             than half of the parameters outside mixers and classifier while it holds others; a
             tensor is of another size than the model's of that name, or holds infinities or NaN;
             the grid of its positions is unknown; or keys, or a position code, that
-            ``resize="pool_values"`` keeps on their grid are of another.
+            ``resize="pool_values"`` keeps on their grid are of another. Also if the model is folded
+            for inference.
     """
     read = read_source(source)
     named, decoder = _for_encoder(model, read.tensors)
@@ -191,6 +193,7 @@ def _for_encoder(model: nn.Module, state: State) -> tuple[State, tuple[str, ...]
 
     Returned are the tensors, unchanged if they are no classifier's, and the paths they leave alone.
     """
+    refuse_folded(model, "load_weights")
     _, before = encoder_of(model)
     if not before or any(name.startswith("decoder.") for name in state):
         return state, ()

@@ -15,6 +15,7 @@ from keymix.analysis.counting import run_counting
 from keymix.errors import UserError, unknown
 from keymix.hosts.base import MixerOptions, find_host
 from keymix.hosts.layers import Layer, find_layers, unread_attention
+from keymix.layers.folding import refuse_folded
 from keymix.mixers.base import TokenMixer
 from keymix.mixers.map_mixer import MapMixer
 from keymix.swap.calibration import Estimate, Statistics, check_estimate, estimate_keys, summed
@@ -145,6 +146,7 @@ def swap(
         raise unknown("init", init, INITS)
     check_estimate(estimate)
     model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
+    refuse_folded(model, "swap")
     find_host(model)
     with rollback_on_failure(model):
         original, copy = shadow(model), shadow(model)

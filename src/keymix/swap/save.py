@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from keymix._version import __version__
 from keymix.errors import UserError, WriteError
 from keymix.hosts.base import find_host, find_mixers
+from keymix.layers.folding import refuse_folded
 from keymix.layers.patches import shifted_in, take_recorded_shifts
 from keymix.layers.shifts import BEFORE, SHIFTS
 from keymix.mixers.map_mixer import MapMixer
@@ -99,10 +100,11 @@ def save_swapped(model: nn.Module, path: str | Path) -> None:
         path: Where to; a file there is replaced, at once.
 
     Raises:
-        UserError: If nothing was swapped in this model.
+        UserError: If nothing was swapped in this model, or it is folded for inference.
         WriteError: If the file cannot be written.
     """
     model = getattr(model, "_orig_mod", model)
+    refuse_folded(model, "save_swapped")
     plans = plans_in(model)
     if not plans:
         raise UserError("nothing was swapped in this model; save its state_dict() as any other")

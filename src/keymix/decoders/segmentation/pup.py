@@ -10,13 +10,15 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from keymix.layers.folding import Foldable, fold_norm
+
 Grid = tuple[int, int]
 
 WIDTHS = (512, 256, 128, 64)
 """Channels behind each convolution of the paper's decoder."""
 
 
-class UpBlock(nn.Module):
+class UpBlock(Foldable):
     """3x3 convolution with bias, BatchNorm and ReLU, then twice the height and width, bilinear.
 
     Shape: ``[B, in_chans, h, w]`` -> ``[B, out_chans, 2 h, 2 w]``.
@@ -30,6 +32,10 @@ class UpBlock(nn.Module):
         factory = {"device": device, "dtype": dtype}
         self.conv = nn.Conv2d(in_chans, out_chans, 3, padding=1, **factory)
         self.bn = nn.BatchNorm2d(out_chans, **factory)
+
+    def fold(self) -> None:
+        """Fold the norm into the convolution."""
+        fold_norm(self, "conv", "bn")
 
     def forward(self, x: Float[Tensor, "B c h w"]) -> Float[Tensor, "B o H W"]:
         """Convolve at the size that is there, then double it."""

@@ -22,7 +22,7 @@ def _exporting() -> bool:
     Within torch.compile of PyTorch up to 2.11 ``is_exporting()`` is always true, its flag is not.
     """
     flag = getattr(torch.compiler, "_is_exporting_flag", True)
-    return torch.compiler.is_exporting() and bool(flag)
+    return bool(flag) and torch.compiler.is_exporting()
 
 
 def attention(
@@ -68,4 +68,5 @@ def attention(
         # which kernel serves, and with it these strides, may differ from one pass of an exporter
         # to the next; a view that was recorded in one would then fail in the other
         out = out.clone(memory_format=torch.contiguous_format)
-    return out.reshape(*lead, *out.shape[-3:])[..., :e]
+    out = out if len(lead) == 1 else out.reshape(*lead, *out.shape[-3:])
+    return out if out.shape[-1] == e else out[..., :e]
