@@ -22,7 +22,10 @@ from torch.nn.modules import module as every_module
 from keymix.layers.neurons import IF, LIF, ParametricLIF, SpikingNeuron
 from keymix.ops.spikes import packed
 from keymix.ops.spikes.packed import Kept
+from keymix.ops.spikes import normed
+from keymix.ops.spikes.normed import MaxPool, Statistics, Step
 from keymix.ops.spikes.recompute import Currents, recomputed
+from keymix.ops.neuron.multi_step import choose
 from keymix.ops.tracing import forward_mode
 
 _OURS = (
@@ -100,9 +103,22 @@ def _normed_spikes(
     y: Tensor,
     norm: nn.BatchNorm1d | nn.BatchNorm2d,
     neuron: SpikingNeuron,
+    pool: nn.Module | None,
+    lead: tuple[int, ...],
     between: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Return ``neuron(between(norm(y)))`` and keep y alone."""
+    """Return ``neuron(between(norm(y)))``, of shape ``[*lead, D]`` or images, and keep y alone."""
+    maxima = _max_pool(pool)
+    if (
+        (pool is None or maxima is not None)
+        and choose(neuron.backend, y).name == "blocked"
+        and normed.fits(y, norm.weight, maxima)
+    ):
+        return normed.normed_neurons(
+            *(y, norm.weight, norm.bias, _statistics(y, norm)),
+            *neuron.coefficients(),
+            Step(lead, neuron.dynamics, maxima),
+        )
     constants: tuple[Tensor, ...] = ()  # the statistics where they are not those of the batch
     if not norm.training and norm.running_mean is not None and norm.running_var is not None:
         constants = norm.running_mean, norm.running_var
@@ -118,6 +134,30 @@ def _normed_spikes(
         neuron.dynamics,
         neuron.backend,
     )
+
+
+def _max_pool(pool: nn.Module | None) -> MaxPool | None:
+    """Return what a max pooling module takes maxima of; None if it is none."""
+    if not isinstance(pool, nn.MaxPool2d):
+        return None
+    return MaxPool(pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode)
+
+
+def _statistics(y: Tensor, norm: nn.BatchNorm1d | nn.BatchNorm2d) -> Statistics:
+    """Take what a norm takes off and divides by; count and move as a call of the norm does."""
+    running = None
+    if norm.running_mean is not None and norm.running_var is not None:
+        running = norm.running_mean, norm.running_var
+    if running is not None and not norm.training:
+        return Statistics(*running, norm.eps, of_batch=False)
+    factor = 0.0 if norm.momentum is None else norm.momentum
+    if norm.training and norm.track_running_stats and norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+        if norm.momentum is None:
+            factor = 1.0 / float(norm.num_batches_tracked)
+    if not norm.track_running_stats:
+        running = None
+    return normed.batch_statistics(y, running, factor, norm.eps)
 
 
 def _recomputed_norm(
@@ -151,7 +191,8 @@ def spiking_linear(
     shape = (*x.shape[:-1], linear.out_features)
     if isinstance(neuron, SpikingNeuron) and why_plain(x, linear, norm, neuron) is None:
         y = packed.linear(x, linear.weight, linear.bias, kept)
-        return _normed_spikes(y.flatten(0, -2), norm, neuron, lambda y: y.view(shape))
+        between = partial(Tensor.view, size=shape)
+        return _normed_spikes(y.flatten(0, -2), norm, neuron, None, x.shape[:-1], between)
     y = linear(x)
     spikes: Tensor = neuron(norm(y.flatten(0, -2)).view(shape))
     return spikes
@@ -169,17 +210,24 @@ def spiking_conv(
     norm: nn.BatchNorm2d,
     neuron: nn.Module,
     pool: nn.Module | None = None,
+    steps: int | None = None,
 ) -> Float[Tensor, "T B D h w"]:
     """Return ``neuron(pool(norm(conv(x))))``; images that lie channels last stay so.
 
     Args:
-        x: Spikes or images, steps first.
+        x: Spikes or images, steps first; or one step ``[1, B, C, H, W]`` that stands for all, so
+            that all but the neuron runs once.
         conv: Maps C channels to D, the steps folded into the batch.
         norm: Over the D channels.
         neuron: Maps currents ``[T, ...]`` to spikes.
         pool: What stands between norm and neuron; None for nothing.
+        steps: Steps T that come out; None for those of ``x``.
     """
-    between = partial(pooled, pool, x.shape[:2])
+    lead = (steps or x.shape[0], x.shape[1])
+
+    def between(y: Tensor) -> Tensor:
+        return pooled(pool, x.shape[:2], y).expand(lead[0], -1, -1, -1, -1)
+
     if isinstance(neuron, SpikingNeuron) and why_plain(x, conv, norm, neuron, pool) is None:
         y = packed.conv2d(
             x,
@@ -190,6 +238,6 @@ def spiking_conv(
             conv.dilation,
             conv.groups,
         )
-        return _normed_spikes(y, norm, neuron, between)
+        return _normed_spikes(y, norm, neuron, pool, lead, between)
     spikes: Tensor = neuron(between(norm(conv(x.flatten(0, 1)))))
     return spikes

@@ -27,6 +27,8 @@ class Neurons:
     """Neurons as a row: ``x[T, n]``, ``v[n]``; keep and gain are numbers, ``[]`` or ``[n]``.
 
     v, keep and gain have the dtype of potentials, x may have fewer bits; v is None at rest.
+    ``affine`` is None, or scale and shift ``[D]`` of D channels that change fastest along the row:
+    the currents are then ``x scale + shift``. Only the blocked path takes one, in x's dtype.
     """
 
     x: Tensor
@@ -34,6 +36,7 @@ class Neurons:
     keep: Coefficient
     gain: Coefficient
     how: Dynamics
+    affine: tuple[Tensor, Tensor] | None = None
 
 
 @runtime_checkable

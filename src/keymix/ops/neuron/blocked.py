@@ -9,8 +9,8 @@ reset: it keeps what is above -V_th and puts -V_reset in place of the rest.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -21,7 +21,9 @@ from keymix.ops.neuron.surrogate import SHAPES
 
 # Neurons of a chunk: at float32 a step of it is half a MiB, and a call of PyTorch's costs less
 # than its work on it. PyTorch gives a thread no less than 32768 elements.
-_CHUNK = 131072
+CHUNK = 131072
+
+Visit = Callable[[slice, Tensor, Tensor], None]
 
 
 def _power_of_two(number: float) -> bool:
@@ -32,7 +34,16 @@ def _power_of_two(number: float) -> bool:
 class _Chunk(Neurons):
     """Some of the neurons, currents in the dtype of potentials, with memory for one step."""
 
-    spare: Tensor
+    spare: Tensor = field(kw_only=True)
+
+    def current(self, t: int) -> Tensor:
+        """Return the currents of a step; they may lie in the spare memory."""
+        if self.affine is None:
+            return self.x[t]
+        scale, shift = self.affine
+        rows = self.x[t].view(-1, len(scale))
+        torch.addcmul(shift, rows, scale, out=self.spare.view_as(rows))
+        return self.spare
 
     def start(self, w: Tensor) -> None:
         """Set w to the potential before the first step."""
@@ -54,9 +65,9 @@ class _Chunk(Neurons):
         if rest:
             w.sub_(rest)
         if isinstance(self.gain, float) and _power_of_two(self.gain):
-            w.sub_(self.x[t], alpha=self.gain)
+            w.sub_(self.current(t), alpha=self.gain)
         else:
-            w.sub_(torch.mul(self.x[t], self.gain, out=self.spare))
+            w.sub_(torch.mul(self.current(t), self.gain, out=self.spare))
 
     def reset(self, w: Tensor, out: Tensor) -> Tensor:
         """From the potential before the reset to that after it."""
@@ -67,8 +78,10 @@ class _Chunk(Neurons):
         return torch.add(w, self.spare, alpha=how.v_threshold, out=out)
 
 
-def _chunks(count: int) -> list[tuple[int, int]]:
-    size = _CHUNK * max(1, torch.get_num_threads() // 2)
+def chunks(count: int, whole: int = 1) -> list[tuple[int, int]]:
+    """Cut a row into parts that stay in cache, each of whole groups of so many neurons."""
+    size = CHUNK * max(1, torch.get_num_threads() // 2)
+    size = max(size // whole, 1) * whole
     return [(start, min(count, start + size)) for start in range(0, count, size)]
 
 
@@ -82,7 +95,8 @@ def _cut(neurons: Neurons, rows: int) -> Iterator[tuple[slice, Tensor, _Chunk]]:
     def part_of(value: Coefficient, part: slice) -> Coefficient:
         return value[part] if isinstance(value, Tensor) and value.ndim else value
 
-    cuts = _chunks(neurons.x.shape[1])
+    whole = 1 if neurons.affine is None else len(neurons.affine[0])
+    cuts = chunks(neurons.x.shape[1], whole)
     room = _empty(neurons.x, rows + 1, cuts[0][1] if cuts else 0)
     for start, stop in cuts:
         part, space = slice(start, stop), room[:, : stop - start]
@@ -92,16 +106,20 @@ def _cut(neurons: Neurons, rows: int) -> Iterator[tuple[slice, Tensor, _Chunk]]:
             part_of(neurons.keep, part),
             part_of(neurons.gain, part),
             neurons.how,
-            space[rows],
+            neurons.affine,
+            spare=space[rows],
         )
         yield part, space[:rows], chunk
 
 
-def forward(neurons: Neurons, last: bool) -> tuple[Tensor, Tensor | None]:
-    """Spikes ``[T, n]``, and the last potential ``[n]`` if wanted."""
+def forward(
+    neurons: Neurons, last: bool, spikes: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Spikes ``[T, n]``, in the memory given if any, and the last potential ``[n]`` if wanted."""
     x, how = neurons.x, neurons.how
     steps, count = x.shape
-    spikes = torch.empty((steps, count), dtype=x.dtype, device=x.device)
+    if spikes is None:
+        spikes = torch.empty((steps, count), dtype=x.dtype, device=x.device)
     final = _empty(x, count) if last else None
     for part, space, chunk in _cut(neurons, 1):
         w, fired = space[0], spikes[:, part].unbind()
@@ -166,30 +184,43 @@ def _through(
 
 
 def backward(
-    neurons: Neurons, grads: Tensor, last: Tensor | None, wanted: Sequence[bool]
+    neurons: Neurons,
+    grads: Tensor | Callable[[slice], Tensor],
+    last: Tensor | None,
+    wanted: Sequence[bool],
+    *,
+    visit: Visit | None = None,
 ) -> Gradients:
-    """Gradients of x, v, keep and gain; the last three where wanted."""
+    """Gradients of the currents, v, keep and gain; the last three where wanted.
+
+    ``grads`` may be a function that makes those of a part of the row, ``[T, c]``. ``visit`` is
+    called with each part, its x and the gradients of its currents while these are in cache.
+    Where x stands still, one step seen T times, so do its gradients: their sum is ``[1, n]``.
+    """
     x, keep, gain, how = neurons.x, neurons.keep, neurons.gain, neurons.how
     steps, count = x.shape
-    grad_x = torch.empty((steps, count), dtype=x.dtype, device=x.device)
+    still = neurons.affine is not None and steps > 1 and x.stride(0) == 0
+    seen = 1 if still else steps
+    grad_x = torch.empty((seen, count), dtype=x.dtype, device=x.device)
     grad_v = _empty(x, count) if wanted[0] else None
     grad_keep = torch.zeros_like(keep) if wanted[1] and isinstance(keep, Tensor) else None
     grad_gain = torch.zeros_like(gain) if wanted[2] and isinstance(gain, Tensor) else None
     # everything is linear in the gradients of the spikes: where nothing else is asked for, the gain
     # goes in with the slope's factor
     fold = isinstance(gain, float) and last is None and how.detach_reset and not any(wanted)
-    for part, space, chunk in _cut(neurons, steps + 1):
+    direct = x.dtype == potential_dtype(x) and not still
+    for part, space, chunk in _cut(neurons, steps + 1 if direct else 2 * steps + 1):
         w, other = space[:steps], space[steps]
         chunk.start(w[0])
         for t in range(steps):
             if t:
                 chunk.reset(w[t - 1], w[t])
             chunk.charge(w[t], t)
-        direct = x.dtype == w.dtype
-        g = grad_x[:, part] if direct else torch.empty_like(w)
+        g = grad_x[:, part] if direct else space[steps + 1 :]
         scale = gain if fold and isinstance(gain, float) else 1.0
         after = None if last is None else last[part]
-        _through(chunk, w, grads[:, part].to(w.dtype), after, g, other, scale)
+        given = grads(part) if callable(grads) else grads[:, part]
+        _through(chunk, w, given.to(w.dtype), after, g, other, scale)
         if grad_v is not None:
             torch.mul(g[0], chunk.keep, out=grad_v[part])
         if grad_keep is not None:
@@ -199,11 +230,13 @@ def backward(
                 _add(grad_keep, part, other.add_(how.rest).mul_(g[t]).neg_())
         if grad_gain is not None:
             for t in range(steps):
-                _add(grad_gain, part, torch.mul(chunk.x[t], g[t], out=chunk.spare))
+                _add(grad_gain, part, torch.mul(chunk.current(t), g[t], out=chunk.spare))
         if not fold:
             g.mul_(chunk.gain)
         if not direct:
-            grad_x[:, part] = g
+            grad_x[:, part] = g.sum(0, keepdim=True) if still else g
+        if visit is not None:
+            visit(part, chunk.x[:seen], grad_x[:, part])
     return grad_x, grad_v, grad_keep, grad_gain
 
 
