@@ -20,12 +20,11 @@ from torch import Tensor, nn
 from torch.nn.modules import module as every_module
 
 from keymix.layers.neurons import IF, LIF, ParametricLIF, SpikingNeuron
-from keymix.ops.spikes import packed
-from keymix.ops.spikes.packed import Kept
-from keymix.ops.spikes import normed
-from keymix.ops.spikes.normed import MaxPool, Statistics, Step
-from keymix.ops.spikes.recompute import Currents, recomputed
 from keymix.ops.neuron.multi_step import choose
+from keymix.ops.spikes import normed, packed
+from keymix.ops.spikes.normed import MaxPool, Statistics, Step
+from keymix.ops.spikes.packed import Kept
+from keymix.ops.spikes.recompute import Currents, recomputed
 from keymix.ops.tracing import forward_mode
 
 _OURS = (

@@ -4,6 +4,10 @@
 The backward pass is written by hand and saves the currents only: potentials are recomputed.
 All potentials are stored with their sign turned (w = -H), so that PyTorch's ``threshold`` is the
 reset: it keeps what is above -V_th and puts -V_reset in place of the rest.
+
+A leak by a power of two, such as LIF's at tau 2, costs nothing: potentials are stored times
+keep^-t, which rounds nothing, and the threshold grows instead. Every call of PyTorch's counts: at a
+few chunks they take as long as the work.
 """
 
 from __future__ import annotations
@@ -22,8 +26,9 @@ from keymix.ops.neuron.surrogate import SHAPES
 # Neurons of a chunk: at float32 a step of it is half a MiB, and a call of PyTorch's costs less
 # than its work on it. PyTorch gives a thread no less than 32768 elements.
 CHUNK = 131072
+_MOST_BITS = 32  # that potentials grow by
 
-Visit = Callable[[slice, Tensor, Tensor], None]
+Visit = Callable[[slice, Tensor, Tensor, Tensor], None]
 
 
 def _power_of_two(number: float) -> bool:
@@ -45,6 +50,29 @@ class _Chunk(Neurons):
         torch.addcmul(shift, rows, scale, out=self.spare.view_as(rows))
         return self.spare
 
+    @property
+    def grows(self) -> bool:
+        """Whether potentials are stored times keep^-t."""
+        keep = self.keep
+        return (
+            isinstance(keep, float)
+            and _power_of_two(keep)
+            and not self.how.rest
+            and self.v is None
+            and abs(math.log2(keep)) * len(self.x) <= _MOST_BITS
+        )
+
+    def unit(self, t: int) -> float:
+        """What the potentials of a step are stored times."""
+        return self.keep**-t if self.grows and isinstance(self.keep, float) else 1.0
+
+    def potentials(self, w: Tensor) -> None:
+        """Fill w with the potentials ``[T, c]`` before each reset."""
+        for t in range(len(w)):
+            if t:
+                self.reset(w[t - 1], t - 1, w[t])
+            self.charge(w[t], t)
+
     def start(self, w: Tensor) -> None:
         """Set w to the potential before the first step."""
         if self.v is None:
@@ -58,24 +86,32 @@ class _Chunk(Neurons):
         Rounded as the reference rounds: a gain that is a power of two rounds nothing, so that one
         operation does for two.
         """
-        rest = self.how.rest
+        rest, gain, current = self.how.rest, self.gain, self.current(t)
+        if t == 0 and self.v is None and not rest:
+            torch.mul(current, -gain, out=w)
+            return
+        if t == 0:
+            self.start(w)
         if rest:
             w.add_(rest)
-        w.mul_(self.keep)
+        if self.grows:
+            gain = gain * self.unit(t)
+        else:
+            w.mul_(self.keep)
         if rest:
             w.sub_(rest)
-        if isinstance(self.gain, float) and _power_of_two(self.gain):
-            w.sub_(self.current(t), alpha=self.gain)
+        if isinstance(gain, float) and _power_of_two(gain):
+            w.sub_(current, alpha=gain)
         else:
-            w.sub_(torch.mul(self.current(t), self.gain, out=self.spare))
+            w.sub_(torch.mul(current, gain, out=self.spare))
 
-    def reset(self, w: Tensor, out: Tensor) -> Tensor:
-        """From the potential before the reset to that after it."""
-        how = self.how
+    def reset(self, w: Tensor, t: int, out: Tensor) -> Tensor:
+        """From the potential before the reset of a step to that after it."""
+        how, threshold = self.how, self.how.v_threshold * self.unit(t)
         if how.v_reset is not None:
-            return torch.threshold(w, -how.v_threshold, -how.v_reset, out=out)
-        torch.le(w, -how.v_threshold, out=self.spare)
-        return torch.add(w, self.spare, alpha=how.v_threshold, out=out)
+            return torch.threshold(w, -threshold, -how.v_reset, out=out)
+        torch.le(w, -threshold, out=self.spare)
+        return torch.add(w, self.spare, alpha=threshold, out=out)
 
 
 def chunks(count: int, whole: int = 1) -> list[tuple[int, int]]:
@@ -123,14 +159,13 @@ def forward(
     final = _empty(x, count) if last else None
     for part, space, chunk in _cut(neurons, 1):
         w, fired = space[0], spikes[:, part].unbind()
-        chunk.start(w)
         for t in range(steps):
             chunk.charge(w, t)
-            torch.le(w, -how.v_threshold, out=fired[t])
+            torch.le(w, -how.v_threshold * chunk.unit(t), out=fired[t])
             if t + 1 < steps or final is not None:
-                chunk.reset(w, w)
+                chunk.reset(w, t, w)
         if final is not None:
-            torch.neg(w, out=final[part])
+            torch.div(w, -chunk.unit(steps - 1), out=final[part])
     return spikes, final
 
 
@@ -152,7 +187,11 @@ def _through(
     how, spare = chunk.how, chunk.spare
     surrogate = how.surrogate
     shift = w.new_tensor(surrogate.stretch * how.v_threshold)
-    torch.add(shift, w, alpha=surrogate.stretch, out=g)
+    if chunk.grows and chunk.keep != 1:
+        for t in range(len(w)):
+            torch.add(shift, w[t], alpha=surrogate.stretch / chunk.unit(t), out=g[t])
+    else:
+        torch.add(shift, w, alpha=surrogate.stretch, out=g)
     SHAPES[surrogate.name].bell_(g, grads if how.detach_reset else None)
     if surrogate.peak * scale != 1:
         g.mul_(surrogate.peak * scale)
@@ -170,11 +209,11 @@ def _through(
             if how.v_reset is None:
                 torch.mul(other, -how.v_threshold, out=spare)
             else:
-                torch.add(w[t], how.v_reset, out=spare).mul_(other)
+                torch.mul(w[t], 1 / chunk.unit(t), out=spare).add_(how.v_reset).mul_(other)
             here.mul_(spare.add_(grads[t]))
         if how.v_reset is not None:  # nothing passes where a spike fell
             torch.ops.aten.threshold_backward.grad_input(
-                after, w[t], -how.v_threshold, grad_input=spare
+                after, w[t], -how.v_threshold * chunk.unit(t), grad_input=spare
             )
             after = spare
         if isinstance(weight, Tensor):
@@ -194,8 +233,8 @@ def backward(
     """Gradients of the currents, v, keep and gain; the last three where wanted.
 
     ``grads`` may be a function that makes those of a part of the row, ``[T, c]``. ``visit`` is
-    called with each part, its x and the gradients of its currents while these are in cache.
-    Where x stands still, one step seen T times, so do its gradients: their sum is ``[1, n]``.
+    called with each part, its x, the gradients of its currents while these are in cache, and memory
+    of the same size. With an affine map and one step seen T times gradients are sums, ``[1, n]``.
     """
     x, keep, gain, how = neurons.x, neurons.keep, neurons.gain, neurons.how
     steps, count = x.shape
@@ -211,11 +250,7 @@ def backward(
     direct = x.dtype == potential_dtype(x) and not still
     for part, space, chunk in _cut(neurons, steps + 1 if direct else 2 * steps + 1):
         w, other = space[:steps], space[steps]
-        chunk.start(w[0])
-        for t in range(steps):
-            if t:
-                chunk.reset(w[t - 1], w[t])
-            chunk.charge(w[t], t)
+        chunk.potentials(w)
         g = grad_x[:, part] if direct else space[steps + 1 :]
         scale = gain if fold and isinstance(gain, float) else 1.0
         after = None if last is None else last[part]
@@ -225,7 +260,7 @@ def backward(
             torch.mul(g[0], chunk.keep, out=grad_v[part])
         if grad_keep is not None:
             for t in range(steps):
-                chunk.start(other) if t == 0 else chunk.reset(w[t - 1], other)
+                chunk.start(other) if t == 0 else chunk.reset(w[t - 1], t - 1, other)
                 # turned potential above rest times gradient
                 _add(grad_keep, part, other.add_(how.rest).mul_(g[t]).neg_())
         if grad_gain is not None:
@@ -236,7 +271,7 @@ def backward(
         if not direct:
             grad_x[:, part] = g.sum(0, keepdim=True) if still else g
         if visit is not None:
-            visit(part, chunk.x[:seen], grad_x[:, part])
+            visit(part, chunk.x[:seen], grad_x[:, part], w[:seen])
     return grad_x, grad_v, grad_keep, grad_gain
 
 
