@@ -21,9 +21,11 @@ from torch.nn.modules import module as every_module
 
 from keymix.layers.neurons import IF, LIF, ParametricLIF, SpikingNeuron
 from keymix.ops.neuron.multi_step import choose
+from keymix.ops.qk_mask import blocked as qk_mask
+from keymix.ops.qk_mask.reference import Neuron
 from keymix.ops.spikes import normed, packed
 from keymix.ops.spikes.normed import MaxPool, Statistics, Step
-from keymix.ops.spikes.packed import Kept
+from keymix.ops.spikes.packed import Kept, is_whole
 from keymix.ops.spikes.recompute import Currents, recomputed
 from keymix.ops.tracing import forward_mode
 
@@ -195,6 +197,56 @@ def spiking_linear(
     y = linear(x)
     spikes: Tensor = neuron(norm(y.flatten(0, -2)).view(shape))
     return spikes
+
+
+def masked_keys(
+    x: Float[Tensor, "T *batch N C"],
+    linear: nn.Linear,
+    norm: nn.BatchNorm1d,
+    neuron: nn.Module,
+    attention: nn.Module,
+    num_heads: int,
+    axis: int,
+    keys: Float[Tensor, "T *batch N D"],
+    kept: Kept | None = None,
+) -> Float[Tensor, "T *batch N h d"]:
+    """Return ``attention(neuron(norm(linear(x))).sum(axis)) * keys``, heads apart.
+
+    On a CPU queries are summed as they fire; where :func:`why_plain` says otherwise they are whole.
+
+    Args:
+        x: Spikes, steps first.
+        linear: Maps C to D = h d, the queries' currents.
+        norm: Over the D channels.
+        neuron: Fires the queries.
+        attention: Fires on their sums.
+        num_heads: Heads h.
+        axis: -1 sums over the channels of a head, -3 over the tokens.
+        keys: Spikes.
+        kept: As :func:`spiking_linear` takes it.
+    """
+    heads = (*keys.shape[:-1], num_heads, -1)
+    if isinstance(neuron, SpikingNeuron) and isinstance(attention, SpikingNeuron):
+        plain = [why_plain(x, linear, norm, each) for each in (neuron, attention)]
+        paths = {choose(each.backend, x).name for each in (neuron, attention)}
+        if plain == [None, None] and paths == {"blocked"}:
+            y = packed.linear(x, linear.weight, linear.bias, kept).flatten(0, -2)
+            if normed.fits(y, norm.weight, None):
+                queries, sums = (Neuron(*n.coefficients(), n.dynamics) for n in (neuron, attention))
+                return qk_mask.masked_keys(
+                    y,
+                    norm.weight,
+                    norm.bias,
+                    _statistics(y, norm),
+                    keys.reshape(heads),
+                    queries=queries,
+                    attention=sums,
+                    axis=axis,
+                    whole=is_whole(keys),
+                )
+    spikes = spiking_linear(x, linear, norm, neuron, kept).reshape(heads)
+    masked: Tensor = attention(spikes.sum(axis, keepdim=True)) * keys.reshape(heads)
+    return masked
 
 
 def pooled(pool: nn.Module | None, lead: Sequence[int], y: Tensor) -> Tensor:

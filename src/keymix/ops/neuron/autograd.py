@@ -118,14 +118,14 @@ class Rows:
         return grad.reshape(like.shape).to(like.dtype)
 
 
-def save_coefficients(ctx: Any, keep: Coefficient, gain: Coefficient) -> list[Tensor | None]:
-    """Leave numbers on ``ctx``, and return what ``ctx.save_for_backward`` takes of the two."""
-    ctx.numbers = [None if isinstance(each, Tensor) else each for each in (keep, gain)]
-    return [each if isinstance(each, Tensor) else None for each in (keep, gain)]
+def save_coefficients(ctx: Any, *values: Coefficient) -> list[Tensor | None]:
+    """Leave numbers on ``ctx``, and return what ``ctx.save_for_backward`` takes of them all."""
+    ctx.numbers = [None if isinstance(each, Tensor) else each for each in values]
+    return [each if isinstance(each, Tensor) else None for each in values]
 
 
 def saved_coefficients(ctx: Any, tensors: Sequence[Tensor | None]) -> list[Coefficient]:
-    """Return keep and gain, from the tensors that were saved and the numbers on ``ctx``."""
+    """Return the coefficients, from the tensors that were saved and the numbers on ``ctx``."""
     pairs = zip(tensors, ctx.numbers, strict=True)
     return [number if tensor is None else tensor for tensor, number in pairs]
 

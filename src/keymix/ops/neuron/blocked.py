@@ -152,21 +152,33 @@ def forward(
     neurons: Neurons, last: bool, spikes: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Spikes ``[T, n]``, in the memory given if any, and the last potential ``[n]`` if wanted."""
-    x, how = neurons.x, neurons.how
-    steps, count = x.shape
+    x = neurons.x
     if spikes is None:
-        spikes = torch.empty((steps, count), dtype=x.dtype, device=x.device)
-    final = _empty(x, count) if last else None
+        spikes = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    final = _empty(x, x.shape[1]) if last else None
     for part, space, chunk in _cut(neurons, 1):
-        w, fired = space[0], spikes[:, part].unbind()
-        for t in range(steps):
-            chunk.charge(w, t)
-            torch.le(w, -how.v_threshold * chunk.unit(t), out=fired[t])
-            if t + 1 < steps or final is not None:
-                chunk.reset(w, t, w)
-        if final is not None:
-            torch.div(w, -chunk.unit(steps - 1), out=final[part])
+        _fire(chunk, space[0], spikes[:, part], None if final is None else final[part])
     return spikes, final
+
+
+def visit_spikes(neurons: Neurons, visit: Callable[[slice, Tensor], None]) -> None:
+    """Call ``visit`` with each part of the row and its spikes ``[T, c]``, which are not kept."""
+    steps = len(neurons.x)
+    for part, space, chunk in _cut(neurons, 1 + steps):
+        _fire(chunk, space[0], space[1:], None)
+        visit(part, space[1:])
+
+
+def _fire(chunk: _Chunk, w: Tensor, spikes: Tensor, last: Tensor | None) -> None:
+    """Write spikes ``[T, c]`` and, if wanted, the last potential; w is memory of a step."""
+    steps = len(spikes)
+    for t, fired in enumerate(spikes):
+        chunk.charge(w, t)
+        torch.le(w, -chunk.how.v_threshold * chunk.unit(t), out=fired)
+        if t + 1 < steps or last is not None:
+            chunk.reset(w, t, w)
+    if last is not None:
+        torch.div(w, -chunk.unit(steps - 1), out=last)
 
 
 def _through(

@@ -30,6 +30,11 @@ def mark_whole(x: Tensor) -> None:
         _WHOLE[x] = x._version
 
 
+def is_whole(x: Tensor) -> bool:
+    """Whether a tensor was marked, and has not changed since."""
+    return x in _WHOLE and bool(_WHOLE[x] == x._version)
+
+
 class Kept:
     """What maps of one and the same tensor keep of it for their backward passes, together."""
 
@@ -54,7 +59,7 @@ def pack(x: Tensor) -> Tensor:
     """Return the same numbers as bytes if all are whole and within 0 to 255, else ``x`` itself."""
     if x.numel() == 0 or not x.is_floating_point() or torch.is_inference_mode_enabled():
         return x  # in inference mode nothing is kept, and tensors have no version
-    if _WHOLE.get(x) == x._version:
+    if is_whole(x):
         return x.detach().to(torch.uint8)
     packed = _packed(x.detach())
     return x if packed is None else packed
