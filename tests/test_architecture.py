@@ -251,6 +251,7 @@ SHORT = {
     "mixers/qk_token.py": "a mixer",
     "mixers/softmax.py": "a mixer",
     "ops/attention/reference.py": "an equation, and nothing else",
+    "ops/qk_mask/reference.py": "an equation, and nothing else",
     "ops/tracing.py": "shared by neurons and attention",
     "recipes/imagenet.py": "shared by three papers",
     "report/sections/tuning.py": "a section of the report",

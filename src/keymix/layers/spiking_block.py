@@ -226,27 +226,43 @@ def masked_keys(
         kept: As :func:`spiking_linear` takes it.
     """
     heads = (*keys.shape[:-1], num_heads, -1)
+    apart = keys.reshape(heads)
     if isinstance(neuron, SpikingNeuron) and isinstance(attention, SpikingNeuron):
-        plain = [why_plain(x, linear, norm, each) for each in (neuron, attention)]
-        paths = {choose(each.backend, x).name for each in (neuron, attention)}
-        if plain == [None, None] and paths == {"blocked"}:
-            y = packed.linear(x, linear.weight, linear.bias, kept).flatten(0, -2)
-            if normed.fits(y, norm.weight, None):
-                queries, sums = (Neuron(*n.coefficients(), n.dynamics) for n in (neuron, attention))
-                return qk_mask.masked_keys(
-                    y,
-                    norm.weight,
-                    norm.bias,
-                    _statistics(y, norm),
-                    keys.reshape(heads),
-                    queries=queries,
-                    attention=sums,
-                    axis=axis,
-                    whole=is_whole(keys),
-                )
+        why = [why_plain(x, linear, norm, each) for each in (neuron, attention)]
+        path = _mask_path(x, neuron, attention) if why == [None, None] else None
+        queries, sums = (Neuron(*n.coefficients(), n.dynamics) for n in (neuron, attention))
+        y = packed.linear(x, linear.weight, linear.bias, kept).flatten(0, -2) if path else None
+        if y is not None and path == "blocked" and normed.fits(y, norm.weight, None):
+            return qk_mask.masked_keys(
+                y,
+                norm.weight,
+                norm.bias,
+                _statistics(y, norm),
+                apart,
+                queries=queries,
+                attention=sums,
+                axis=axis,
+                whole=is_whole(keys),
+            )
+        if y is not None and path == "triton":
+            from keymix.ops.qk_mask import triton
+
+            return triton.masked_keys(norm(y).view(apart.shape), apart, queries, sums, axis)
     spikes = spiking_linear(x, linear, norm, neuron, kept).reshape(heads)
-    masked: Tensor = attention(spikes.sum(axis, keepdim=True)) * keys.reshape(heads)
+    masked: Tensor = attention(spikes.sum(axis, keepdim=True)) * apart
     return masked
+
+
+def _mask_path(x: Tensor, *neurons: SpikingNeuron) -> str | None:
+    """The backend that sums queries as they fire; None if none does.
+
+    Triton's kernels are taken by name alone until their speed is measured.
+    """
+    for name in ("blocked", "triton"):
+        if all(choose(n.backend, x).name == name for n in neurons):
+            by_name = all(n.backend == name for n in neurons)
+            return name if name == "blocked" or by_name else None
+    return None
 
 
 def pooled(pool: nn.Module | None, lead: Sequence[int], y: Tensor) -> Tensor:

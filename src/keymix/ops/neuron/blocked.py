@@ -117,7 +117,8 @@ class _Chunk(Neurons):
 def chunks(count: int, whole: int = 1) -> list[tuple[int, int]]:
     """Cut a row into parts that stay in cache, each of whole groups of so many neurons."""
     size = CHUNK * max(1, torch.get_num_threads() // 2)
-    size = max(size // whole, 1) * whole
+    parts = max(round(count / size), 1)  # as equal as can be: a short one costs as many calls
+    size = max(-(-count // (parts * whole)), 1) * whole
     return [(start, min(count, start + size)) for start in range(0, count, size)]
 
 
