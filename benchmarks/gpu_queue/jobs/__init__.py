@@ -16,6 +16,7 @@ ORDER = (
     "spiking",
     "depth",
     "kill_resume",
+    "qk_mask",
 )
 
 
