@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -50,7 +51,7 @@ class _Chunk(Neurons):
         torch.addcmul(shift, rows, scale, out=self.spare.view_as(rows))
         return self.spare
 
-    @property
+    @cached_property
     def grows(self) -> bool:
         """Whether potentials are stored times keep^-t."""
         keep = self.keep
