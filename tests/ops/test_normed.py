@@ -156,6 +156,12 @@ def test_a_pool_behind_negative_weights_is_taken_from_the_normed() -> None:
     assert torch.equal(*out)
 
 
+def test_steps_that_do_not_fit_are_refused() -> None:
+    conv, norm = nn.Conv2d(3, 4, 1, dtype=D), nn.BatchNorm2d(4, dtype=D)
+    with pytest.raises(RuntimeError, match="expand"):
+        spiking_conv(images(2, 2, 3, 6, 5), conv, norm, LIF(), steps=4)
+
+
 def test_only_the_numbers_of_the_map_and_bytes_are_kept() -> None:
     linear, norm = nn.Linear(64, 96), nn.BatchNorm1d(96)
     x = (torch.rand(4, 50, 64) < 0.4).float().requires_grad_()

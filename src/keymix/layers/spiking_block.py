@@ -295,7 +295,8 @@ def spiking_conv(
     def between(y: Tensor) -> Tensor:
         return pooled(pool, x.shape[:2], y).expand(lead[0], -1, -1, -1, -1)
 
-    if isinstance(neuron, SpikingNeuron) and why_plain(x, conv, norm, neuron, pool) is None:
+    fits = x.shape[0] in (1, lead[0])  # else expand says what does not
+    if fits and isinstance(neuron, SpikingNeuron) and not why_plain(x, conv, norm, neuron, pool):
         y = packed.conv2d(
             x,
             conv.weight,
