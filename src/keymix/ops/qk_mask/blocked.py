@@ -47,15 +47,11 @@ class _Sums:
             return rows.new_empty(steps, count, self.heads)
         return rows.new_zeros(steps, count // self.tokens, self.width)
 
-    def heads_of(self, like: Tensor) -> Tensor:
-        """``[h, D]``: 1 where a channel is of a head. Products with it are sums and copies."""
-        one = torch.eye(self.heads, dtype=like.dtype)
-        return one.repeat_interleave(self.width // self.heads, 1)
-
     def gather(self, part: slice, rows: Tensor, into: Tensor) -> None:
         """Sum the rows ``[T, r, D]`` of a part into the sums of all."""
         if self.of_heads:
-            into[:, part] = rows @ self.heads_of(rows).T
+            apart = rows.reshape(*rows.shape[:2], self.heads, -1)
+            into[:, part] = apart.sum(-1)
             return
         for image, here in self._images(part):
             into[:, image] += rows[:, here].sum(1)
@@ -63,7 +59,7 @@ class _Sums:
     def spread(self, part: slice, values: Tensor) -> Tensor:
         """Give every number of the rows of a part its sum's value, ``[T, r, D]``."""
         if self.of_heads:
-            return values[:, part] @ self.heads_of(values)
+            return values[:, part].repeat_interleave(self.width // self.heads, -1)
         pieces = [
             values[:, image, None].expand(-1, here.stop - here.start, -1)
             for image, here in self._images(part)
