@@ -252,6 +252,8 @@ SHORT = {
     "ops/attention/axes.py": "shared by all paths of attention",
     "ops/attention/reference.py": "an equation, and nothing else",
     "ops/triton_support.py": "shared by neurons and attention",
+    "ops/qk_mask/reference.py": "an equation, and nothing else",
+    "ops/tracing.py": "shared by neurons and attention",
     "recipes/imagenet.py": "shared by three papers",
     "report/checked.py": "loads without torch, as records do",
     "report/sections/tuning.py": "a section of the report",

@@ -90,7 +90,7 @@ def test_blocked_reads_nothing_it_did_not_write(poisoned_memory: None) -> None:
 
 @pytest.mark.parametrize("learned", ["", "layer", "neuron"])
 def test_chunks_that_do_not_come_out_even_are_joined(monkeypatch, learned) -> None:
-    monkeypatch.setattr(blocked, "_CHUNK", 7)
+    monkeypatch.setattr(blocked, "CHUNK", 7)
     agrees(Case(learned=learned, starts=True, last=True), "blocked")
 
 

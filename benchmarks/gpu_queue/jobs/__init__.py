@@ -17,6 +17,7 @@ ORDER = (
     "depth",
     "kill_resume",
     "attention_kernels",
+    "qk_mask",
 )
 
 

@@ -21,8 +21,12 @@ from torch.nn.modules import module as every_module
 
 from keymix.layers.folding import HOOKS, watched
 from keymix.layers.neurons import IF, LIF, ParametricLIF, SpikingNeuron
-from keymix.ops.spikes import packed
-from keymix.ops.spikes.packed import Kept
+from keymix.ops.neuron.multi_step import choose
+from keymix.ops.qk_mask import blocked as qk_mask
+from keymix.ops.qk_mask.reference import Neuron
+from keymix.ops.spikes import normed, packed
+from keymix.ops.spikes.normed import MaxPool, Statistics, Step
+from keymix.ops.spikes.packed import Kept, is_whole
 from keymix.ops.spikes.recompute import Currents, recomputed
 from keymix.ops.tracing import forward_mode
 
@@ -96,21 +100,61 @@ def _normed_spikes(
     y: Tensor,
     norm: nn.Module,
     neuron: SpikingNeuron,
+    pool: nn.Module | None,
+    lead: tuple[int, ...],
     between: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Return ``neuron(between(norm(y)))`` and keep y alone."""
-    currents = Currents(first=between, recompute=lambda y, *_: between(y), learned=(), constants=())
-    if isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d):
-        constants: tuple[Tensor, ...] = ()  # the statistics where they are not those of the batch
-        if not norm.training and norm.running_mean is not None and norm.running_var is not None:
-            constants = norm.running_mean, norm.running_var
-        currents = Currents(
-            first=lambda y: between(norm(y)),
-            recompute=partial(_recomputed_norm, between, norm.eps),
-            learned=() if norm.weight is None else (norm.weight, norm.bias),
-            constants=constants,
+    """Return ``neuron(between(norm(y)))``, of shape ``[*lead, D]`` or images, and keep y alone."""
+    if not isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d):  # folded into what made y
+        plain = Currents(
+            first=between, recompute=lambda y, *_: between(y), learned=(), constants=()
         )
+        return recomputed(y, plain, *neuron.coefficients(), neuron.dynamics, neuron.backend)
+    maxima = _max_pool(pool)
+    if (
+        (pool is None or maxima is not None)
+        and choose(neuron.backend, y).name == "blocked"
+        and normed.fits(y, norm.weight, maxima)
+    ):
+        return normed.normed_neurons(
+            *(y, norm.weight, norm.bias, _statistics(y, norm)),
+            *neuron.coefficients(),
+            Step(lead, neuron.dynamics, maxima),
+        )
+    constants: tuple[Tensor, ...] = ()  # the statistics where they are not those of the batch
+    if not norm.training and norm.running_mean is not None and norm.running_var is not None:
+        constants = norm.running_mean, norm.running_var
+    currents = Currents(
+        first=lambda y: between(norm(y)),
+        recompute=partial(_recomputed_norm, between, norm.eps),
+        learned=() if norm.weight is None else (norm.weight, norm.bias),
+        constants=constants,
+    )
     return recomputed(y, currents, *neuron.coefficients(), neuron.dynamics, neuron.backend)
+
+
+def _max_pool(pool: nn.Module | None) -> MaxPool | None:
+    """Return what a max pooling module takes maxima of; None if it is none."""
+    if not isinstance(pool, nn.MaxPool2d):
+        return None
+    return MaxPool(pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode)
+
+
+def _statistics(y: Tensor, norm: nn.BatchNorm1d | nn.BatchNorm2d) -> Statistics:
+    """Take what a norm takes off and divides by; count and move as a call of the norm does."""
+    running = None
+    if norm.running_mean is not None and norm.running_var is not None:
+        running = norm.running_mean, norm.running_var
+    if running is not None and not norm.training:
+        return Statistics(*running, norm.eps, of_batch=False)
+    factor = 0.0 if norm.momentum is None else norm.momentum
+    if norm.training and norm.track_running_stats and norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+        if norm.momentum is None:
+            factor = 1.0 / float(norm.num_batches_tracked)
+    if not norm.track_running_stats:
+        running = None
+    return normed.batch_statistics(y, running, factor, norm.eps)
 
 
 def _recomputed_norm(
@@ -144,10 +188,81 @@ def spiking_linear(
     shape = (*x.shape[:-1], linear.out_features)
     if isinstance(neuron, SpikingNeuron) and why_plain(x, linear, norm, neuron) is None:
         y = packed.linear(x, linear.weight, linear.bias, kept)
-        return _normed_spikes(y.flatten(0, -2), norm, neuron, lambda y: y.view(shape))
+        between = partial(Tensor.view, size=shape)
+        return _normed_spikes(y.flatten(0, -2), norm, neuron, None, x.shape[:-1], between)
     y = linear(x)
     spikes: Tensor = neuron(norm(y.flatten(0, -2)).view(shape))
     return spikes
+
+
+def masked_keys(
+    x: Float[Tensor, "T *batch N C"],
+    linear: nn.Linear,
+    norm: nn.Module,
+    neuron: nn.Module,
+    attention: nn.Module,
+    num_heads: int,
+    axis: int,
+    keys: Float[Tensor, "T *batch N D"],
+    kept: Kept | None = None,
+) -> Float[Tensor, "T *batch N h d"]:
+    """Return ``attention(neuron(norm(linear(x))).sum(axis)) * keys``, heads apart.
+
+    On a CPU queries are summed as they fire; where :func:`why_plain` says otherwise they are whole.
+
+    Args:
+        x: Spikes, steps first.
+        linear: Maps C to D = h d, the queries' currents.
+        norm: Over the D channels; an identity where it is folded into the linear map.
+        neuron: Fires the queries.
+        attention: Fires on their sums.
+        num_heads: Heads h.
+        axis: -1 sums over the channels of a head, -3 over the tokens.
+        keys: Spikes.
+        kept: As :func:`spiking_linear` takes it.
+    """
+    heads = (*keys.shape[:-1], num_heads, -1)
+    apart = keys.reshape(heads)
+    if (
+        isinstance(neuron, SpikingNeuron)
+        and isinstance(attention, SpikingNeuron)
+        and isinstance(norm, nn.BatchNorm1d)
+    ):
+        why = [why_plain(x, linear, norm, each) for each in (neuron, attention)]
+        path = _mask_path(x, neuron, attention) if why == [None, None] else None
+        queries, sums = (Neuron(*n.coefficients(), n.dynamics) for n in (neuron, attention))
+        y = packed.linear(x, linear.weight, linear.bias, kept).flatten(0, -2) if path else None
+        if y is not None and path == "blocked" and normed.fits(y, norm.weight, None):
+            return qk_mask.masked_keys(
+                y,
+                norm.weight,
+                norm.bias,
+                _statistics(y, norm),
+                apart,
+                queries=queries,
+                attention=sums,
+                axis=axis,
+                whole=is_whole(keys),
+            )
+        if y is not None and path == "triton":
+            from keymix.ops.qk_mask import triton
+
+            return triton.masked_keys(norm(y).view(apart.shape), apart, queries, sums, axis)
+    spikes = spiking_linear(x, linear, norm, neuron, kept).reshape(heads)
+    masked: Tensor = attention(spikes.sum(axis, keepdim=True)) * apart
+    return masked
+
+
+def _mask_path(x: Tensor, *neurons: SpikingNeuron) -> str | None:
+    """The backend that sums queries as they fire; None if none does.
+
+    Triton's kernels are taken by name alone until their speed is measured.
+    """
+    for name in ("blocked", "triton"):
+        if all(choose(n.backend, x).name == name for n in neurons):
+            by_name = all(n.backend == name for n in neurons)
+            return name if name == "blocked" or by_name else None
+    return None
 
 
 def pooled(pool: nn.Module | None, lead: Sequence[int], y: Tensor) -> Tensor:
@@ -162,18 +277,26 @@ def spiking_conv(
     norm: nn.Module,
     neuron: nn.Module,
     pool: nn.Module | None = None,
+    steps: int | None = None,
 ) -> Float[Tensor, "T B D h w"]:
     """Return ``neuron(pool(norm(conv(x))))``; images that lie channels last stay so.
 
     Args:
-        x: Spikes or images, steps first.
+        x: Spikes or images, steps first; or one step ``[1, B, C, H, W]`` that stands for all, so
+            that all but the neuron runs once.
         conv: Maps C channels to D, the steps folded into the batch.
         norm: Over the D channels; an identity where it is folded into the convolution.
         neuron: Maps currents ``[T, ...]`` to spikes.
         pool: What stands between norm and neuron; None for nothing.
+        steps: Steps T that come out; None for those of ``x``.
     """
-    between = partial(pooled, pool, x.shape[:2])
-    if isinstance(neuron, SpikingNeuron) and why_plain(x, conv, norm, neuron, pool) is None:
+    lead = (steps or x.shape[0], x.shape[1])
+
+    def between(y: Tensor) -> Tensor:
+        return pooled(pool, x.shape[:2], y).expand(lead[0], -1, -1, -1, -1)
+
+    fits = x.shape[0] in (1, lead[0])  # else expand says what does not
+    if fits and isinstance(neuron, SpikingNeuron) and not why_plain(x, conv, norm, neuron, pool):
         y = packed.conv2d(
             x,
             conv.weight,
@@ -183,6 +306,6 @@ def spiking_conv(
             conv.dilation,
             conv.groups,
         )
-        return _normed_spikes(y, norm, neuron, between)
+        return _normed_spikes(y, norm, neuron, pool, lead, between)
     spikes: Tensor = neuron(between(norm(conv(x.flatten(0, 1)))))
     return spikes

@@ -87,13 +87,11 @@ class SpikingConv(Foldable):
     def forward(self, x: Float[Tensor, "S B c H W"], steps: int) -> Float[Tensor, "T B D h w"]:
         """Make ``steps`` steps T of spikes, or currents where there is no neuron, of T or one."""
         first = self.pool if self.where == "before" else None
-        if self.sn is not None and x.shape[0] == steps:
-            spikes = spiking_conv(x, self.conv, self.bn, self.sn, first)
+        if self.sn is not None:
+            spikes = spiking_conv(x, self.conv, self.bn, self.sn, first, steps)
         else:
             spikes = pooled(first, x.shape[:2], self.bn(self.conv(x.flatten(0, 1))))
             spikes = spikes.expand(steps, -1, -1, -1, -1)
-            if self.sn is not None:
-                spikes = self.sn(spikes)
         if self.pool is None or self.where == "before":
             return spikes
         return pooled(self.pool, spikes.shape[:2], spikes.flatten(0, 1))

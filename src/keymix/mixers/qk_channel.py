@@ -5,15 +5,12 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from jaxtyping import Float
-from torch import Tensor
-
 from keymix.mixers.registry import register_mixer
-from keymix.mixers.spiking import Note, SpikingMixer
+from keymix.mixers.spiking import QKAttention, SpikingMixer
 
 
 @register_mixer("qk_channel", aliases=("qkca",))
-class QKChannelAttention(SpikingMixer):
+class QKChannelAttention(QKAttention):
     r"""Q-K channel attention: :math:`A_c = SN(\sum_j Q_j),\; X' = A_c \otimes K`.
 
     The sum runs over the N tokens, so that A_c is one spike per channel, which keeps or drops that
@@ -37,14 +34,6 @@ class QKChannelAttention(SpikingMixer):
     )
 
     short_name = "qkca"
+    sum_axis = -3
     spiking_roles = MappingProxyType({**SpikingMixer.spiking_roles, "attn_sn": "A_c"})
     why_no_map = "its attention is one spike per channel; mixer.spikes(x) returns it as A_c"
-
-    def gather(
-        self, parts: dict[str, Float[Tensor, "T *batch N h d"]], note: Note
-    ) -> Float[Tensor, "T *batch N h d"]:
-        """Mask the keys channel by channel."""
-        attention = self.attn_sn(parts["q"].sum(-3, keepdim=True))  # [T, *, 1, h, d]
-        note(self.spiking_roles["attn_sn"], attention.transpose(-3, -2))
-        masked: Tensor = attention * parts["k"]
-        return masked

@@ -5,16 +5,13 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from jaxtyping import Float
-from torch import Tensor
-
 from keymix.mixers.base import Traits
 from keymix.mixers.registry import register_mixer
-from keymix.mixers.spiking import Note, SpikingMixer
+from keymix.mixers.spiking import QKAttention, SpikingMixer
 
 
 @register_mixer("qk_token", aliases=("qkta",))
-class QKTokenAttention(SpikingMixer):
+class QKTokenAttention(QKAttention):
     r"""Q-K token attention: :math:`A_t = SN(\sum_i Q_i),\; X' = A_t \otimes K`.
 
     The sum runs over the d channels of a head, so that A_t is one spike per token and head, which
@@ -40,15 +37,7 @@ class QKTokenAttention(SpikingMixer):
 
     traits = Traits(domain="spiking", maskable=False, mixes_prefix=False)
     short_name = "qkta"
+    sum_axis = -1
     spiking_roles = MappingProxyType({**SpikingMixer.spiking_roles, "attn_sn": "A_t"})
     token_mask = "A_t"
     why_no_map = "its attention is one spike per token and head; mixer.spikes(x) returns it as A_t"
-
-    def gather(
-        self, parts: dict[str, Float[Tensor, "T *batch N h d"]], note: Note
-    ) -> Float[Tensor, "T *batch N h d"]:
-        """Mask the keys token by token."""
-        attention = self.attn_sn(parts["q"].sum(-1, keepdim=True))  # [T, *, N, h, 1]
-        note(self.spiking_roles["attn_sn"], attention.transpose(-3, -2))
-        masked: Tensor = attention * parts["k"]
-        return masked

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from keymix.errors import UserError
 from keymix.layers.folding import fold_norm
 from keymix.layers.neurons import neuron_maker
-from keymix.layers.spiking_block import spiking_linear
+from keymix.layers.spiking_block import masked_keys, spiking_linear
 from keymix.mixers.base import Grid, Site, TokenMixer, Traits
 from keymix.ops.spikes.packed import Kept
 
@@ -163,21 +163,32 @@ class SpikingMixer(TokenMixer):
                 f"{list(x.shape)}; put the steps in front, x[None] for one step"
             )
         self.resolve_grid(x, grid)
-        parts, kept = {}, Kept()
-        for role in self.roles:
-            spikes = self._spike(x, role, kept)
-            note(role.upper(), spikes)
-            parts[role] = spikes.reshape(*spikes.shape[:-1], self.num_heads, self.head_dim)
-        gathered = self.gather(parts, note).flatten(-2)
+        gathered = self._gathered(x, note).flatten(-2)
         note(self.published[0], gathered)
         y = self._spike(gathered, "proj")
         note(self.published[1], y)
         return y
 
+    def _gathered(self, x: Tensor, note: Note) -> Tensor:
+        """What :meth:`gather` makes of the roles' spikes, heads apart."""
+        parts, kept = {}, Kept()
+        for role in self.roles:
+            spikes = self._spike(x, role, kept)
+            note(role.upper(), spikes)
+            parts[role] = self._heads(spikes)
+        return self.gather(parts, note)
+
+    def _heads(self, spikes: Tensor) -> Tensor:
+        return spikes.reshape(*spikes.shape[:-1], self.num_heads, self.head_dim)
+
     def _spike(self, x: Tensor, name: str, kept: Kept | None = None) -> Tensor:
+        linear, norm = self._projection(name)
+        return spiking_linear(x, linear, norm, self.get_submodule(f"{name}_sn"), kept)
+
+    def _projection(self, name: str) -> tuple[nn.Linear, nn.Module]:
         linear, norm = self.get_submodule(name), self.get_submodule(f"{name}_bn")
         assert isinstance(linear, nn.Linear)  # built as such in __init__
-        return spiking_linear(x, linear, norm, self.get_submodule(f"{name}_sn"), kept)
+        return linear, norm
 
     def forward(
         self,
@@ -204,6 +215,39 @@ class SpikingMixer(TokenMixer):
         with _statistics_kept(self):
             self._flow(x, grid, seen.__setitem__)
         return seen
+
+
+class QKAttention(SpikingMixer):
+    """Keys masked by what their queries sum to along ``sum_axis`` of ``[T, *, N, h, d]``."""
+
+    sum_axis: ClassVar[int]
+
+    def gather(
+        self, parts: dict[str, Float[Tensor, "T *batch N h d"]], note: Note
+    ) -> Float[Tensor, "T *batch N h d"]:
+        """Mask the keys by the neurons of the sums."""
+        attention = self.attn_sn(parts["q"].sum(self.sum_axis, keepdim=True))
+        note(self.spiking_roles["attn_sn"], attention.transpose(-3, -2))
+        masked: Tensor = attention * parts["k"]
+        return masked
+
+    def _gathered(self, x: Tensor, note: Note) -> Tensor:
+        if note is not _ignore or type(self).gather is not QKAttention.gather:
+            return super()._gathered(x, note)  # somebody wants to see the queries
+        kept = Kept()
+        keys = self._spike(x, "k", kept)
+        linear, norm = self._projection("q")
+        return masked_keys(
+            x,
+            linear,
+            norm,
+            self.get_submodule("q_sn"),
+            self.attn_sn,
+            num_heads=self.num_heads,
+            axis=self.sum_axis,
+            keys=keys,
+            kept=kept,
+        )
 
 
 def _ignore(name: str, spikes: Tensor) -> None:

@@ -27,6 +27,8 @@ class Neurons:
     """Neurons as a row: ``x[T, n]``, ``v[n]``; keep and gain are numbers, ``[]`` or ``[n]``.
 
     v, keep and gain have the dtype of potentials, x may have fewer bits; v is None at rest.
+    ``affine`` is None, or scale and shift ``[D]`` of D channels that change fastest along the row:
+    the currents are then ``x scale + shift``. Only the blocked path takes one, in x's dtype.
     """
 
     x: Tensor
@@ -34,6 +36,7 @@ class Neurons:
     keep: Coefficient
     gain: Coefficient
     how: Dynamics
+    affine: tuple[Tensor, Tensor] | None = None
 
 
 @runtime_checkable
@@ -115,14 +118,14 @@ class Rows:
         return grad.reshape(like.shape).to(like.dtype)
 
 
-def save_coefficients(ctx: Any, keep: Coefficient, gain: Coefficient) -> list[Tensor | None]:
-    """Leave numbers on ``ctx``, and return what ``ctx.save_for_backward`` takes of the two."""
-    ctx.numbers = [None if isinstance(each, Tensor) else each for each in (keep, gain)]
-    return [each if isinstance(each, Tensor) else None for each in (keep, gain)]
+def save_coefficients(ctx: Any, *values: Coefficient) -> list[Tensor | None]:
+    """Leave numbers on ``ctx``, and return what ``ctx.save_for_backward`` takes of them all."""
+    ctx.numbers = [None if isinstance(each, Tensor) else each for each in values]
+    return [each if isinstance(each, Tensor) else None for each in values]
 
 
 def saved_coefficients(ctx: Any, tensors: Sequence[Tensor | None]) -> list[Coefficient]:
-    """Return keep and gain, from the tensors that were saved and the numbers on ``ctx``."""
+    """Return the coefficients, from the tensors that were saved and the numbers on ``ctx``."""
     pairs = zip(tensors, ctx.numbers, strict=True)
     return [number if tensor is None else tensor for tensor, number in pairs]
 

@@ -12,12 +12,27 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from keymix.ops.spikes.recompute import refuse_unkept
 
 _CHUNK = 1 << 20  # numbers that stay in a processor's cache
 _CHUNK_CUDA = 1 << 26  # of a GPU, which is waited for behind each
 _WORTH = 1 << 15  # numbers from which on a convolution's calls are paid for
+
+
+_WHOLE = WeakIdKeyDictionary()
+
+
+def mark_whole(x: Tensor) -> None:
+    """Note that all numbers of a tensor are whole and within 0 to 255, as it is now."""
+    if not x.is_inference():  # whose tensors have no version, and are not kept
+        _WHOLE[x] = x._version
+
+
+def is_whole(x: Tensor) -> bool:
+    """Whether a tensor was marked, and has not changed since."""
+    return x in _WHOLE and bool(_WHOLE[x] == x._version)
 
 
 class Kept:
@@ -44,6 +59,8 @@ def pack(x: Tensor) -> Tensor:
     """Return the same numbers as bytes if all are whole and within 0 to 255, else ``x`` itself."""
     if x.numel() == 0 or not x.is_floating_point() or torch.is_inference_mode_enabled():
         return x  # in inference mode nothing is kept, and tensors have no version
+    if is_whole(x):
+        return x.detach().to(torch.uint8)
     packed = _packed(x.detach())
     return x if packed is None else packed
 
