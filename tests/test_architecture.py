@@ -253,7 +253,6 @@ SHORT = {
     "ops/attention/reference.py": "an equation, and nothing else",
     "ops/triton_support.py": "shared by neurons and attention",
     "ops/qk_mask/reference.py": "an equation, and nothing else",
-    "ops/tracing.py": "shared by neurons and attention",
     "recipes/imagenet.py": "shared by three papers",
     "report/checked.py": "loads without torch, as records do",
     "report/sections/tuning.py": "a section of the report",

@@ -64,7 +64,7 @@ def test_a_folded_mixer_takes_a_bias_and_leading_axes(name: str, options: dict[s
     if not isinstance(mixer, MapMixer):
         return
     folded, x = fold_for_inference(mixer), tokens(mixer, 2, 3)
-    bias = torch.randn(3, 1, 16, dtype=torch.float64).to(x)
+    bias = torch.randn(3, 1, mixer.site.num_keys, dtype=torch.float64).to(x)
     close(folded(x, bias=bias), mixer(x, bias=bias))
 
 
