@@ -18,6 +18,7 @@ ORDER = (
     "kill_resume",
     "attention_kernels",
     "qk_mask",
+    "few_keys",
 )
 
 
