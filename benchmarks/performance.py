@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib.util
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,10 +39,11 @@ from keymix.analysis.passes import ONE_TENSOR, example_for
 from keymix.analysis.timing import Pass, Samples, Turns, compare, quartiles
 from keymix.errors import UserError
 from keymix.mixers.map_mixer import MapMixer
-from keymix.mixers.registry import create_mixer
+from keymix.mixers.registry import create_mixer, get_mixer_class
 from keymix.mixers.spec import parse_mixer
 from machine import BUSY, Ceiling, Watch, ceiling, machine
-from qkformer_step import OURS, THEIRS, training_step
+from peers import Family, families
+from qkformer_step import training_step
 
 PARTS = ("op", "module", "model", "step")
 MEASURES = ("forward", "training", "memory")
@@ -121,10 +121,10 @@ def without_projections(mixer: MapMixer) -> MapMixer:
     """Leave attention alone: the tokens themselves are queries, keys and values."""
     if mixer.joint is not None:
         delattr(mixer, mixer.joint)
-        mixer.joint = None  # type: ignore[misc]
+        mixer.joint = None
     for role in mixer.roles:
         setattr(mixer, role, Laid())
-    mixer.proj = nn.Identity()  # type: ignore[assignment]
+    mixer.proj = nn.Identity()
     return mixer
 
 
@@ -136,9 +136,10 @@ def layer(mixer: str, path: str, side: int, dim: int, heads: int, projected: boo
         return Layer(Attention(dim, num_heads=heads, qkv_bias=True))
     spec = parse_mixer(mixer)
     site: dict[str, Any] = {"dim": dim, "num_heads": heads, "grid": (side, side)}
-    made = create_mixer(spec.names[0], **site, backend=path, **dict(spec.options[0]))
-    if not isinstance(made, MapMixer):
+    if not issubclass(get_mixer_class(spec.names[0]), MapMixer):
         raise UserError(f"mixer {mixer!r} forms no attention map")
+    made = create_mixer(spec.names[0], **site, backend=path, **dict(spec.options[0]))
+    assert isinstance(made, MapMixer)
     made.choose_backend()  # refuses a path that cannot run
     return Layer(made if projected else without_projections(made))
 
@@ -329,115 +330,6 @@ def _peaks(
 # ---- models -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """Models that do the same work.
-
-    Attributes:
-        title: Its name in a table.
-        batch: Images a batch.
-        side: Pixels of an image's side.
-        peer: Library and how it makes its model.
-        package: Package that the library is, as it is installed.
-        ours: What ours are called, and how they are made.
-    """
-
-    title: str
-    batch: int
-    side: int
-    peer: tuple[str, Build]
-    package: str
-    ours: Mapping[str, Build]
-
-    def builds(self) -> dict[Row, Build]:
-        """All models that can be made here, the baseline first."""
-        ours = {("keymix", name): made for name, made in self.ours.items()}
-        return ours if self.missing() else {(self.peer[0], ""): self.peer[1], **ours}
-
-    def missing(self) -> str:
-        """Say why the peer is left out; empty if it is not."""
-        if importlib.util.find_spec(self.package.replace("-", "_")) is not None:
-            return ""
-        return (
-            f"{self.peer[0]} is left out: it is not installed (pip install {self.package}); the "
-            f"baseline is {next(iter(self.ours))}"
-        )
-
-
-def _timm(name: str, **kwargs: Any) -> Build:
-    return Build(factory="timm:create_model", kwargs={"model_name": name, **kwargs})
-
-
-def _ours(name: str, mixers: Iterable[str], stages: int = 0, **kwargs: Any) -> dict[str, Build]:
-    """Our model with each mixer; with stages, in the last two of these."""
-    made = {}
-    for text in mixers:
-        spec = parse_mixer(text)
-        chosen: dict[str, Any] = spec.model_kwargs()
-        if stages:
-            chosen["mixer"] = ["sep_conv", "sep_conv", *[chosen["mixer"]] * (stages - 2)]
-            chosen["mixer_options"] = [{}, {}, *[chosen["mixer_options"]] * (stages - 2)]
-        made[text] = Build(kwargs={"name": name, **chosen, **kwargs})
-    return made
-
-
-def families(mixers: Sequence[str], *, quick: bool) -> dict[str, Family]:
-    """Name the families; quick ones are tiny."""
-    every = ["softmax", *mixers, "identity"]
-    few = ["softmax", *(m for m in mixers if m.startswith("static_key")), "identity"]
-    vit = {"img_size": 32, "depth": 1} if quick else {}
-    side, batch = (32, 2) if quick else (224, 4)
-    large = {"img_size": 64, "depth": 1} if quick else {"img_size": 448}
-    deep = {"dim": 384, "depth": 1 if quick else 12, "heads": 12, "mlp_dim": 1152, "dim_head": 32}
-    deep |= {"image_size": side, "patch_size": 16, "num_classes": 1000}
-    ours_deep = {"img_size": side, "depth": deep["depth"]}
-    theta = ["re_attention(norm=layer)", "re_attention", "softmax"]
-    spiking = {"side": side if quick else 128, "dim": 48 if quick else 384}
-    spiking |= {"depths": [1, 1, 1] if quick else [1, 1, 2]}
-    qkformer = functools.partial(Build, factory="qkformer_step:qkformer")
-    return {
-        **{
-            name: Family(
-                title=f"{title}, {pixels} pixels",
-                batch=images,
-                side=pixels,
-                peer=("timm", _timm(model, **sizes)),
-                package="timm",
-                ours=_ours(model, these, **sizes),
-            )
-            for name, title, model, pixels, images, these, sizes in (
-                ("vit_tiny", "ViT-Ti/16", "vit_tiny_patch16_224", side, batch, every, vit),
-                ("vit_small", "ViT-S/16", "vit_small_patch16_224", side, batch, every, vit),
-                ("vit_448", "ViT-S/16", "vit_small_patch16_224", 2 * side, 2, few, large),
-            )
-        },
-        "caformer": Family(
-            title=f"CAFormer-S18, {side} pixels, mixers in the last two stages",
-            batch=batch,
-            side=side,
-            peer=("timm", _timm("caformer_s18")),
-            package="timm",
-            ours=_ours("caformer_s18", every, stages=4, img_size=side),
-        ),
-        "deepvit": Family(
-            title=f"DeepViT, 12 blocks, width 384, {side} pixels",
-            batch=2 * batch,
-            side=side,
-            peer=("vit-pytorch", Build(factory="vit_pytorch.deepvit:DeepViT", kwargs=deep)),
-            package="vit-pytorch",
-            ours=_ours("deepvit_12b", theta, **ours_deep),
-        ),
-        "qkformer": Family(
-            title=f"QKFormer, T=4, {spiking['side']} pixels",
-            batch=batch,
-            side=spiking["side"],
-            peer=("SpikingJelly", qkformer(kwargs={"name": THEIRS, **spiking})),
-            package="spikingjelly",
-            ours={"QKFormer": qkformer(kwargs={"name": OURS, **spiking})},
-        ),
-    }
-
-
 def models(family: Family, setting: Setting, *, measure: str) -> dict[Row, Found]:
     """Measure models of a family: a forward pass, or a training step."""
     size = (3, family.side, family.side)
@@ -485,7 +377,8 @@ def ratio(here: Found, base: Found, measure: str) -> str:
     if measure not in here.seconds or measure not in base.seconds:
         return ""
     if here is base:
-        return f"1 ({1e3 * here.seconds[measure]:.3g} ms)"
+        ms = 1e3 * here.seconds[measure]
+        return f"1 ({ms:,.0f} ms)" if ms >= 100 else f"1 ({ms:.3g} ms)"
     if measure in here.samples and measure in base.samples:
         paired = compare(base.samples[measure], here.samples[measure])
         text = f"{paired.ratio:.2f} [{paired.ratio_q1:.2f}, {paired.ratio_q3:.2f}]"
@@ -501,7 +394,9 @@ def peak(here: Found, base: Found, measure: str) -> str:
     mark = "~" if ("memory", measure) in here.extrapolated else ""
     text = f"{mark}{here.mib[measure]:.1f}"
     known = base.mib.get(measure)
-    text = text if not known else f"{text} ({mark}{here.mib[measure] / known:.2f})"
+    if known:
+        part = here.mib[measure] / known
+        text += f" ({mark}{part:.2f})" if part >= 0.1 else f" ({mark}{part:.3f})"
     return f"**{text}**" if here.auto.get(measure) else text
 
 
@@ -548,25 +443,27 @@ def by_tokens(
 
 
 def one_case(mixer: str, shape: Shape, found: Mapping[Row, Found], most: Ceiling) -> None:
-    """Print the table of one case: ratios to its reference and to fused softmax attention."""
+    """Print the tables of one case: over its reference and over fused softmax attention."""
     say_busy(found.values())
-    print(
-        f"module, {mixer}: {shape.tokens} tokens, width {shape.dim}, {shape.heads} heads,", end=" "
-    )
-    print(f"batch {shape.batch}; time and memory over those of the reference and of softmax\n")
     whole, base = found[mixer, "reference"], found[BASELINE]
-    heads = ["mixer", "path"]
-    for measure in PHASES:
-        heads += [f"{measure} / {against}" for against in ("reference", "softmax")]
-        heads += [f"{measure}, share", f"{measure}, MiB (/ reference)"]
-    lines = []
-    for row, here in found.items():
-        line = [*row]
-        for measure in PHASES:
-            line += [ratio(here, whole, measure), ratio(here, base, measure)]
-            line += [share(here, measure, most), peak(here, whole, measure)]
-        lines.append(line)
-    table(heads, lines)
+    sizes = f"{shape.tokens} tokens, width {shape.dim}, {shape.heads} heads, batch {shape.batch}"
+    timed = [measure for measure in PHASES if any(measure in f.samples for f in found.values())]
+    if timed:
+        print(f"module, {mixer}, {sizes}: time over that of another path, and share of the rates\n")
+        heads = [f"{measure} / {one}" for measure in timed for one in ("reference", "softmax")]
+        heads += [f"{measure}, share" for measure in timed]
+        lines = []
+        for row, here in found.items():
+            cells = [ratio(here, other, m) for m in timed for other in (whole, base)]
+            lines.append([*row, *cells, *(share(here, measure, most) for measure in timed)])
+        table(["mixer", "path", *heads], lines)
+    if any(each.mib for each in found.values()):
+        print(f"module, {mixer}, {sizes}: peak memory, MiB (over that of the reference)\n")
+        lines = [
+            [*row, *(peak(here, whole, measure) for measure in PHASES)]
+            for row, here in found.items()
+        ]
+        table(["mixer", "path", *PHASES], lines)
 
 
 def of_family(

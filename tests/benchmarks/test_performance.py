@@ -6,15 +6,15 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import replace
 
-import machine
-import performance
 import pytest
 import torch
-from machine import BUSY, Ceiling
-from performance import BASELINE, TIMM, Found, Shape
 
+import machine
+import performance
 from keymix.analysis.timing import Samples
 from keymix.errors import UserError
+from machine import BUSY, Ceiling
+from performance import BASELINE, TIMM, Found, Shape
 
 CALM = Ceiling(macs=1e11, bytes=1e10, busy=False)
 
