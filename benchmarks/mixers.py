@@ -3,6 +3,7 @@
 
     python benchmarks/mixers.py
     python benchmarks/mixers.py --tokens 196 784 --dim 384 --heads 6 --mixers 'softmax' '*key*'
+    python benchmarks/mixers.py --tokens 784 --mixers static_key 'static_key(key_grid=1/16)'
 
 All mixers are timed in turns in one process, at batch 1 for latency and at ``--batch`` for
 throughput; peak memory is the growth of a fresh process over forward and backward of one batch.
@@ -17,35 +18,27 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import math
-import platform
-from pathlib import Path
+from typing import Any
 
 import torch
 
-import keymix
 from keymix.analysis.counting import count
 from keymix.analysis.measure import Cost, measure_interleaved, with_peak
 from keymix.analysis.memory import Build, peak_memory
 from keymix.errors import UserError
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import create_mixer, list_mixers
+from keymix.mixers.spec import parse_mixer
+from machine import machine
 
 BASELINE = "softmax"
 
 
-def machine(threads: int) -> str:
-    """Describe where and with what this runs."""
-    processor = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        lines = info.read_text().splitlines()
-        named = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-        processor = f"{named[0]}, {len(named)} cores" if named else processor
-    return (
-        f"keymix {keymix.__version__}, torch {torch.__version__}, Python "
-        f"{platform.python_version()}, {platform.system()}; {processor}; {threads} threads, "
-        f"float32, CPU capability {torch.backends.cpu.get_cpu_capability()}"
-    )
+def chosen(patterns: list[str]) -> list[str]:
+    """List the mixers that patterns mean, softmax among them, and those named with options."""
+    dense = list_mixers(domain="dense")
+    named = [n for n in dense if n == BASELINE or any(fnmatch.fnmatch(n, p) for p in patterns)]
+    return [*named, *(parse_mixer(text).label for text in patterns if "(" in text)]
 
 
 def builds(tokens: int, dim: int, heads: int, patterns: list[str]) -> dict[str, Build]:
@@ -54,14 +47,14 @@ def builds(tokens: int, dim: int, heads: int, patterns: list[str]) -> dict[str, 
     if side * side != tokens:
         raise UserError(f"--tokens {tokens}: give squares, since tokens lie on a square grid")
     made = {}
-    for name in list_mixers(domain="dense"):
-        if name != BASELINE and not any(fnmatch.fnmatch(name, p) for p in patterns):
-            continue
-        site = {"name": name, "dim": dim, "num_heads": heads, "grid": [side, side]}
-        made[name] = Build(factory="keymix.mixers.registry:create_mixer", kwargs=site)
-        mixer = create_mixer(name, dim=dim, num_heads=heads, grid=(side, side))
+    for text in chosen(patterns):
+        spec = parse_mixer(text)
+        site: dict[str, Any] = {"dim": dim, "num_heads": heads, "grid": [side, side]}
+        site = {"name": spec.names[0], **site, **dict(spec.options[0])}
+        made[text] = Build(factory="keymix.mixers.registry:create_mixer", kwargs=site)
+        mixer = create_mixer(**site)
         if isinstance(mixer, MapMixer) and mixer.choose_backend().name != "reference":
-            made[f"{name} (reference)"] = Build(
+            made[f"{text} (reference)"] = Build(
                 factory="keymix.mixers.registry:create_mixer",
                 kwargs={**site, "backend": "reference"},
             )
@@ -127,7 +120,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=8, help="images per batch (default 8)")
     parser.add_argument("--repeats", type=int, default=15, help="rounds (default 15)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--mixers", nargs="+", default=["*"], help="patterns; softmax is always in")
+    parser.add_argument(
+        "--mixers",
+        nargs="+",
+        default=["*"],
+        help="patterns, or name(option=value)",
+    )
     args = parser.parse_args(argv)
     print(machine(args.threads))
     print(f"width {args.dim}, {args.heads} heads, batch {args.batch}, {args.repeats} rounds\n")
