@@ -18,6 +18,7 @@ from keymix.report.answer import Answer, answer
 from keymix.report.charts import looks
 from keymix.report.record import ComparisonRecord, Diagnosis, opened
 from keymix.report.sections.mixers import decision, without_pictures
+from keymix.report.wording import none_beats
 
 
 def interval(difference: float, seeds: int, width: float = 0.01) -> Interval:
@@ -151,6 +152,18 @@ def test_a_control_that_keeps_up_is_the_title_even_where_a_mixer_is_better() -> 
     open_still = replace(level, kind="control_unbeaten")
     title = found(diagnoses=(open_still,)).title
     assert title == "No mixer is shown to beat no mixing at all (identity)"
+
+
+def test_of_several_controls_the_one_that_the_finding_names_is_the_title() -> None:
+    heading = none_beats(["identity"], shown=False)
+    record = record_of(
+        diagnoses=(Diagnosis(kind="control_unbeaten", heading=heading, text="x."),),
+        key_value=(0.03, "clear", "better"),
+    )
+    mixers = [replace(m, control=m.control or m.label == "key_value") for m in record.mixers]
+    said = answer(replace(record, mixers=tuple(mixers)))
+    assert said.title == heading  # key_value may well be beaten
+    assert all("key_value" not in tile.text for tile in said.tiles)
 
 
 def test_every_difference_of_the_first_screen_has_its_pair_and_one_direction() -> None:

@@ -103,7 +103,7 @@ def answer(record: ComparisonRecord) -> Answer:
         )
     level = {"control_level", "control_unbeaten"} & {*record.found}
     controls = [label for label in record.controls if label in rows]
-    subject = _best(record, rows, controls) if level else _subject(record, rows)
+    subject = _unbeaten(record, rows, controls) if level else _subject(record, rows)
     shown = replace(
         _compared(record, rows[subject]),
         decision=_decision(record, rows),
@@ -111,9 +111,19 @@ def answer(record: ComparisonRecord) -> Answer:
         next=_next(record, subject),
     )
     if level:
-        title = none_beats(controls, shown="control_level" in level)
+        title = none_beats([subject], shown="control_level" in level)
         return replace(shown, title=title, subject="")
     return shown
+
+
+def _unbeaten(
+    record: ComparisonRecord, rows: Mapping[str, OutcomeRow], controls: Sequence[str]
+) -> str:
+    """Return the control that the finding names, the best on validation; others may be beaten."""
+    found = record.found
+    said = found.get("control_level") or found["control_unbeaten"]
+    named = [each for each in controls if said.heading.endswith(control_name(each))]
+    return named[0] if named else _best(record, rows, controls)
 
 
 def _best(record: ComparisonRecord, rows: Mapping[str, OutcomeRow], labels: Sequence[str]) -> str:
