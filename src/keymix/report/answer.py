@@ -167,8 +167,12 @@ def _subject(record: ComparisonRecord, rows: Mapping[str, OutcomeRow]) -> str:
 
 
 def _others(record: ComparisonRecord, rows: Mapping[str, OutcomeRow]) -> list[OutcomeRow]:
-    """Return the rows of the named mixers that are compared with the baseline."""
-    named = (rows[label] for label in record.named if label != record.baseline and label in rows)
+    """Return the rows of the named mixers that are compared with the baseline.
+
+    Where there are only controls, those are what is compared.
+    """
+    labels = record.named or record.controls
+    named = (rows[label] for label in labels if label != record.baseline and label in rows)
     return [row for row in named if row.degree is not None and row.interval is not None]
 
 
@@ -221,7 +225,8 @@ def _compared(record: ComparisonRecord, row: OutcomeRow) -> Answer:
 
 
 def _all_unclear(record: ComparisonRecord) -> bool:
-    rows = [row for row in record.outcome.last if row.mixer in record.named]
+    labels = record.named or record.controls
+    rows = [row for row in record.outcome.last if row.mixer in labels]
     return all(row.degree in (None, "unclear") for row in rows)
 
 
@@ -537,7 +542,10 @@ def _runs(count: int, word: str = "") -> str:
 
 
 def _with(command: str, options: Mapping[str, str] | None = None, flags: Sequence[str] = ()) -> str:
-    """Return the command with options set; empty for one of Python."""
+    """Return the command with options set; empty for one of Python.
+
+    It throws no run away, unless `flags` say so.
+    """
     options = options or {}
     try:
         words = shlex.split(command)
@@ -549,9 +557,9 @@ def _with(command: str, options: Mapping[str, str] | None = None, flags: Sequenc
     rest = iter(words)
     for word in rest:
         name, equals, _ = word.partition("=")
-        if name in options:
-            if not equals:
-                next(rest, None)
+        if name in options and not equals:
+            next(rest, None)
+        if name in options or name == "--overwrite":
             continue
         kept.append(word)
     kept = [
@@ -559,7 +567,7 @@ def _with(command: str, options: Mapping[str, str] | None = None, flags: Sequenc
         for before, word in zip(["", *kept], kept, strict=False)
     ]
     kept += [word for pair in options.items() for word in pair]
-    return shlex.join([*kept, *(flag for flag in flags if flag not in kept)])
+    return shlex.join([*kept, *flags])
 
 
 def _canonical(mixers: str) -> str:
