@@ -254,6 +254,18 @@ def test_a_control_is_level_where_no_mixer_can_be_better_by_the_margin() -> None
     assert made.kind == "control_level"
 
 
+def test_no_mixer_is_recommended_where_only_controls_were_compared() -> None:
+    level = recommended(found({"identity": 0.8}), 0.02, set())
+    assert level is not None
+    assert (level.pick, level.reason) == (None, "only controls were compared")
+
+
+@pytest.mark.parametrize(("seeds", "words"), [(1, "1 seed leave"), (3, "3 seeds leave")])
+def test_what_is_left_open_counts_the_seeds(seeds: int, words: str) -> None:
+    (made,) = diagnose(found({"softmax": 0.8, "static_key": 0.81, "identity": 0.8}, seeds=seeds))
+    assert words in made.text
+
+
 def test_no_mixer_is_recommended_where_none_beats_the_control() -> None:
     given = found({"softmax": 0.8, "static_key": 0.8, "identity": 0.8})
     for kind in ("control_level", "control_unbeaten"):

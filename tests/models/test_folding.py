@@ -7,6 +7,7 @@ import copy
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -155,6 +156,30 @@ def test_a_sequence_keeps_the_others(parts: tuple[nn.Module, ...]) -> None:
     model = block(*copy.deepcopy(parts))
     folded = fold_for_inference(model)
     assert [type(m) for m in folded] == [type(m) for m in model]
+
+
+def test_modules_that_stand_twice_in_a_sequence_keep_their_places() -> None:
+    conv, norm, act = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.Tanh()
+    x = torch.randn(2, 4, 3, 3).double()
+    for parts, left in [
+        ((act, conv, act, norm), 1),  # the activation stands between both
+        ((conv, conv, norm), 0),
+        ((conv, norm, act, conv, norm), 0),
+    ]:
+        model = block(*parts)
+        folded = fold_for_inference(model)
+        assert sum(isinstance(m, nn.BatchNorm2d) for m in folded) == left
+        close(answer(folded, x), answer(model, x))
+
+
+def test_a_convolution_whose_output_is_returned_as_well_keeps_its_norm() -> None:
+    model = timm.create_model("ghostnet_050", features_only=True)
+    assert "conv_stem" in model.return_layers
+    block(*model.children())  # gives the norms statistics
+    folded, x = fold_for_inference(model), torch.randn(1, 3, 32, 32).double()
+    with torch.no_grad():
+        for ours, theirs in zip(folded(x), model(x), strict=True):
+            close(ours, theirs)
 
 
 @pytest.mark.parametrize("part", ["conv", "norm"])

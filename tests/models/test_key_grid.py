@@ -63,6 +63,16 @@ def test_every_model_takes_fewer_keys(name: str) -> None:
         assert [m.key_grid for m in keyed(model)] == before
 
 
+@pytest.mark.parametrize("mixer", ["static_key", "conv_static_key", "static_key_re_attention"])
+def test_another_policy_does_not_bring_back_a_key_for_every_token(mixer: str) -> None:
+    options = {"embed_dim": 16, "depth": 2, "num_heads": 2, "mixer_options": {"key_grid": "1/4"}}
+    model = create_model("vit_micro_p4_32", mixer=mixer, **options).eval()
+    with pytest.raises(UserError, match=r"key_grid='1/4'.*resize='interpolate'.*choose one"):
+        set_image_size(model, (48, 48), resize="interpolate")
+    set_image_size(model, (48, 48), resize="pool_values")
+    assert [m.key_grid for m in keyed(model)] == [(4, 4), (4, 4)]
+
+
 def test_weights_of_fewer_keys_load_where_the_keys_are_as_many() -> None:
     size = {"embed_dim": 16, "depth": 2, "num_heads": 2, "mixer": "static_key"}
     few = {"mixer_options": {"key_grid": "4x4"}}

@@ -83,6 +83,13 @@ def test_masked_keys_are_those_of_the_parts(
         close(one, other)
 
 
+@pytest.mark.parametrize("axis", [-1, -3])
+def test_no_images_give_no_keys(axis: int) -> None:
+    made = layers(5, 3, LIF, False)
+    x, keys = torch.ones(2, 0, 7, 5, dtype=D), torch.ones(2, 0, 7, 12, dtype=D)
+    assert masked_keys(x, *made, 3, axis, keys).shape == (2, 0, 7, 3, 4)
+
+
 def test_currents_that_lie_elsewhere_in_memory_change_nothing() -> None:
     torch.manual_seed(0)
     made = layers(5, 2, LIF, True)

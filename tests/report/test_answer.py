@@ -18,6 +18,7 @@ from keymix.report.answer import Answer, answer
 from keymix.report.charts import looks
 from keymix.report.record import ComparisonRecord, Diagnosis, opened
 from keymix.report.sections.mixers import decision, without_pictures
+from keymix.report.wording import none_beats
 
 
 def interval(difference: float, seeds: int, width: float = 0.01) -> Interval:
@@ -153,6 +154,29 @@ def test_a_control_that_keeps_up_is_the_title_even_where_a_mixer_is_better() -> 
     assert title == "No mixer is shown to beat no mixing at all (identity)"
 
 
+def test_of_several_controls_the_one_that_the_finding_names_is_the_title() -> None:
+    heading = none_beats(["identity"], shown=False)
+    record = record_of(
+        diagnoses=(Diagnosis(kind="control_unbeaten", heading=heading, text="x."),),
+        key_value=(0.03, "clear", "better"),
+    )
+    mixers = [replace(m, control=m.control or m.label == "key_value") for m in record.mixers]
+    said = answer(replace(record, mixers=tuple(mixers)))
+    assert said.title == heading  # key_value may well be beaten
+    assert all("key_value" not in tile.text for tile in said.tiles)
+
+
+def test_where_only_controls_were_compared_they_are_the_answer() -> None:
+    record = record_of(identity=(-0.03, "clear", "worse"))
+    kept = {"softmax", "identity"}
+    mixers = [replace(m, control=True) for m in record.mixers if m.label in kept]
+    last = [row for row in record.outcome.last if row.mixer in kept]
+    outcome = replace(record.outcome, last=tuple(last))
+    said = answer(replace(record, mixers=tuple(mixers), outcome=outcome))
+    assert said.title == "No mixer is shown to beat softmax; identity is 3.0 points below it"
+    assert said.certainty.startswith("Clear: 5 seeds")
+
+
 def test_every_difference_of_the_first_screen_has_its_pair_and_one_direction() -> None:
     unbeaten = Diagnosis(kind="control_unbeaten", text="x.")
     record = record_of(identity=(-0.03, "unclear", None))
@@ -232,6 +256,7 @@ def test_a_single_test_unit_says_nothing() -> None:
             "keymix compare --mixers 'mhsa,ska(activation=relu)'",
             "keymix compare --mixers 'softmax,static_key(activation=relu)' --seeds 5",
         ),
+        ("keymix compare --overwrite --out a", "keymix compare --out a --seeds 5"),
         ("keymix.compare(seeds=3)", ""),
     ],
 )

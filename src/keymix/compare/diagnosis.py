@@ -34,6 +34,7 @@ from keymix.compare.runs import Finished
 from keymix.data.record import DataRecord
 from keymix.report.checked import Checked
 from keymix.report.formats import listing, share, span
+from keymix.report.formats import seeds as in_words
 from keymix.report.record import CostRow, Diagnosis, HistoryLine
 from keymix.report.wording import none_beats, unit_of
 from keymix.task import LOSS, Score
@@ -427,8 +428,8 @@ def control_level(found: Found) -> Diagnosis | None:
     return Diagnosis(
         kind="control_unbeaten",
         heading=none_beats([control], shown=False),
-        text=f"{numbers} {count:,} {unit} and {difference.seeds} seeds leave open whether mixing "
-        "tokens helps here.",
+        text=f"{numbers} {count:,} {unit} and {in_words(difference.seeds)} leave open whether "
+        "mixing tokens helps here.",
         remedy=f"More {unit}{_how_to_test_more(found)} show smaller differences; "
         "larger images, smaller patches or a longer training may make them "
         "larger.",

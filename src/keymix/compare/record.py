@@ -205,6 +205,10 @@ def recommended(
         return None
     if "nothing_learned" in diagnosed:
         return Recommendation(margin=margin, reason="no model has learned this data")
+    if found.labels("control") and not any(
+        not (each.control or each.reference) for each in found.plan.mixers
+    ):
+        return Recommendation(margin=margin, reason="only controls were compared")
     if {"control_level", "control_unbeaten"} & {*diagnosed}:
         control = found.best(found.labels("control"))
         reason = f"none is shown to beat {control_name(control)}"

@@ -7,6 +7,7 @@ from keymix.analysis.certainty import CLEAR_SEEDS, TYPICAL_ACCURACY, foreseen_ma
 from keymix.compare.defaults import updates
 from keymix.compare.plan import Plan
 from keymix.data.dataset import ImageData
+from keymix.report.formats import seeds as in_words
 
 
 def summary(plan: Plan, data: ImageData) -> str:
@@ -25,7 +26,7 @@ def summary(plan: Plan, data: ImageData) -> str:
     mixers = f"{len(plan.mixed)} mixers"
     extra = [each.label for each in plan.mixers if each.reference]
     runs = " + ".join([mixers, *extra])
-    seeds = "1 seed" if len(plan.seeds) == 1 else f"{len(plan.seeds)} seeds"
+    seeds = in_words(len(plan.seeds))
     parts = [
         plan.used,
         sizes if limit is None else f"limited to {sizes}",
@@ -48,4 +49,4 @@ def what_it_can_show(plan: Plan, data: ImageData) -> str:
         f"{margin} (at {100 * TYPICAL_ACCURACY:.0f} % accuracy)"
     )
     few = len(plan.seeds) < CLEAR_SEEDS
-    return f"{text}; {len(plan.seeds)} seeds cannot" if few else text
+    return f"{text}; {in_words(len(plan.seeds))} cannot" if few else text

@@ -88,8 +88,10 @@ def _neighbours(module: nn.Module) -> Iterator[tuple[str, str]]:
     if watched(module):
         return
     if type(module).forward in _IN_ORDER:
-        for (name, part), (following, _) in pairwise(module.named_children()):
-            if isinstance(part, _CONVS):
+        shown = getattr(module, "return_layers", ())  # what FeatureListNet returns besides the last
+        # named_children() leaves out a module that stands here a second time
+        for (name, part), (following, _) in pairwise(list(module._modules.items())):
+            if isinstance(part, _CONVS) and name not in shown:
                 yield name, following
     yield from _IN_TIMM.get(type(module), ())
 

@@ -221,7 +221,7 @@ def masked_keys(
         keys: Spikes.
         kept: As :func:`spiking_linear` takes it.
     """
-    heads = (*keys.shape[:-1], num_heads, -1)
+    heads = (*keys.shape[:-1], num_heads, keys.shape[-1] // num_heads)
     apart = keys.reshape(heads)
     if (
         isinstance(neuron, SpikingNeuron)

@@ -74,6 +74,14 @@ class GridBound(MapMixer):
         # where values lie that come from tokens on the site's grid
         self.values_grid = site.grid if site.project is None else site.key_grid or site.grid
 
+    def take_policy(self, resize: Resize | None) -> None:
+        """Take another policy from now on.
+
+        Raises:
+            UserError: If the mixer was built with what only its own policy serves.
+        """
+        self.resize = resize
+
     @property
     def bound(self) -> bool:
         """Whether it holds anything per position as it is built."""

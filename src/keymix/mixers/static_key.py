@@ -18,7 +18,7 @@ from keymix.layers.folding import replaced, watched
 from keymix.mixers.base import Grid, Site, Traits, redefines
 from keymix.mixers.map_mixer import LINEAR, Roles
 from keymix.mixers.registry import register_mixer
-from keymix.mixers.resize import GridBound, ResizeOptions
+from keymix.mixers.resize import GridBound, Resize, ResizeOptions
 from keymix.mixers.site import coarser
 from keymix.ops import resample
 
@@ -48,6 +48,15 @@ class StarReLU(nn.Module):
 def star_relu(x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     """Compute the function of :class:`StarReLU`."""
     return scale * F.relu(x).square() + bias
+
+
+def _refuse_to_move(key_grid: KeyGrid, resize: Resize | None) -> None:
+    """Refuse a policy under which keys follow the tokens where they were put on a coarser grid."""
+    if resize == "interpolate":
+        raise UserError(
+            f"{key_grid=} keeps the keys where they are whatever grid the tokens take, and "
+            "resize='interpolate' moves them there; choose one"
+        )
 
 
 class KeyOptions(ResizeOptions, total=False):
@@ -94,11 +103,7 @@ class LearnedKeys(GridBound):
             raise UserError(f"{key_init_std=} must be above 0")
         values_grid = site.grid if site.project is None else site.key_grid or site.grid
         if key_grid is not None:
-            if shared.get("resize") == "interpolate":
-                raise UserError(
-                    f"{key_grid=} keeps the keys where they are whatever grid the tokens take, and "
-                    "resize='interpolate' moves them there; choose one"
-                )
+            _refuse_to_move(key_grid, shared.get("resize"))
             shared["resize"] = "pool_values"
             keys = coarser("key_grid", key_grid, site.grid)
             site = replace(site, key_grid=None if keys == site.grid == values_grid else keys)
@@ -106,6 +111,13 @@ class LearnedKeys(GridBound):
         self.chosen_key_grid, self.values_grid = key_grid, values_grid
         self.activation, self.key_init_std = activation, key_init_std
         self.act = StarReLU(**self.factory) if activation == "star_relu" else None
+
+    def take_policy(self, resize: Resize | None) -> None:
+        """Take another policy from now on; keys of ``key_grid`` stay on it."""
+        if self.chosen_key_grid is not None:
+            _refuse_to_move(self.chosen_key_grid, resize)
+            return
+        super().take_policy(resize)
 
     @property
     def claims(self) -> Traits:

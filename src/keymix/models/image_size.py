@@ -69,7 +69,7 @@ def _take(model: nn.Module, size: Grid, resize: str | None, *, trial: bool = Fal
     """Change policies and size; a model whose mixers get the grid with each call is tried."""
     for mixer in find_mixers(model).values():
         if resize is not None and isinstance(mixer, GridBound):
-            mixer.resize = resize  # type: ignore[assignment]
+            mixer.take_policy(resize)  # type: ignore[arg-type] # one of POLICIES
     take: Any = getattr(model, "set_input_size", None)
     if take is not None:
         take(img_size=size)

@@ -103,7 +103,7 @@ def answer(record: ComparisonRecord) -> Answer:
         )
     level = {"control_level", "control_unbeaten"} & {*record.found}
     controls = [label for label in record.controls if label in rows]
-    subject = _best(record, rows, controls) if level else _subject(record, rows)
+    subject = _unbeaten(record, rows, controls) if level else _subject(record, rows)
     shown = replace(
         _compared(record, rows[subject]),
         decision=_decision(record, rows),
@@ -111,9 +111,19 @@ def answer(record: ComparisonRecord) -> Answer:
         next=_next(record, subject),
     )
     if level:
-        title = none_beats(controls, shown="control_level" in level)
+        title = none_beats([subject], shown="control_level" in level)
         return replace(shown, title=title, subject="")
     return shown
+
+
+def _unbeaten(
+    record: ComparisonRecord, rows: Mapping[str, OutcomeRow], controls: Sequence[str]
+) -> str:
+    """Return the control that the finding names, the best on validation; others may be beaten."""
+    found = record.found
+    said = found.get("control_level") or found["control_unbeaten"]
+    named = [each for each in controls if said.heading.endswith(control_name(each))]
+    return named[0] if named else _best(record, rows, controls)
 
 
 def _best(record: ComparisonRecord, rows: Mapping[str, OutcomeRow], labels: Sequence[str]) -> str:
@@ -157,8 +167,12 @@ def _subject(record: ComparisonRecord, rows: Mapping[str, OutcomeRow]) -> str:
 
 
 def _others(record: ComparisonRecord, rows: Mapping[str, OutcomeRow]) -> list[OutcomeRow]:
-    """Return the rows of the named mixers that are compared with the baseline."""
-    named = (rows[label] for label in record.named if label != record.baseline and label in rows)
+    """Return the rows of the named mixers that are compared with the baseline.
+
+    Where there are only controls, those are what is compared.
+    """
+    labels = record.named or record.controls
+    named = (rows[label] for label in labels if label != record.baseline and label in rows)
     return [row for row in named if row.degree is not None and row.interval is not None]
 
 
@@ -211,7 +225,8 @@ def _compared(record: ComparisonRecord, row: OutcomeRow) -> Answer:
 
 
 def _all_unclear(record: ComparisonRecord) -> bool:
-    rows = [row for row in record.outcome.last if row.mixer in record.named]
+    labels = record.named or record.controls
+    rows = [row for row in record.outcome.last if row.mixer in labels]
     return all(row.degree in (None, "unclear") for row in rows)
 
 
@@ -527,7 +542,10 @@ def _runs(count: int, word: str = "") -> str:
 
 
 def _with(command: str, options: Mapping[str, str] | None = None, flags: Sequence[str] = ()) -> str:
-    """Return the command with options set; empty for one of Python."""
+    """Return the command with options set; empty for one of Python.
+
+    It throws no run away, unless `flags` say so.
+    """
     options = options or {}
     try:
         words = shlex.split(command)
@@ -539,9 +557,9 @@ def _with(command: str, options: Mapping[str, str] | None = None, flags: Sequenc
     rest = iter(words)
     for word in rest:
         name, equals, _ = word.partition("=")
-        if name in options:
-            if not equals:
-                next(rest, None)
+        if name in options and not equals:
+            next(rest, None)
+        if name in options or name == "--overwrite":
             continue
         kept.append(word)
     kept = [
@@ -549,7 +567,7 @@ def _with(command: str, options: Mapping[str, str] | None = None, flags: Sequenc
         for before, word in zip(["", *kept], kept, strict=False)
     ]
     kept += [word for pair in options.items() for word in pair]
-    return shlex.join([*kept, *(flag for flag in flags if flag not in kept)])
+    return shlex.join([*kept, *flags])
 
 
 def _canonical(mixers: str) -> str:

@@ -49,8 +49,13 @@ def interval(found: Interval | None, score: Score) -> str:
     if found is None:
         return MISSING
     if found.low is None or found.high is None:
-        return f"{found.n} {'seed' if found.n == 1 else 'seeds'}: no interval"
+        return f"{seeds(found.n)}: no interval"
     return span(found.low, found.high, score)
+
+
+def seeds(number: int) -> str:
+    """Write how many seeds there are: ``1 seed``, ``3 seeds``."""
+    return f"{number} seed{'' if number == 1 else 's'}"
 
 
 def no_spread(interval: Interval) -> str:
