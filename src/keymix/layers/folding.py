@@ -141,6 +141,9 @@ def fold_for_inference(model: Model) -> Model:
     folded in :meth:`keymix.mixers.base.TokenMixer.fold`. What somebody listens to by a hook, and
     norms that have no running statistics, stay.
 
+    In a plain ``nn.Sequential`` a norm goes into what runs right before it, so a model that calls
+    one part of such a sequence by itself cannot be folded: compare its answers before you use it.
+
     The result is the same up to rounding, which in a spiking model can turn a spike where a
     potential lies at the threshold.
 
