@@ -278,7 +278,7 @@ def spiking_conv(
     neuron: nn.Module,
     pool: nn.Module | None = None,
     steps: int | None = None,
-) -> Float[Tensor, "T B D h w"]:
+) -> Float[Tensor, "S B D h w"]:
     """Return ``neuron(pool(norm(conv(x))))``; images that lie channels last stay so.
 
     Args:

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from keymix.errors import UserError
-from keymix.mixers.base import Grid, ImageMixer, Site
+from keymix.mixers.base import ImageMixer, Site
 from keymix.mixers.registry import register_mixer
 from keymix.mixers.site import coarser
 
@@ -43,7 +45,7 @@ class Pooling(ImageMixer):
     why_grid = "averages neighbours"
 
     def __init__(
-        self, site: Site, *, pool_size: int = 3, key_grid: Grid | str | None = None
+        self, site: Site, *, pool_size: int = 3, key_grid: Sequence[int] | str | None = None
     ) -> None:
         super().__init__(site)
         if pool_size < 1 or pool_size % 2 == 0:

@@ -9,7 +9,7 @@ import importlib.util
 import inspect
 import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -183,7 +183,7 @@ def create_mixer(
     num_heads: int = 1,
     grid: Grid | None = None,
     num_prefix_tokens: int = 0,
-    key_grid: Grid | str | None = None,
+    key_grid: Sequence[int] | str | None = None,
     windows: int = 1,
     window_grid: Grid | None = None,
     project: Callable[[str], nn.Module] | None = None,

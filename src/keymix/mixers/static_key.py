@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, Unpack
@@ -22,7 +22,7 @@ from keymix.mixers.resize import GridBound, Resize, ResizeOptions
 from keymix.mixers.site import coarser
 from keymix.ops import resample
 
-KeyGrid = Grid | str
+KeyGrid = Sequence[int] | str
 Activation = Literal["softmax", "gelu", "relu", "star_relu"]
 ACTIVATIONS = ("softmax", "gelu", "relu", "star_relu")
 
