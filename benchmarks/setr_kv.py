@@ -15,8 +15,6 @@ distinguishable, busy is a machine that was too busy to tell, few is less than t
 from __future__ import annotations
 
 import argparse
-import platform
-from pathlib import Path
 
 import torch
 
@@ -25,6 +23,7 @@ from keymix.analysis.counting import count
 from keymix.analysis.measure import Cost, measure_models
 from keymix.analysis.memory import Build
 from keymix.models.match import trainable
+from machine import machine
 
 BASELINES = {
     "setr_kv": "setr_qkv",
@@ -51,21 +50,6 @@ HEADS = (
     *("images/s", "memory MiB", "memory", "training MiB", "training"),
 )
 LINE = "{:<13} {:>7} {:>6} {:>8} {:>11} {:>19} {:>8} {:>9} {:>11} {:>7} {:>13} {:>9}"
-
-
-def machine(threads: int) -> str:
-    """Describe where and with what this runs."""
-    processor = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        lines = info.read_text().splitlines()
-        named = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-        processor = f"{named[0]}, {len(named)} cores" if named else processor
-    return (
-        f"keymix {keymix.__version__}, torch {torch.__version__}, Python "
-        f"{platform.python_version()}, {platform.system()}; {processor}; {threads} threads, "
-        f"float32, CPU capability {torch.backends.cpu.get_cpu_capability()}"
-    )
 
 
 def ratio(value: float | None, base: float | None) -> str:

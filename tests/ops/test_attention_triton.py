@@ -4,49 +4,30 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from attention_triton_cases import AGAIN, CASES, MIXERS
+from triton_interpreter import interpreted
 
-import keymix
 from keymix.errors import UserError
 from keymix.mixers.base import explain_backend
 from mixer_cases import make, tokens
 
 
 @pytest.fixture(scope="module")
-def interpreted() -> dict[str, dict[str, Any]]:
-    """What became of every case: one process runs them all, as Triton is imported once."""
-    triton = pytest.importorskip("triton")
-    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
-    if version <= (3, 6) and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
-        pytest.skip("the interpreter of Triton 3.6 breaks with NumPy from 2.4 on")
-    tests = Path(__file__).parents[1]
-    path = os.pathsep.join([str(Path(keymix.__file__).parents[1]), str(tests)])
-    done = subprocess.run(
-        [sys.executable, str(tests / "ops" / "attention_triton_cases.py")],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return {each["name"]: each for each in map(json.loads, done.stdout.splitlines())}
+def cases() -> dict[str, dict[str, Any]]:
+    """What became of every case, by name."""
+    lines = interpreted("attention_triton_cases.py", 600).splitlines()
+    return {each["name"]: each for each in map(json.loads, lines)}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*CASES, *MIXERS])
-def test_kernels_compute_the_equation_with_every_gradient(name: str, interpreted) -> None:
-    case = interpreted[name]
+def test_kernels_compute_the_equation_with_every_gradient(name: str, cases) -> None:
+    case = cases[name]
     assert not case["error"], case["error"]
     assert {"forward_kernel", "query_kernel", "key_kernel"} <= {*case["ran"]}
     if name in CASES and CASES[name].bias is not None:
@@ -55,10 +36,8 @@ def test_kernels_compute_the_equation_with_every_gradient(name: str, interpreted
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", AGAIN)
-def test_what_kernels_do_not_differentiate_goes_through_the_plain_formula(
-    name: str, interpreted
-) -> None:
-    case = interpreted[name]
+def test_what_kernels_do_not_differentiate_goes_through_the_plain_formula(name: str, cases) -> None:
+    case = cases[name]
     assert not case["error"], case["error"]
     assert "forward_kernel" in case["ran"]
     if "many" in name:

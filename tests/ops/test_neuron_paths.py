@@ -3,10 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +10,8 @@ import pytest
 import torch
 from neuron_cases import Case, agrees, every_case, gradients_alone_agree, outcome
 from torch import Tensor
+from triton_interpreter import interpreted
 
-import keymix
 from each import together
 from keymix.analysis.counting import count
 from keymix.errors import UserError
@@ -302,21 +298,7 @@ def test_auto_on_cuda_is_triton_where_it_can_launch(monkeypatch) -> None:
 
 @pytest.mark.slow
 def test_triton_is_the_reference_in_its_interpreter() -> None:
-    triton = pytest.importorskip("triton")
-    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
-    if version <= (3, 6) and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
-        pytest.skip("the interpreter of Triton 3.6 breaks with NumPy from 2.4 on")
-    tests = Path(__file__).parents[1]
-    path = os.pathsep.join([str(Path(keymix.__file__).parents[1]), str(tests)])
-    done = subprocess.run(
-        [sys.executable, str(tests / "ops" / "neuron_cases.py")],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    interpreted("neuron_cases.py")
 
 
 @pytest.mark.gpu

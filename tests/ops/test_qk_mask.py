@@ -4,19 +4,14 @@
 from __future__ import annotations
 
 import copy
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from triton_interpreter import interpreted
 
-import keymix
 from each import together
 from keymix.errors import UserError
 from keymix.layers.neurons import LIF, ParametricLIF, SpikingNeuron
@@ -148,21 +143,7 @@ def test_gradients_of_gradients_say_what_to_do() -> None:
 
 @pytest.mark.slow
 def test_triton_is_the_reference_in_its_interpreter() -> None:
-    triton = pytest.importorskip("triton")
-    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
-    if version <= (3, 6) and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
-        pytest.skip("the interpreter of Triton 3.6 breaks with NumPy from 2.4 on")
-    tests = Path(__file__).parents[1]
-    path = os.pathsep.join([str(Path(keymix.__file__).parents[1]), str(tests)])
-    done = subprocess.run(
-        [sys.executable, str(tests / "ops" / "qk_mask_cases.py")],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    interpreted("qk_mask_cases.py")
 
 
 def test_neurons_unlike_each_other_are_not_for_the_kernels() -> None:
