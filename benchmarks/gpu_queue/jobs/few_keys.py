@@ -284,7 +284,7 @@ JOB = Job(
     name="few_keys",
     title="Fewer static keys than tokens",
     purpose=(
-        "How many static keys does an image need? Accuracy against time of `static_key` with all, "
+        "How many static keys are enough? Accuracy against time of `static_key` with all, "
         "a quarter and a sixteenth of the keys, beside softmax and two controls, on CIFAR-10 with "
         "64 and 256 tokens."
     ),

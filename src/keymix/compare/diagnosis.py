@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a comparison finds out about itself, before any difference is read: did anything learn?
 
-The gravest first: nothing learned, problems of the data, too few test units, constant predictions,
-a training that was too short, a task that is too easy, a control that is level with every mixer, a
-point of reference that is better than all.
+The most serious first: nothing learned, problems of the data, too few test units, constant
+predictions, a training that was too short, a task that is too easy, a control that is level with
+every mixer, a point of reference that is better than all.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Found:
 
 
 def diagnose(found: Found) -> tuple[Diagnosis, ...]:
-    """Return what the comparison found out about itself, the gravest first."""
+    """Return what the comparison found out about itself, the most serious first."""
     if not found.mixers:
         return ()
     nothing = nothing_learned(found)

@@ -150,7 +150,7 @@ class ConvStaticKeyAttention(LearnedKeys):
     def _entries(self, shape: Sequence[int] | None) -> int:
         """Entries of the maps of one image where gradients follow, of all images if not.
 
-        Blocks are strips of single images, each of which costs its own pass back.
+        Blocks are strips of single images, each with a backward pass of its own.
         """
         if shape is not None and torch.is_grad_enabled():
             shape = (self.site.windows, *shape[-2:])

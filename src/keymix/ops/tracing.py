@@ -64,5 +64,5 @@ def traced(x: Tensor | None = None) -> str | None:
     if forward_mode():
         return "derivatives are carried along in the forward pass"
     if x is not None and (x.is_meta or type(x) not in (Tensor, torch.nn.Parameter)):
-        return "the currents hold no numbers, or are a tensor of another class"
+        return "the input holds no numbers, or is a tensor of another class"
     return None

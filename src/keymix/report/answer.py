@@ -459,7 +459,7 @@ def _above_control(record: ComparisonRecord, rows: Mapping[str, OutcomeRow]) -> 
 
 
 def _next(record: ComparisonRecord, subject: str) -> Next | None:
-    """Say what to do next, one thing: the gravest first, with all that one command can do."""
+    """Say what to do next, one thing: the most serious first, with all that one command can do."""
     open_runs = len(record.unfinished("missing")) + len(record.unfinished("failed"))
     if open_runs:
         return Next(
@@ -522,7 +522,7 @@ def _more_seeds(record: ComparisonRecord) -> bool:
 
 
 def _longer(record: ComparisonRecord, epochs: int | None) -> str:
-    """Return the command that trains all again for so many epochs; empty where there are none."""
+    """Return the command that trains all again for ``epochs``; empty if that is None."""
     if epochs is None:
         return ""
     options = {"--epochs": str(epochs)}

@@ -199,7 +199,7 @@ DiagnosisKind = Literal[
     "control_unbeaten",
     "reference_ahead",
 ]
-"""What a comparison may find out about itself, the gravest first."""
+"""What a comparison may find out about itself, the most serious first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -486,7 +486,7 @@ class ComparisonRecord(Sparse):
         threads: Threads of each.
         mixers: The mixers, in the order of every table.
         mechanisms: What the mixers of which these consist do, in plain words, by name.
-        diagnoses: What the comparison found out about itself, the gravest first.
+        diagnoses: What the comparison found out about itself, the most serious first.
         outcome: Scores, intervals, and how certain the differences are.
         references: Points of reference that no network was trained for.
         recommendation: Which mixer to take.

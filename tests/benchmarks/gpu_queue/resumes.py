@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -58,14 +57,12 @@ CASES = {  # step of the dry run, and the faults that are planted
 
 def measured(name: str, folder: Path) -> dict[str, Any]:
     """Measure a step of the dry run."""
-    from gpu_queue.job import Context
+    from dry import context
+
     from gpu_queue.jobs.kill_resume import JOB
 
     step = next(step for step in JOB.steps(True) if step.name == name)
-    until = time.monotonic() + 600
-    return step.measure(
-        Context(device="cpu", tiny=True, data=None, work=folder, keep=folder, until=until)
-    )
+    return step.measure(context(folder))
 
 
 def main(folder: Path, out: Path) -> None:

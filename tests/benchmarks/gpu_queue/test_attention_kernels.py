@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
 import torch
+from dry import context
 
-from gpu_queue.job import Context
 from gpu_queue.jobs.attention_kernels import COMPILED, EAGER, JOB, MIXERS, PATHS, SIDES
 from gpu_queue.mixer_results import BARE, BASE, DTYPES, wrong
 
@@ -22,14 +21,7 @@ Results = dict[str, dict[str, Any]]
 def dry(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Results of the dry run, as a file holds them."""
     folder = tmp_path_factory.mktemp("dry")
-    where = Context(
-        device="cpu",
-        tiny=True,
-        data=None,
-        work=folder,
-        keep=folder,
-        until=time.monotonic() + 600,
-    )
+    where = context(folder)
     found = {step.name: step.measure(where) for step in JOB.steps(True)}
     torch.compiler.reset()
     return json.loads(json.dumps(found, allow_nan=False))

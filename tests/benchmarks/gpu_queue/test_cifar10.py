@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dry import context
 
 from commands import forkserver
 from costs import cost_of
@@ -41,19 +42,8 @@ def _backend(monkeypatch: pytest.MonkeyPatch, shapes_checked: bool) -> None:
     monkeypatch.setattr(train_task, "_BACKEND", train_task._BACKEND)  # as it was, after the test
 
 
-def context(root: Path, name: str, results: Results) -> Context:
-    work, keep = root / "work" / name, root / "keep" / name
-    for folder in (work, keep):
-        folder.mkdir(parents=True, exist_ok=True)
-    return Context(
-        device="cpu",
-        tiny=True,
-        data=None,
-        work=work,
-        keep=keep,
-        until=time.monotonic() + 600,
-        results=results,
-    )
+def within(root: Path, name: str, results: Results) -> Context:
+    return context(root, work=root / "work" / name, keep=root / "keep" / name, results=results)
 
 
 def rates(found: dict[tuple[bool, int], tuple[float, float]]) -> Results:
@@ -83,7 +73,7 @@ def measure_all(root: Path) -> None:
     """Measure every step of the dry run, one after the other; what is compiled is so by name."""
     results: Results = {}
     for step in JOB.steps(True):
-        result = step.measure(context(root, step.name, EAGER))
+        result = step.measure(within(root, step.name, EAGER))
         results[step.name] = json.loads(json.dumps(result, allow_nan=False))
     (root / "results.json").write_text(json.dumps(results))
 
@@ -142,11 +132,11 @@ def test_a_run_that_is_asked_to_stop_goes_on_as_it_began(
     name = "vit_small/static_key/0"
     step = next(step for step in JOB.steps(True) if step.name == name)
     with pytest.raises(Unfinished) as said:
-        step.measure(context(tmp_path, name, {}))
+        step.measure(within(tmp_path, name, {}))
     assert said.value.progress == {"epochs": 1, "of": 2}
     monkeypatch.undo()
     later = rates({(True, 1): (9e9, 1.0)})  # now it would be compiled
-    result = step.measure(context(tmp_path, name, later))
+    result = step.measure(within(tmp_path, name, later))
     assert not result["compiled"]
     assert result["epochs"] == 2
 
@@ -162,7 +152,7 @@ def test_a_run_is_compiled_where_that_was_faster(
     monkeypatch.setattr(cifar10, "train_in_time", begin)
     step = next(step for step in JOB.steps(True) if step.resumable)
     with pytest.raises(Unfinished):
-        step.measure(context(tmp_path, step.name, rates({(compiled, 1): (9e9, 1.0)})))
+        step.measure(within(tmp_path, step.name, rates({(compiled, 1): (9e9, 1.0)})))
 
 
 @pytest.mark.parametrize("left", [100.0, -1.0])
@@ -175,7 +165,7 @@ def test_a_compiler_that_was_stopped_with_the_run_is_no_failure(
     monkeypatch.setattr(ClassificationTask, "training_step", fail)
     name = "vit_small/static_key/0"
     step = next(step for step in JOB.steps(True) if step.name == name)
-    late = replace(context(tmp_path, name, {}), until=time.monotonic() + left)
+    late = replace(within(tmp_path, name, {}), until=time.monotonic() + left)
     with pytest.raises(RuntimeError if left > 0 else Unfinished):
         step.measure(late)
 
@@ -186,7 +176,7 @@ def test_a_training_that_fails_fails_the_step(
     monkeypatch.setitem(cifar10.TINY, "model.options.depth", -1)
     step = next(step for step in JOB.steps(True) if step.name == "together/eager/2")
     with pytest.raises(RuntimeError, match="trainings ended with"):
-        step.measure(context(tmp_path, step.name, {}))
+        step.measure(within(tmp_path, step.name, {}))
 
 
 @pytest.mark.parametrize("mixer", MIXERS)

@@ -7,14 +7,14 @@ import itertools
 import os
 import shlex
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dry import apart
 
 from costs import cost
-from gpu_queue.job import Context, Result, Step, Unfinished
+from gpu_queue.job import Result, Step, Unfinished
 from gpu_queue.jobs import depth
 from gpu_queue.jobs.depth import JOB, PLAIN, RE
 from gpu_queue.training import PREDICTIONS, TEXTS
@@ -23,25 +23,11 @@ from keymix.train.loop import EpochRecord
 from keymix.train.recipe import Recipe, parse_value, replace_path
 
 
-def context(folder: Path) -> Context:
-    """A step's folders; those of a run that was stopped are there again."""
-    for name in ("work", "keep"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    return Context(
-        device="cpu",
-        tiny=True,
-        data=None,
-        work=folder / "work",
-        keep=folder / "keep",
-        until=time.monotonic() + 600,
-    )
-
-
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     """What the dry run measures."""
     base = tmp_path_factory.mktemp("depth")
-    return {step.name: step.measure(context(base / step.name)) for step in JOB.steps(True)}
+    return {step.name: step.measure(apart(base / step.name)) for step in JOB.steps(True)}
 
 
 # ---- measuring --------------------------------------------------------------------------------
@@ -75,9 +61,9 @@ def test_a_run_that_is_stopped_resumes_to_the_same_result(
     with monkeypatch.context() as patched:
         patched.setattr(EpochRecord, "latest", stopped)
         with pytest.raises(Unfinished) as stop:
-            step.measure(context(tmp_path))
+            step.measure(apart(tmp_path))
     assert stop.value.progress == {"epochs": 1, "of": 2}
-    again = step.measure(context(tmp_path))
+    again = step.measure(apart(tmp_path))
     timed = {"seconds", "images_per_s"}
     assert {k: v for k, v in again.items() if k not in timed} == {
         k: v for k, v in measured[step.name].items() if k not in timed

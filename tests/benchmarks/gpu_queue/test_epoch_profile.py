@@ -3,23 +3,17 @@ from __future__ import annotations
 
 import gzip
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dry import context
 
 from gpu_queue import trace
-from gpu_queue.job import Context
 from gpu_queue.jobs import epoch_profile
 from gpu_queue.jobs.epoch_profile import JOB, TRAINING, is_resident, limit
 
 Result = dict[str, Any]
-
-
-def context(folder: Path) -> Context:
-    until = time.monotonic() + 600
-    return Context(device="cpu", tiny=True, data=None, work=folder, keep=folder, until=until)
 
 
 @pytest.fixture(scope="module")

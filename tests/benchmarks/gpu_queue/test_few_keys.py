@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import shlex
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dry import apart
 
-from gpu_queue.job import Context, Result
+from gpu_queue.job import Result
 from gpu_queue.jobs import few_keys, jobs
 from gpu_queue.jobs.few_keys import BASELINE, EPOCHS, JOB, MIXERS, PATCHES, RATES, SEEDS
 from keymix import recipes
@@ -26,19 +26,8 @@ def recipe_of(changed: dict[str, Any]) -> Recipe:
 def test_the_dry_run_trains_with_the_rate_that_the_search_found(tmp_path: Path) -> None:
     results: dict[str, Result] = {}
     for step in JOB.steps(True):
-        for name in ("work", "keep"):
-            (tmp_path / step.name / name).mkdir(parents=True)
-        results[step.name] = step.measure(
-            Context(
-                device="cpu",
-                tiny=True,
-                data=None,
-                work=tmp_path / step.name / "work",
-                keep=tmp_path / step.name / "keep",
-                until=time.monotonic() + 600,
-                results=dict(results),
-            )
-        )
+        where = apart(tmp_path / step.name, results=dict(results))
+        results[step.name] = step.measure(where)
     named = {name for line in JOB.form for name in line.split(", ")}
     assert all(result.keys() == named for result in results.values())
     few, plain = results["64/quarter/seed-0"], results["64/softmax/seed-0"]

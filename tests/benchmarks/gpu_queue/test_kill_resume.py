@@ -2,24 +2,18 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import resumes
+from dry import context
 
 from commands import forkserver
-from gpu_queue.job import Context
 from gpu_queue.jobs import kill_resume
 from gpu_queue.jobs.kill_resume import AS_FAR, EQUAL, JOB, LOSES, REFUSED, conclude
 
 Result = dict[str, Any]
-
-
-def context(folder: Path) -> Context:
-    until = time.monotonic() + 600
-    return Context(device="cpu", tiny=True, data=None, work=folder, keep=folder, until=until)
 
 
 @pytest.fixture(scope="module")

@@ -8,16 +8,15 @@ import json
 import math
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from dry import context
 from torch import Tensor
 
-from gpu_queue.job import Context
 from gpu_queue.jobs import mixers as job
 from gpu_queue.jobs.mixers import FULL, JOB, TINY
 from gpu_queue.mixer_results import BARE, BASE, PATH_LIMIT, limit, wrong
@@ -30,18 +29,6 @@ from keymix.ops.attention import sdpa
 pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
 Results = dict[str, dict[str, Any]]
-
-
-def context(folder: Path) -> Context:
-    """A dry run."""
-    return Context(
-        device="cpu",
-        tiny=True,
-        data=None,
-        work=folder,
-        keep=folder,
-        until=time.monotonic() + 600,
-    )
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
+from dry import context
 
-from gpu_queue.job import Context
 from gpu_queue.jobs import jobs
 from gpu_queue.jobs.qk_mask import AXES, DTYPES, FUSED, JOB, PARTS, SHAPES, THEIRS
 
@@ -20,15 +19,7 @@ def test_the_dry_run_compares_all_three_over_both_axes(tmp_path: Path) -> None:
     pytest.importorskip("spikingjelly", reason="SpikingJelly is not installed")
     results = {}
     for step in JOB.steps(True):
-        context = Context(
-            device="cpu",
-            tiny=True,
-            data=None,
-            work=tmp_path,
-            keep=tmp_path,
-            until=time.monotonic() + 60,
-        )
-        results[step.name] = json.loads(json.dumps(step.measure(context)))
+        results[step.name] = json.loads(json.dumps(step.measure(context(tmp_path))))
     assert {found["axis"] for found in results.values()} == set(AXES)
     for found in results.values():
         assert set(found["runs"]) == {THEIRS, PARTS, FUSED}

@@ -8,26 +8,19 @@ import json
 import math
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dry import apart
 
-from gpu_queue.job import Context, Step, Unfinished
+from gpu_queue.job import Step, Unfinished
 from gpu_queue.jobs import spiking
 from gpu_queue.jobs.spiking import EPOCHS, JOB, RUN_SECONDS, UNMEASURED
 from gpu_queue.training import PREDICTIONS, TEXTS
 
 pytestmark = pytest.mark.slow
 NEEDS_JELLY = ("neurons/tokens", "step/float32", "step/bfloat16")
-
-
-def context(folder: Path, **more: Any) -> Context:
-    for name in ("work", "keep"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    given = {"device": "cpu", "tiny": True, "data": None, "until": time.monotonic() + 600}
-    return Context(**{**given, "work": folder / "work", "keep": folder / "keep", **more})
 
 
 def step(name: str) -> Step:
@@ -41,7 +34,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for each in JOB.steps(True):
         if each.name in NEEDS_JELLY:
             pytest.importorskip("spikingjelly", reason="SpikingJelly is not installed")
-        measured = each.measure(context(tmp_path_factory.mktemp("step"), results=found))
+        measured = each.measure(apart(tmp_path_factory.mktemp("step"), results=found))
         found[each.name] = json.loads(json.dumps(measured))
     return found
 
@@ -79,7 +72,7 @@ def test_a_spike_that_differs_is_counted_and_its_gradient_is_not() -> None:
 
 
 def test_the_run_is_the_published_one_shortened(tmp_path: Path) -> None:
-    given = context(tmp_path, tiny=False, data=tmp_path)
+    given = apart(tmp_path, tiny=False, data=tmp_path)
     recipe = spiking._recipe(given, batch=256, epochs=41)  # a tenth
     assert recipe.optim.lr == pytest.approx(2e-3)  # four times the batch, twice the rate
     assert recipe.schedule.warmup_epochs == 2
@@ -114,7 +107,7 @@ def test_a_run_that_is_stopped_goes_on_from_there(
 
         return train(recipe, folder, progress=end, **more)
 
-    given = context(tmp_path)
+    given = apart(tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr(engine, "train", stopped)
         with pytest.raises(Unfinished) as caught:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dry import context
 
 from commands import wait_for
 from gpu_queue.job import Context
@@ -42,18 +43,6 @@ def test_slow():
     pathlib.Path(__file__).with_name("pid").write_text(str(os.getpid()))
     time.sleep(100)
 """
-
-
-def context(folder: Path) -> Context:
-    folder.mkdir(exist_ok=True)
-    return Context(
-        device="cpu",
-        tiny=True,
-        data=None,
-        work=folder,
-        keep=folder,
-        until=time.monotonic() + 600,
-    )
 
 
 def written(folder: Path, text: str, name: str = "test_made.py") -> str:

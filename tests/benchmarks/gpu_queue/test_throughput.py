@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from dry import context
 from torch._dynamo.utils import counters
 
 from commands import forkserver
-from gpu_queue.job import Context
 from gpu_queue.jobs import throughput
 from gpu_queue.jobs.throughput import FAMILIES, JOB, MODES, SETTINGS, TRAINING, Runner
 from keymix import recipes
@@ -27,11 +27,6 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 VIT = FAMILIES[0]
 TINY, _ = throughput._tiny()[0]
-
-
-def context(work: Path) -> Context:
-    until = time.monotonic() + 300
-    return Context(device="cpu", tiny=True, data=None, work=work, keep=work, until=until)
 
 
 def test_models_are_those_that_the_papers_page_names() -> None:

@@ -116,7 +116,7 @@ class _Chunk(Neurons):
 
 
 def chunks(count: int, whole: int = 1) -> list[tuple[int, int]]:
-    """Cut a row into parts that stay in cache, each of whole groups of so many neurons."""
+    """Cut ``count`` neurons into parts that stay in cache, each of whole groups of ``whole``."""
     size = CHUNK * max(1, torch.get_num_threads() // 2)
     parts = max(round(count / size), 1)  # as equal as can be: a short one costs as many calls
     size = max(-(-count // (parts * whole)), 1) * whole

@@ -24,7 +24,7 @@ def sum_dtype(t: Tensor) -> torch.dtype:
 
 
 def precision() -> str:
-    """Return how products of float32 are made: as PyTorch is told to."""
+    """Return the precision of float32 products, TF32 where PyTorch allows it."""
     return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
