@@ -102,3 +102,12 @@ def test_few_keys_swapped_into_a_trained_model_start_from_its_own() -> None:
         drift[estimate] = (made(x) - model(x)).norm().item()
     assert drift["least_squares"] < drift[None]
     assert drift["mean"] < drift[None]
+
+
+def test_a_shared_map_of_fewer_keys_meets_as_many_values() -> None:
+    options = {"mixer": "static_key", "mixer_options": {"key_grid": "1/4"}, "shared_from": 1}
+    model = create_model("deepvit_micro_p4_32", **arguments("deepvit_micro_p4_32", **options))
+    x = images("deepvit_micro_p4_32")
+    assert model(x).isfinite().all()
+    shared = model.blocks[1].attn.mixer
+    assert shared.key_grid == model.blocks[0].attn.mixer.key_grid == (4, 6)
