@@ -38,9 +38,10 @@ class Case:
     shape: tuple[int, ...]
 
 
-def model(name: str, side: int, **options: Any) -> Case:
+def model(name: str, side: int, channels: int = 3, **options: Any) -> Case:
     """Take a model at a side in pixels."""
-    return Case(lambda: create_model(name, img_size=side, **options), (3, side, side))
+    options |= {"img_size": side, "in_chans": channels}
+    return Case(lambda: create_model(name, **options), (channels, side, side))
 
 
 def mixer(name: str, side: int, **options: Any) -> Case:
@@ -54,7 +55,9 @@ CASES = {
     "re_attention": mixer("re_attention", 14),
     "re_attention, 784 tokens": mixer("re_attention", 28),
     "key_value(pos_dim=16)": mixer("key_value", 14, pos_dim=16),
+    "static_key": mixer("static_key", 14),
     "static_key, 49 keys": mixer("static_key", 28, **FEW),
+    "vit_nano_p4_12, static_key": model("vit_nano_p4_12", 12, 1, mixer="static_key"),
     "deepvit_micro_p4_32": model("deepvit_micro_p4_32", 32, mixer="re_attention"),
     "cvt_13_32": model("cvt_13_32", 32),
     "qkformer_hst_4_384": model("qkformer_hst_4_384", 32),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -191,6 +192,30 @@ def test_other_keys_stay_where_they_are(make_mixer: Any) -> None:
     close(folded(x), mixer(x))
 
 
+@each(
+    "name, options, joined",
+    {
+        "static": ("static_key", {}, True),
+        "convolutional": ("conv_static_key", {}, True),
+        "with re-attention": ("static_key_re_attention", {}, True),
+        "no biases": ("static_key", {"qkv_bias": False}, True),
+        "pooled tokens": ("static_key", {"key_grid": (1, 3), "head_dim": 2}, False),
+    },
+)
+def test_queries_and_values_of_the_same_tokens_are_projected_at_once(
+    name: str, options: dict[str, Any], joined: bool
+) -> None:
+    mixer = make(name, options).eval()
+    folded, x = fold_for_inference(mixer), tokens(mixer)
+    assert (folded.joint is not None) is joined
+    assert len(folded.projections) == len(mixer.projections) - joined
+    close(folded(x), mixer(x))
+    assert count(folded, tuple(x.shape[1:])).macs == count(mixer, tuple(x.shape[1:])).macs
+    listened = copy.deepcopy(mixer)
+    listened.v.register_forward_hook(lambda *_: None)
+    assert fold_for_inference(listened).joint is None
+
+
 def test_a_query_that_is_normed_keeps_its_keys_and_its_scale() -> None:
     def norm(role: str) -> nn.Module | None:
         return nn.LayerNorm(12).double() if role == "q" else None
@@ -201,7 +226,8 @@ def test_a_query_that_is_normed_keeps_its_keys_and_its_scale() -> None:
         mixer = kind(site, dtype=torch.float64).eval()
         stir(mixer)
         folded = fold_for_inference(mixer)
-        assert torch.equal(folded.projections[0].weight, mixer.projections[0].weight)
+        queries = [each.projections[0].weight[:24] for each in (folded, mixer)]
+        assert torch.equal(*queries)
         close(folded(x), mixer(x))
 
 

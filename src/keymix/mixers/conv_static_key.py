@@ -103,11 +103,12 @@ class ConvStaticKeyAttention(LearnedKeys):
             nn.init.normal_(self.key, std=self.key_init_std)
 
     def fold(self) -> None:
-        """Bring the factor of the logits into the filters, their biases and the key."""
+        """Bring the factor of the logits into the filters and the key; project q and v at once."""
         super().fold()
         if not redefines(self, ConvStaticKeyAttention, *LINEAR):
             self.key_conv = copy.deepcopy(self.key_conv)
             self.scale_keys()
+            self.join_queries_and_values()
 
     @classmethod
     def learned_keys(cls, site: Site, options: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:

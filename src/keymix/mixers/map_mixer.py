@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keymix.errors import UserError
-from keymix.layers.folding import watched
+from keymix.layers.folding import replaced, watched
 from keymix.mixers.base import (
     BackendChoice,
     Grid,
@@ -132,7 +132,7 @@ class MapMixer(TokenMixer):
     """
 
     roles: ClassVar[tuple[str, ...]] = ("q", "k", "v")
-    joint: ClassVar[str | None] = "qkv"  # name of the one projection of all roles, or None
+    joint: str | None = "qkv"  # name of the one projection of all roles, or None
     map_norm: ClassVar[str | None] = None  # submodule that norms maps over heads, if there is one
     widest: ClassVar[int] = 256  # head_dim up to which Triton kernels keep what they need on a chip
     temperature: nn.Parameter | None
@@ -268,6 +268,33 @@ class MapMixer(TokenMixer):
                 part[start : start + rows] *= self.scale
         self.add_module(name, scaled)
         self.scale = 1.0
+
+    def join_roles(self, joint: str) -> None:
+        """Make one projection of those of the roles, by the name ``joint``.
+
+        For :meth:`fold`: parameters lose their names. Nothing changes where roles are projected
+        from different tokens, or a projection is no plain linear map.
+        """
+        linears = [self.get_submodule(role) for role in self.roles] if self.joint is None else []
+        plain = [each for each in linears if type(each) is nn.Linear and not watched(each)]
+        biases = [each.bias for each in plain if each.bias is not None]
+        if (
+            not plain
+            or len(plain) < len(linears)
+            or self.project is not None
+            or len(biases) not in (0, len(plain))
+            or len({each.weight.shape for each in plain}) > 1
+        ):
+            return
+        first, rows = plain[0], sum(each.out_features for each in plain)
+        made = nn.Linear(first.in_features, rows, bool(biases), **self.factory)
+        made.weight = replaced(first.weight, torch.cat([each.weight for each in plain]))
+        if biases:
+            made.bias = replaced(biases[0], torch.cat(biases))
+        for role in self.roles:
+            delattr(self, role)
+        self.add_module(joint, made)
+        self.joint = joint
 
     # ---- what a subclass writes -------------------------------------------------------------
 

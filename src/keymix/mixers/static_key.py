@@ -130,6 +130,11 @@ class LearnedKeys(GridBound):
         maskable = maskable and self.chosen_key_grid is None
         return replace(claims, maskable=maskable)
 
+    def join_queries_and_values(self) -> None:
+        """Project both at once, for :meth:`fold`; values of pooled tokens stay apart."""
+        if not self.keeps_grid:
+            self.join_roles("qv")
+
     @property
     def plain_softmax(self) -> str | None:
         """None if the map is a plain softmax of logits, else what makes it another thing."""
@@ -345,12 +350,18 @@ class StaticKeyAttention(LearnedKeys):
 
         Its outputs are the logits then: M instead of d + M d / C products per token, head and input
         channel, which is less where M <= d. Keys that windows own, calls resample, queries meet
-        behind a norm or rotation, or a named backend needs stay where they are.
+        behind a norm or rotation, or a named backend needs stay where they are. Queries and values
+        of the same tokens are one projection from then on.
         """
         super().fold()
         if redefines(self, StaticKeyAttention, *LINEAR):
             return
         self.scale_keys()
+        self._fold_few_keys()
+        self.join_queries_and_values()
+
+    def _fold_few_keys(self) -> None:
+        """Multiply keys into the projection of the queries, where that is less to compute."""
         keys, q = self.key, self.get_submodule(self.joint or "q")
         shared = not (self.own_windows or self.resize == "interpolate")
         direct = self.joint is None and (self.finish is None or "q" not in self.finish)
