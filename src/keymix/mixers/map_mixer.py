@@ -277,7 +277,7 @@ class MapMixer(TokenMixer):
         """
         linears = [self.get_submodule(role) for role in self.roles] if self.joint is None else []
         plain = [each for each in linears if type(each) is nn.Linear and not watched(each)]
-        biases = [each.bias for each in plain if each.bias is not None]
+        biases: list[Tensor] = [each.bias for each in plain if each.bias is not None]
         if (
             not plain
             or len(plain) < len(linears)
