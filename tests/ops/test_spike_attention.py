@@ -13,7 +13,7 @@ import keymix
 from keymix.errors import UserError
 from keymix.layers.neurons import LIF, ParametricLIF
 from keymix.layers.spiking_block import plain_steps, spiking_attention
-from keymix.ops.spikes import attention
+from keymix.ops.spikes import attention, packed
 from keymix.ops.spikes.packed import added, mark_whole, pack, viewed, whole_to
 
 D = torch.float64
@@ -124,3 +124,15 @@ def test_sums_and_views_of_marked_tensors_are_marked_as_far_as_a_byte_reaches() 
     both.fill_(128.0)
     mark_whole(both, 128)
     assert pack(both) is both
+
+
+@pytest.mark.parametrize("name", ["linear", "driven"])
+def test_nothing_is_kept_where_nothing_is_differentiated(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixer, x = made(name), torch.randint(0, 2, (2, 1, 7, 12)).to(D)
+    expected = mixer(x).detach()
+    for module in (attention, packed):
+        monkeypatch.setattr(module, "pack", lambda x: pytest.fail("packed"))
+    with torch.no_grad():
+        assert torch.equal(mixer(x), expected)

@@ -275,7 +275,8 @@ def spiking_attention(
         scale: Factor of the product.
         linear: Which product comes first.
     """
-    if isinstance(neuron, SpikingNeuron) and why_plain(q, neuron) is None:
+    kept = torch.is_grad_enabled() and why_plain(q, neuron) is None
+    if isinstance(neuron, SpikingNeuron) and kept:
         keep, gain = neuron.coefficients()
         spikes = self_attention(
             *(q, k, v),

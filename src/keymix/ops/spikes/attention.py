@@ -84,8 +84,8 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         refuse_unkept(grad)
-        *spikes, first, counts = ctx.saved_tensors[:5]
-        keep, gain = saved_coefficients(ctx, ctx.saved_tensors[5:])
+        q, k, v, first, counts, *tensors = ctx.saved_tensors  # once: checkpoints give them once
+        keep, gain = saved_coefficients(ctx, tensors)
         dtype = grad.dtype
         grad, grad_keep, grad_gain = gradients(
             *(counts.to(dtype) * ctx.scale, grad),
@@ -93,7 +93,7 @@ class _Attention(torch.autograd.Function):
         )
         found = _attended_back(
             grad.mul_(ctx.scale),
-            (_heads_first(each, dtype) for each in spikes),
+            (_heads_first(each, dtype) for each in (q, k, v)),
             first.to(dtype),
             ctx.linear,
         )

@@ -204,6 +204,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, kept: Kept | None = N
 
     Its backward pass cannot be differentiated and says so. Maps of the same ``x`` share ``kept``.
     """
+    if not torch.is_grad_enabled():  # which functions are not told: they would keep all the same
+        return _product(x, weight, bias)
     out: Tensor = _Linear.apply(x, weight, bias, kept or Kept())
     return out
 
@@ -218,5 +220,8 @@ def conv2d(
     groups: int,
 ) -> Tensor:
     """Compute ``F.conv2d`` of ``[*, B, C, H, W]``, all axes before C as one, kept in bytes too."""
-    out: Tensor = _Conv.apply(x, weight, bias, (stride, padding, dilation, groups))
+    options = (stride, padding, dilation, groups)
+    if not torch.is_grad_enabled():
+        return F.conv2d(x.flatten(0, -4), weight, bias, *options)
+    out: Tensor = _Conv.apply(x, weight, bias, options)
     return out
