@@ -266,14 +266,6 @@ def spiking_attention(
     """Return ``neuron(Q K^T V scale)``, heads apart; K^T V is the first product if ``linear``.
 
     Spikes and what products of them count are kept in bytes where that is exact.
-
-    Args:
-        q: Spikes, steps first, as k and v are.
-        k: Of the keys.
-        v: Of the values.
-        neuron: Fires on the product.
-        scale: Factor of the product.
-        linear: Which product comes first.
     """
     kept = torch.is_grad_enabled() and why_plain(q, neuron) is None
     if isinstance(neuron, SpikingNeuron) and kept:
