@@ -31,7 +31,8 @@ def _heads_first(x: Tensor, dtype: torch.dtype) -> Tensor:
 def attended(heads: Iterable[Tensor], linear: bool) -> tuple[Tensor, Tensor]:
     """Multiply q, k and v ``[T, *, h, N, d]``: the first of the two products, and that of all."""
     q, k, v = heads
-    first = k.mT @ v if linear else q @ k.mT
+    keys = k.transpose(-2, -1)  # .mT is not known to exporters
+    first = keys @ v if linear else q @ keys
     return first, q @ first if linear else first @ v
 
 
