@@ -2,7 +2,7 @@
 """A training step of QKFormer at T=4 next to SpikingJelly 2's own: time and peak memory.
 
     python benchmarks/qkformer_step.py
-    python benchmarks/qkformer_step.py --batch 8 --rounds 12
+    python benchmarks/qkformer_step.py --batch 8 --rounds 12 --profile
     python benchmarks/qkformer_step.py --device cuda --batch 32 --side 224 --depths 1 2 7
 
 ImageNet stem, widths 96, 192 and 384, blocks 1, 1 and 2. Times are taken in turns in one process,
@@ -142,6 +142,16 @@ def times(setting: Setting, rounds: int) -> dict[str, Samples]:
     return turns.samples
 
 
+def convolutions(name: str, setting: Setting) -> tuple[float, float]:
+    """Milliseconds a step spends in convolutions, and in all operators, in PyTorch's profiler."""
+    step = trainer(name, setting)
+    step()
+    with torch.profiler.profile() as profile:
+        step()
+    times = {each.key: each.self_cpu_time_total / 1e3 for each in profile.key_averages()}
+    return sum(ms for key, ms in times.items() if "convolution" in key), sum(times.values())
+
+
 def resident() -> float:
     """Peak of this process so far, MiB (Linux)."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -167,6 +177,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", type=device_name, default="cpu")
     parser.add_argument("--bfloat16", action="store_true", help="under autocast")
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--profile", action="store_true", help="time in convolutions as well")
     parser.add_argument("--peak-of", choices=(THEIRS, OURS, PARTS), help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     setting = Setting(
@@ -207,6 +218,9 @@ def main(argv: list[str] | None = None) -> int:
                 f"{peaks[name] / peaks[THEIRS]:.2f}",
             )
         )
+    for name in (THEIRS, OURS) if args.profile else ():
+        part, total = convolutions(name, setting)
+        print(f"{name}: {part:.0f} of {total:.0f} ms of a profiled step in convolutions")
     return 0
 
 

@@ -16,7 +16,7 @@ from keymix.layers.neurons import IF, LIF, ParametricLIF
 from keymix.layers.spiking_block import plain_steps, spiking_conv, spiking_linear
 from keymix.ops.neuron import blocked
 from keymix.ops.spikes import normed, packed
-from keymix.ops.spikes.packed import is_whole, mark_whole, pack
+from keymix.ops.spikes.packed import mark_whole, pack, whole_to
 from tolerances import close
 
 D = torch.float64
@@ -169,16 +169,16 @@ def test_only_the_numbers_of_the_map_and_bytes_are_kept() -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         spiking_linear(x, linear, norm, LIF())
     large = [(tuple(t.shape), t.dtype) for t in saved if t.numel() > 64 * 96]
-    assert large == [((4, 50, 64), torch.uint8), ((200, 96), torch.float32)]
+    assert large == [((4, 50, 64), torch.int8), ((200, 96), torch.float32)]
 
 
 def test_marked_tensors_are_packed_unseen_until_they_change() -> None:
     x = torch.randint(0, 2, (3, 4)).float()
     mark_whole(x)
-    assert is_whole(x)
-    assert torch.equal(pack(x), x.byte())
+    assert whole_to(x) == 1
+    assert torch.equal(pack(x), x.char())
     x += 0.5
-    assert not is_whole(x)
+    assert whole_to(x) is None
     assert pack(x) is x
     before = len(packed._WHOLE)
     mark_whole(x)

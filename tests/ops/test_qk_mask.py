@@ -18,7 +18,7 @@ from keymix.layers.neurons import LIF, ParametricLIF, SpikingNeuron
 from keymix.layers.spiking_block import masked_keys, plain_steps, why_plain
 from keymix.ops.neuron import blocked
 from keymix.ops.qk_mask import blocked as qk_mask
-from keymix.ops.spikes.packed import is_whole, mark_whole
+from keymix.ops.spikes.packed import mark_whole, whole_to
 from tolerances import close
 
 D = torch.float64
@@ -101,7 +101,7 @@ def test_keys_are_kept_in_bytes_and_queries_are_not_kept(monkeypatch) -> None:
     x = (torch.rand(3, 2, 64, 5) < 0.4).float().requires_grad_()
     keys = (torch.rand(3, 2, 64, 12) < 0.5).float().requires_grad_()
     kept: list[Tensor] = []
-    monkeypatch.setattr(qk_mask, "pack", lambda x: kept.append(x) or x.to(torch.uint8))
+    monkeypatch.setattr(qk_mask, "pack", lambda x: kept.append(x) or x.to(torch.int8))
     saved: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         masked_keys(x, *made, 3, -1, keys)
@@ -113,12 +113,12 @@ def test_keys_are_kept_in_bytes_and_queries_are_not_kept(monkeypatch) -> None:
 def test_masked_spikes_are_known_to_be_whole() -> None:
     made = layers(5, 3, LIF, True).float()
     x, keys = torch.ones(2, 1, 7, 5), torch.ones(2, 1, 7, 12)
-    assert not is_whole(masked_keys(x, *made, 3, -1, keys))
+    assert whole_to(masked_keys(x, *made, 3, -1, keys)) is None
     mark_whole(keys)
     masked = masked_keys(x, *made, 3, -1, keys)
-    assert is_whole(masked)
+    assert whole_to(masked) == 1
     masked += 0.5
-    assert not is_whole(masked)
+    assert whole_to(masked) is None
 
 
 @pytest.mark.parametrize("of", [2, 3])

@@ -25,8 +25,9 @@ from keymix.ops.neuron.multi_step import choose
 from keymix.ops.qk_mask import blocked as qk_mask
 from keymix.ops.qk_mask.reference import Neuron
 from keymix.ops.spikes import normed, packed
+from keymix.ops.spikes.attention import attended, self_attention
 from keymix.ops.spikes.normed import MaxPool, Statistics, Step
-from keymix.ops.spikes.packed import Kept, is_whole
+from keymix.ops.spikes.packed import Kept, viewed, whole_to
 from keymix.ops.spikes.recompute import Currents, recomputed
 from keymix.ops.tracing import forward_mode
 
@@ -242,7 +243,7 @@ def masked_keys(
                 queries=queries,
                 attention=sums,
                 axis=axis,
-                whole=is_whole(keys),
+                whole=whole_to(keys) == 1,
             )
         if y is not None and path == "triton":
             from keymix.ops.qk_mask import triton
@@ -251,6 +252,37 @@ def masked_keys(
     spikes = spiking_linear(x, linear, norm, neuron, kept).reshape(heads)
     masked: Tensor = attention(spikes.sum(axis, keepdim=True)) * apart
     return masked
+
+
+def spiking_attention(
+    q: Float[Tensor, "T *batch N h d"],
+    k: Float[Tensor, "T *batch N h d"],
+    v: Float[Tensor, "T *batch N h d"],
+    neuron: nn.Module,
+    *,
+    scale: float,
+    linear: bool,
+) -> Float[Tensor, "T *batch N h d"]:
+    """Return ``neuron(Q K^T V scale)``, heads apart; K^T V is the first product if ``linear``.
+
+    Spikes and what products of them count are kept in bytes where that is exact.
+    """
+    kept = torch.is_grad_enabled() and why_plain(q, neuron) is None
+    if isinstance(neuron, SpikingNeuron) and kept:
+        keep, gain = neuron.coefficients()
+        spikes = self_attention(
+            *(q, k, v),
+            scale=scale,
+            linear=linear,
+            keep=keep,
+            gain=gain,
+            how=neuron.dynamics,
+            backend=neuron.backend,
+        )
+    else:
+        heads = (each.transpose(-3, -2) for each in (q, k, v))
+        spikes = neuron(attended(heads, linear)[1] * scale)
+    return viewed(spikes, spikes.transpose(-3, -2))
 
 
 def _mask_path(x: Tensor, *neurons: SpikingNeuron) -> str | None:

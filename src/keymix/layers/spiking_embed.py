@@ -14,6 +14,7 @@ from keymix.errors import UserError, unknown
 from keymix.layers.folding import Foldable, fold_norm
 from keymix.layers.neurons import NeuronMaker
 from keymix.layers.spiking_block import pooled, spiking_conv
+from keymix.ops.spikes.packed import added
 
 Pooling = Literal["before", "after"]
 Images = Literal["imagenet", "cifar", "dvs"]
@@ -176,7 +177,7 @@ class SpikingPatchEmbed(nn.Module):
         y = x
         for conv in self.convs:
             y = conv(y, steps)
-        y = y + self.shortcut(x, steps)
+        y = added(y, self.shortcut(x, steps))
         out: Tensor = y if self.sn is None else self.sn(y)
         return out
 
@@ -236,8 +237,7 @@ class SpikingPatchSplitting(nn.Module):
         """
         for conv in self.convs:
             x = conv(x, steps)
-        out: Tensor = x + self.pos(x, steps)
-        return out
+        return added(x, self.pos(x, steps))
 
 
 class SpikingEmbeds(nn.ModuleList):

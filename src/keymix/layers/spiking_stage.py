@@ -15,6 +15,7 @@ from keymix.layers.folding import Foldable, fold_norm
 from keymix.layers.neurons import NeuronMaker
 from keymix.layers.spiking_block import spiking_linear
 from keymix.layers.spiking_embed import SpikingEmbeds, SpikingPatchEmbed, SpikingPatchSplitting
+from keymix.ops.spikes.packed import added, viewed
 
 Grid = tuple[int, int]
 Embedding = SpikingPatchEmbed | SpikingPatchSplitting | SpikingEmbeds
@@ -87,9 +88,8 @@ class SpikingTransformerBlock(nn.Module):
 
     def forward(self, x: Float[Tensor, "T B N C"], grid: Grid) -> Float[Tensor, "T B N C"]:
         """Mix the tokens, then transform each."""
-        x = x + self.drop_path1(self.attn(x, grid))
-        out: Tensor = x + self.drop_path2(self.mlp(x))
-        return out
+        x = added(x, self.drop_path1(self.attn(x, grid)))
+        return added(x, self.drop_path2(self.mlp(x)))
 
 
 class SpikingStage(nn.Module):
@@ -139,10 +139,10 @@ class SpikingStage(nn.Module):
         """Let one of the blocks mix the tokens of images."""
         steps, batch, width, *sides = x.shape
         grid = (sides[0], sides[1])
-        tokens = x.permute(0, 1, 3, 4, 2).reshape(steps, batch, grid[0] * grid[1], width)
+        rows = x.permute(0, 1, 3, 4, 2).reshape(steps, batch, grid[0] * grid[1], width)
+        tokens = viewed(x, rows)
         tokens = checkpointed(block, tokens, grid, when=self.grad_checkpointing)
-        mixed: Tensor = tokens.view(steps, batch, *grid, width).permute(0, 1, 4, 2, 3)
-        return mixed
+        return viewed(tokens, tokens.view(steps, batch, *grid, width).permute(0, 1, 4, 2, 3))
 
     def forward(self, x: Float[Tensor, "S B c H W"], steps: int) -> Float[Tensor, "T B C h w"]:
         """Embed T steps, or one that stands for all, and mix all ``steps``."""

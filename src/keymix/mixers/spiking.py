@@ -17,7 +17,7 @@ from keymix.layers.folding import fold_norm
 from keymix.layers.neurons import neuron_maker
 from keymix.layers.spiking_block import masked_keys, spiking_linear
 from keymix.mixers.base import Grid, Site, TokenMixer, Traits
-from keymix.ops.spikes.packed import Kept
+from keymix.ops.spikes.packed import Kept, viewed
 
 Kind = Literal["lif", "if", "plif"]
 Note = Callable[[str, Tensor], None]
@@ -163,7 +163,8 @@ class SpikingMixer(TokenMixer):
                 f"{list(x.shape)}; put the steps in front, x[None] for one step"
             )
         self.resolve_grid(x, grid)
-        gathered = self._gathered(x, note).flatten(-2)
+        gathered = self._gathered(x, note)
+        gathered = viewed(gathered, gathered.flatten(-2))
         note(self.published[0], gathered)
         y = self._spike(gathered, "proj")
         note(self.published[1], y)
@@ -179,7 +180,8 @@ class SpikingMixer(TokenMixer):
         return self.gather(parts, note)
 
     def _heads(self, spikes: Tensor) -> Tensor:
-        return spikes.reshape(*spikes.shape[:-1], self.num_heads, self.head_dim)
+        heads = spikes.reshape(*spikes.shape[:-1], self.num_heads, self.head_dim)
+        return viewed(spikes, heads)
 
     def _spike(self, x: Tensor, name: str, kept: Kept | None = None) -> Tensor:
         linear, norm = self._projection(name)

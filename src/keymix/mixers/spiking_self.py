@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keymix.errors import UserError
+from keymix.layers.spiking_block import spiking_attention
 from keymix.mixers.base import Site
 from keymix.mixers.registry import register_mixer
 from keymix.mixers.spiking import Note, SpikingMixer, SpikingOptions
@@ -87,9 +88,6 @@ class SpikingSelfAttention(SpikingMixer):
         self, parts: dict[str, Float[Tensor, "T *batch N h d"]], note: Note
     ) -> Float[Tensor, "T *batch N h d"]:
         """Multiply the three and let the neurons fire."""
-        q, k, v = (parts[role].transpose(-3, -2) for role in self.roles)  # [T, *, h, N, d]
-        linear = self.order_for(q.shape[-2]) == "linear"
-        keys = k.transpose(-2, -1)
-        product = q @ (keys @ v) if linear else (q @ keys) @ v
-        spikes: Tensor = self.attn_sn(product * self.scale)
-        return spikes.transpose(-3, -2)
+        q, k, v = (parts[role] for role in self.roles)
+        linear = self.order_for(q.shape[-3]) == "linear"
+        return spiking_attention(q, k, v, self.attn_sn, scale=self.scale, linear=linear)

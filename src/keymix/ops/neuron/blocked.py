@@ -3,7 +3,8 @@
 
 The backward pass is written by hand and saves the currents only: potentials are recomputed.
 All potentials are stored with their sign turned (w = -H), so that PyTorch's ``threshold`` is the
-reset: it keeps what is above -V_th and puts -V_reset in place of the rest.
+reset: it keeps what is above -V_th and puts -V_reset in place of the rest. In the backward pass
+they lie in the memory of the result, and become gradients step by step, the last one first.
 
 A leak by a power of two, such as LIF's at tau 2, costs nothing: potentials are stored times
 keep^-t, which rounds nothing, and the threshold grows instead. Every call of PyTorch's counts: at a
@@ -21,58 +22,67 @@ import torch
 from torch import Tensor
 
 from keymix.ops.neuron.autograd import Coefficient, Gradients, Neurons
-from keymix.ops.neuron.reference import potential_dtype
+from keymix.ops.neuron.reference import Dynamics, potential_dtype
 from keymix.ops.neuron.surrogate import SHAPES
 
-# Neurons of a chunk: at float32 a step of it is half a MiB, and a call of PyTorch's costs less
+# Neurons of a chunk: at float32 a step of it is a MiB, and a call of PyTorch's costs less
 # than its work on it. PyTorch gives a thread no less than 32768 elements.
-CHUNK = 131072
+CHUNK = 262144
 _MOST_BITS = 32  # that potentials grow by
 
 Visit = Callable[[slice, Tensor, Tensor, Tensor], None]
 
 
-def _power_of_two(number: float) -> bool:
-    return abs(math.frexp(number)[0]) == 0.5
+def _power_of_two(number: Coefficient) -> bool:
+    return isinstance(number, float) and abs(math.frexp(number)[0]) == 0.5
+
+
+def _growth(neurons: Neurons) -> list[float] | None:
+    """What the potentials of each step are stored times; None if the leak is multiplied by."""
+    keep, steps = neurons.keep, len(neurons.x)
+    if not isinstance(keep, float) or not _power_of_two(keep):
+        return None
+    if neurons.how.rest or neurons.v is not None or abs(math.log2(keep)) * steps > _MOST_BITS:
+        return None
+    return [keep**-t for t in range(steps)]
 
 
 @dataclass(frozen=True)
 class _Chunk(Neurons):
-    """Some of the neurons, currents in the dtype of potentials, with memory for one step."""
+    """Some of the neurons, currents in the dtype of potentials, with memory for one step.
+
+    ``growth`` is what potentials are stored times, by step; None where they are as they are.
+    """
 
     spare: Tensor = field(kw_only=True)
+    growth: list[float] | None = field(kw_only=True)
+
+    @cached_property
+    def steps(self) -> Sequence[Tensor]:
+        """The rows of x: a view taken each time costs as much as a small step."""
+        return self.x.unbind()
 
     def current(self, t: int) -> Tensor:
         """Return the currents of a step; they may lie in the spare memory."""
         if self.affine is None:
-            return self.x[t]
-        scale, shift = self.affine
-        rows = self.x[t].view(-1, len(scale))
-        torch.addcmul(shift, rows, scale, out=self.spare.view_as(rows))
-        return self.spare
+            return self.steps[t]
+        return self._mapped(t, *self.affine, self.spare)
 
-    @cached_property
-    def grows(self) -> bool:
-        """Whether potentials are stored times keep^-t."""
-        keep = self.keep
-        return (
-            isinstance(keep, float)
-            and _power_of_two(keep)
-            and not self.how.rest
-            and self.v is None
-            and abs(math.log2(keep)) * len(self.x) <= _MOST_BITS
-        )
+    def _mapped(self, t: int, scale: Tensor, shift: Tensor, out: Tensor) -> Tensor:
+        rows = (-1, len(scale))
+        torch.addcmul(shift, self.steps[t].view(rows), scale, out=out.view(rows))
+        return out
 
     def unit(self, t: int) -> float:
         """What the potentials of a step are stored times."""
-        return self.keep**-t if self.grows and isinstance(self.keep, float) else 1.0
+        return 1.0 if self.growth is None else self.growth[t]
 
-    def potentials(self, w: Tensor) -> None:
-        """Fill w with the potentials ``[T, c]`` before each reset."""
-        for t in range(len(w)):
+    def potentials(self, rows: Sequence[Tensor]) -> None:
+        """Fill T rows ``[c]`` with the potentials before each reset."""
+        for t, w in enumerate(rows):
             if t:
-                self.reset(w[t - 1], t - 1, w[t])
-            self.charge(w[t], t)
+                self.reset(rows[t - 1], t - 1, w)
+            self.charge(w, t)
 
     def start(self, w: Tensor) -> None:
         """Set w to the potential before the first step."""
@@ -87,18 +97,23 @@ class _Chunk(Neurons):
         Rounded as the reference rounds: a gain that is a power of two rounds nothing, so that one
         operation does for two.
         """
-        rest, gain, current = self.how.rest, self.gain, self.current(t)
+        rest, gain = self.how.rest, self.gain
         if t == 0 and self.v is None and not rest:
-            torch.mul(current, -gain, out=w)
+            if self.affine is not None and _power_of_two(gain):
+                scale, shift = self.affine
+                self._mapped(t, scale * -gain, shift * -gain, w)
+            else:
+                torch.mul(self.current(t), -gain, out=w)
             return
+        current = self.current(t)
         if t == 0:
             self.start(w)
         if rest:
             w.add_(rest)
-        if self.grows:
-            gain = gain * self.unit(t)
-        else:
+        if self.growth is None:
             w.mul_(self.keep)
+        else:
+            gain = gain * self.growth[t]
         if rest:
             w.sub_(rest)
         if isinstance(gain, float) and _power_of_two(gain):
@@ -136,6 +151,7 @@ def _cut(neurons: Neurons, rows: int) -> Iterator[tuple[slice, Tensor, _Chunk]]:
     whole = 1 if neurons.affine is None else len(neurons.affine[0])
     cuts = chunks(neurons.x.shape[1], whole)
     room = _empty(neurons.x, rows + 1, cuts[0][1] if cuts else 0)
+    growth = _growth(neurons)
     for start, stop in cuts:
         part, space = slice(start, stop), room[:, : stop - start]
         chunk = _Chunk(
@@ -146,6 +162,7 @@ def _cut(neurons: Neurons, rows: int) -> Iterator[tuple[slice, Tensor, _Chunk]]:
             neurons.how,
             neurons.affine,
             spare=space[rows],
+            growth=growth,
         )
         yield part, space[:rows], chunk
 
@@ -174,7 +191,7 @@ def visit_spikes(neurons: Neurons, visit: Callable[[slice, Tensor], None]) -> No
 def _fire(chunk: _Chunk, w: Tensor, spikes: Tensor, last: Tensor | None) -> None:
     """Write spikes ``[T, c]`` and, if wanted, the last potential; w is memory of a step."""
     steps = len(spikes)
-    for t, fired in enumerate(spikes):
+    for t, fired in enumerate(spikes.unbind()):
         chunk.charge(w, t)
         torch.le(w, -chunk.how.v_threshold * chunk.unit(t), out=fired)
         if t + 1 < steps or last is not None:
@@ -185,55 +202,60 @@ def _fire(chunk: _Chunk, w: Tensor, spikes: Tensor, last: Tensor | None) -> None
 
 def _through(
     chunk: _Chunk,
-    w: Tensor,
-    grads: Tensor,
+    rows: Sequence[Tensor],
+    grads: Sequence[Tensor],
     last: Tensor | None,
-    g: Tensor,
     other: Tensor,
     scale: float,
+    after_step: Callable[[int], None],
 ) -> None:
-    """Write the gradients of the potentials ``w[T, c]`` (sign turned) before the reset into g.
+    """Turn potentials (T rows ``[c]``, sign turned) before resets into their gradients, in place.
 
     ``grads`` and ``last`` are those of the spikes and of the last potential, None for zero; other
     is memory of a step. ``scale`` is a factor of the result; 1 where ``last`` is not None or the
-    reset is not detached.
+    reset is not detached. The last step comes first, and ``after_step`` is called behind each, when
+    the rows of those before still hold potentials.
     """
     how, spare = chunk.how, chunk.spare
     surrogate = how.surrogate
-    shift = w.new_tensor(surrogate.stretch * how.v_threshold)
-    if chunk.grows and chunk.keep != 1:
-        for t in range(len(w)):
-            torch.add(shift, w[t], alpha=surrogate.stretch / chunk.unit(t), out=g[t])
-    else:
-        torch.add(shift, w, alpha=surrogate.stretch, out=g)
-    SHAPES[surrogate.name].bell_(g, grads if how.detach_reset else None)
-    if surrogate.peak * scale != 1:
-        g.mul_(surrogate.peak * scale)
-    for t in range(len(w) - 1, -1, -1):
-        here, after = g[t], last
-        weight: Coefficient = 1.0  # weight times after: gradient of the potential after step t
-        if t + 1 < len(w):
-            after, weight = g[t + 1], chunk.keep
-        if after is None:
-            if not how.detach_reset:
-                here.mul_(grads[t])
-            continue
-        if not how.detach_reset:  # the slope times (grad + after (V_reset - H)), or (- V_th)
+    # u = stretch (V_th - H), or without the stretch where it would be rounded, is positive exactly
+    # where no spike fell, and takes the potential's place
+    whole = _power_of_two(surrogate.stretch)
+    unit, stretch = (surrogate.stretch, 1.0) if whole else (1.0, surrogate.stretch)
+    bell_, peak = SHAPES[surrogate.name].bell_, surrogate.peak * scale
+    threshold = rows[0].new_tensor(unit * how.v_threshold)
+    after = last
+    weight: Coefficient = 1.0  # weight times after: gradient of the potential after step t
+    for t in range(len(rows) - 1, -1, -1):
+        here, grad = rows[t], grads[t]
+        if after is not None and not how.detach_reset:  # grad + after (V_reset - H), or (- V_th)
             torch.mul(after, weight, out=other)
             if how.v_reset is None:
-                torch.mul(other, -how.v_threshold, out=spare)
+                other.mul_(-how.v_threshold)
             else:
-                torch.mul(w[t], 1 / chunk.unit(t), out=spare).add_(how.v_reset).mul_(other)
-            here.mul_(spare.add_(grads[t]))
-        if how.v_reset is not None:  # nothing passes where a spike fell
-            torch.ops.aten.threshold_backward.grad_input(
-                after, w[t], -how.v_threshold * chunk.unit(t), grad_input=spare
-            )
-            after = spare
-        if isinstance(weight, Tensor):
-            here.add_(torch.mul(after, weight, out=spare))
-        else:
-            here.add_(after, alpha=weight)
+                other.mul_(torch.mul(here, 1 / chunk.unit(t), out=spare).add_(how.v_reset))
+            grad = other.add_(grad)
+        torch.add(threshold, here, alpha=unit / chunk.unit(t), out=here)
+        passed = None if after is None else _passed(after, weight, here, how, spare)
+        bell_(here, stretch, grad)
+        if passed is not None:
+            torch.add(passed, here, alpha=peak, out=here)
+        elif peak != 1:
+            here.mul_(peak)
+        after, weight = here, chunk.keep
+        after_step(t)
+
+
+def _passed(after: Tensor, weight: Coefficient, u: Tensor, how: Dynamics, out: Tensor) -> Tensor:
+    """What weight times the gradient after a reset adds to that before: none where u <= 0."""
+    if how.v_reset is None:
+        return torch.mul(after, weight, out=out)
+    if isinstance(weight, Tensor):
+        torch.ops.aten.threshold_backward.grad_input(after, u, 0, grad_input=out)
+        return out.mul_(weight)
+    # the backward pass of ELU with slope 0 below 0: threshold's, times a factor at no cost
+    torch.ops.aten.elu_backward.grad_input(after, 0, weight, 0, True, u, grad_input=out)
+    return out
 
 
 def backward(
@@ -248,7 +270,7 @@ def backward(
 
     ``grads`` may be a function that makes those of a part of the row, ``[T, c]``. ``visit`` is
     called with each part, its x, the gradients of its currents while these are in cache, and memory
-    of the same size. With an affine map and one step seen T times gradients are sums, ``[1, n]``.
+    of one step. With an affine map and one step seen T times gradients are sums, ``[1, n]``.
     """
     x, keep, gain, how = neurons.x, neurons.keep, neurons.gain, neurons.how
     steps, count = x.shape
@@ -261,31 +283,39 @@ def backward(
     # everything is linear in the gradients of the spikes: where nothing else is asked for, the gain
     # goes in with the slope's factor
     fold = isinstance(gain, float) and last is None and how.detach_reset and not any(wanted)
-    direct = x.dtype == potential_dtype(x) and not still
-    for part, space, chunk in _cut(neurons, steps + 1 if direct else 2 * steps + 1):
-        w, other = space[:steps], space[steps]
-        chunk.potentials(w)
-        g = grad_x[:, part] if direct else space[steps + 1 :]
-        scale = gain if fold and isinstance(gain, float) else 1.0
-        after = None if last is None else last[part]
-        given = grads(part) if callable(grads) else grads[:, part]
-        _through(chunk, w, given.to(w.dtype), after, g, other, scale)
-        if grad_v is not None:
-            torch.mul(g[0], chunk.keep, out=grad_v[part])
-        if grad_keep is not None:
-            for t in range(steps):
-                chunk.start(other) if t == 0 else chunk.reset(w[t - 1], t - 1, other)
+    scale = gain if fold and isinstance(gain, float) else 1.0
+    direct = x.dtype == potential_dtype(x) and not still  # potentials lie where gradients will
+    for part, space, chunk in _cut(neurons, 1 if direct else 1 + steps):
+        other = space[0]
+        g = grad_x[:, part] if direct else space[1:]
+        rows = g.unbind()
+
+        def learn(
+            t: int,
+            part: slice = part,
+            chunk: _Chunk = chunk,
+            rows: Sequence[Tensor] = rows,
+            other: Tensor = other,
+        ) -> None:
+            if grad_keep is not None:
+                chunk.start(other) if t == 0 else chunk.reset(rows[t - 1], t - 1, other)
                 # turned potential above rest times gradient
-                _add(grad_keep, part, other.add_(how.rest).mul_(g[t]).neg_())
-        if grad_gain is not None:
-            for t in range(steps):
-                _add(grad_gain, part, torch.mul(chunk.current(t), g[t], out=chunk.spare))
+                _add(grad_keep, part, other.add_(how.rest).mul_(rows[t]).neg_())
+            if grad_gain is not None:
+                _add(grad_gain, part, torch.mul(chunk.current(t), rows[t], out=chunk.spare))
+
+        chunk.potentials(rows)
+        given = grads(part) if callable(grads) else grads[:, part]
+        after = None if last is None else last[part]
+        _through(chunk, rows, given.to(g.dtype).unbind(), after, other, scale, learn)
+        if grad_v is not None:
+            torch.mul(rows[0], chunk.keep, out=grad_v[part])
         if not fold:
             g.mul_(chunk.gain)
         if not direct:
             grad_x[:, part] = g.sum(0, keepdim=True) if still else g
         if visit is not None:
-            visit(part, chunk.x[:seen], grad_x[:, part], w[:seen])
+            visit(part, chunk.x[:seen], grad_x[:, part], other)
     return grad_x, grad_v, grad_keep, grad_gain
 
 

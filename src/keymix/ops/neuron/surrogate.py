@@ -18,8 +18,8 @@ class Shape:
     """A family of smooth steps: the slope at x is ``peak alpha bell(stretch alpha x)``.
 
     ``primitive``, the smooth step of ``stretch alpha x``, rises from 0 to 1; ``bell`` is its
-    derivative but for factors, an even function. ``bell_`` puts the bell of u into u's place, times
-    a gradient unless that is None. ``alpha`` is the steepness where none is given.
+    derivative but for factors, an even function. ``bell_`` puts the bell of u, stretched, times a
+    gradient into u's place. ``alpha`` is the steepness where none is given.
     """
 
     alpha: float
@@ -27,7 +27,7 @@ class Shape:
     peak: float
     primitive: Callable[[Tensor], Tensor]
     bell: Callable[[Tensor], Tensor]
-    bell_: Callable[[Tensor, Tensor | None], None]
+    bell_: Callable[[Tensor, float, Tensor], None]
 
 
 def _sigmoid_bell(u: Tensor) -> Tensor:
@@ -35,20 +35,16 @@ def _sigmoid_bell(u: Tensor) -> Tensor:
     return s * (1 - s)
 
 
-def _sigmoid_bell_(u: Tensor, grad: Tensor | None) -> None:
+def _sigmoid_bell_(u: Tensor, stretch: float, grad: Tensor) -> None:
+    if stretch != 1:
+        u.mul_(stretch)
     u.sigmoid_()
-    if grad is None:
-        u.addcmul_(u, u, value=-1)
-    else:
-        torch.ops.aten.sigmoid_backward.grad_input(grad, u, grad_input=u)
+    torch.ops.aten.sigmoid_backward.grad_input(grad, u, grad_input=u)
 
 
-def _atan_bell_(u: Tensor, grad: Tensor | None) -> None:
-    u.square_().add_(1)
-    if grad is None:
-        u.reciprocal_()
-    else:
-        torch.div(grad, u, out=u)
+def _atan_bell_(u: Tensor, stretch: float, grad: Tensor) -> None:
+    torch.addcmul(u.new_ones(()), u, u, value=stretch * stretch, out=u)
+    torch.div(grad, u, out=u)
 
 
 SHAPES: dict[str, Shape] = {
