@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -99,6 +99,25 @@ def _neighbours(module: nn.Module) -> Iterator[tuple[str, str]]:
 def replaced(old: Tensor, new: Tensor) -> nn.Parameter:
     """Make the parameter that stands for an old one, of its type and frozen if it was."""
     return nn.Parameter(new.to(old), requires_grad=old.requires_grad)
+
+
+def joined(layers: Sequence[nn.Module]) -> nn.Linear | None:
+    """Make the linear map whose outputs are those of several of one width, one behind the other.
+
+    None if one is no plain linear map, is listened to, or has a bias where another has none.
+    """
+    plain = [each for each in layers if type(each) is nn.Linear and not watched(each)]
+    biases: list[Tensor] = [each.bias for each in plain if each.bias is not None]
+    alike = len({each.weight.shape for each in plain}) == 1 and len(biases) in (0, len(plain))
+    if len(plain) < len(layers) or not alike:
+        return None
+    made = copy.copy(plain[0])  # on its device, in its type
+    made._parameters = dict(made._parameters)
+    made.weight = replaced(made.weight, torch.cat([each.weight for each in plain]))
+    if biases:
+        made.bias = replaced(made.bias, torch.cat(biases))
+    made.out_features = len(made.weight)
+    return made
 
 
 class _NoTraining:

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keymix.errors import UserError
-from keymix.layers.folding import replaced, watched
+from keymix.layers.folding import joined, watched
 from keymix.mixers.base import (
     BackendChoice,
     Grid,
@@ -270,27 +270,11 @@ class MapMixer(TokenMixer):
         self.scale = 1.0
 
     def join_roles(self, joint: str) -> None:
-        """Make one projection of those of the roles, by the name ``joint``.
-
-        For :meth:`fold`: parameters lose their names. Nothing changes where roles are projected
-        from different tokens, or a projection is no plain linear map.
-        """
-        linears = [self.get_submodule(role) for role in self.roles] if self.joint is None else []
-        plain = [each for each in linears if type(each) is nn.Linear and not watched(each)]
-        biases: list[Tensor] = [each.bias for each in plain if each.bias is not None]
-        if (
-            not plain
-            or len(plain) < len(linears)
-            or self.project is not None
-            or len(biases) not in (0, len(plain))
-            or len({each.weight.shape for each in plain}) > 1
-        ):
+        """Make one projection of those of the roles, for :meth:`fold`, under a new name."""
+        apart = self.joint is None and self.project is None
+        made = joined([self.get_submodule(role) for role in self.roles]) if apart else None
+        if made is None:
             return
-        first, rows = plain[0], sum(each.out_features for each in plain)
-        made = nn.Linear(first.in_features, rows, bool(biases), **self.factory)
-        made.weight = replaced(first.weight, torch.cat([each.weight for each in plain]))
-        if biases:
-            made.bias = replaced(biases[0], torch.cat(biases))
         for role in self.roles:
             delattr(self, role)
         self.add_module(joint, made)
