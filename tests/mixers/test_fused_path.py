@@ -207,6 +207,13 @@ def test_16_bits_train_by_whole_maps_where_these_are_small(autocast) -> None:
 
 
 @pytest.mark.usefixtures("two_threads")
+def test_another_output_projection_needs_no_weight() -> None:
+    mixer = make("softmax", grid=(8, 8)).float()
+    mixer.proj = torch.nn.Identity()
+    assert mixer(torch.zeros(SMALL_MAP)).shape == SMALL_MAP
+
+
+@pytest.mark.usefixtures("two_threads")
 def test_a_pass_takes_the_path_that_auto_names(monkeypatch: pytest.MonkeyPatch) -> None:
     mixer, fused = make("softmax", grid=(8, 8)).float(), []
     monkeypatch.setattr(MapMixer, "_fused", lambda *_: fused.append(1) or torch.zeros(1, 3, 64, 4))

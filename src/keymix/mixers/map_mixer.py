@@ -634,7 +634,8 @@ class MapMixer(TokenMixer):
 
     def _whole_is_faster(self, shape: Sequence[int] | None) -> str | None:
         """Why whole maps are faster than fused attention on a CPU; None if they are not."""
-        return whole_is_faster(self._entries(shape), self._keys(shape), self.proj.weight.dtype)
+        dtype = next((p.dtype for p in self.parameters()), torch.float32)
+        return whole_is_faster(self._entries(shape), self._keys(shape), dtype)
 
     def _keys(self, shape: Sequence[int] | None) -> int:
         """Number of keys for tokens of a shape; 0 if not known."""
