@@ -251,6 +251,7 @@ SHORT = {
     "mixers/softmax.py": "a mixer",
     "ops/attention/axes.py": "shared by all paths of attention",
     "ops/attention/reference.py": "an equation, and nothing else",
+    "ops/attention/small_maps.py": "one measured rule",
     "ops/triton_support.py": "shared by neurons and attention",
     "ops/qk_mask/reference.py": "an equation, and nothing else",
     "recipes/imagenet.py": "shared by three papers",

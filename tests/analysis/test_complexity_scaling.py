@@ -14,7 +14,7 @@ from keymix.analysis import complexity as studying
 from keymix.analysis import complexity_scaling as scaling
 from keymix.analysis import memory
 from keymix.analysis.complexity import complexity, complexity_parts
-from keymix.analysis.complexity_sites import counted, sized_mixers
+from keymix.analysis.complexity_sites import counted, near_square, sized_mixers
 from keymix.analysis.memory import Build, Peak
 from keymix.errors import UserError
 from keymix.mixers.registry import list_mixers
@@ -129,20 +129,34 @@ def test_what_would_not_fit_is_left_alone(no_process, monkeypatch: pytest.Monkey
 
 
 def test_a_huge_map_is_counted_and_never_made(no_process) -> None:
-    study = complexity("cska,random", **SMALL, tokens=(2**20,))
+    study = complexity("cska(attn_drop=0.1),random", **SMALL, tokens=(2**20,))
     assert all("GiB are free" in row.reason for row in study.scaling)
+
+
+def needed(mixer: str, tokens: int, device: str = "cpu") -> int:
+    (sized,) = sized_mixers(mixer, dim=16, num_heads=4)
+    grid = near_square(tokens)
+    cost = counted(sized.arguments(grid))
+    return scaling.needed_bytes(sized, cost, grid, 1, torch.device(device))
+
+
+@pytest.mark.parametrize("name", ["conv_static_key", "re_attention"])
+def test_maps_that_are_formed_in_blocks_need_no_room_as_a_whole(name: str) -> None:
+    a_map = 4 * 4 * 16_384**2
+    assert needed(name, 16_384) < a_map / 2
+    assert needed(name, 16_384, "cuda") > a_map  # whole there
+    assert needed(f"{name}(attn_drop=0.1)", 16_384) > a_map  # drawn for the whole map
+    assert needed(name, 400) > 4 * 4 * 400**2  # small ones are whole
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(memory.cpu_peak_unknown() is not None, reason="needs Linux's /proc")
 def test_what_was_thought_needed_is_enough() -> None:
-    """The guard's estimate is no less than the peak that is measured, for a map of 13 MiB."""
+    """The guard's estimate is no less than the peak that is measured, whole maps or blocks."""
     study = complexity("conv_static_key,re_attention", dim=16, num_heads=4, repeats=1, tokens=[900])
     for row in study.scaling:
-        sized = sized_mixers(row.mixer, dim=16, num_heads=4)[0]
-        need = scaling.needed_bytes(counted(sized.arguments(row.grid)), 1) / 2**20
         assert row.peak_training_mib is not None
-        assert 4 * 900 * 900 * 4 / 2**20 < row.peak_training_mib < need
+        assert row.peak_training_mib < needed(row.mixer, 900) / 2**20
         assert "fresh process" in row.peak_note
 
 

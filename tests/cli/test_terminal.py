@@ -17,7 +17,7 @@ from keymix.cli.analyze import main as analyze
 from keymix.cli.comparison import print_result
 from keymix.compare.run import Comparison
 from keymix.errors import UserError
-from keymix.report.answer import answer
+from keymix.report.answer import Next, answer
 from keymix.report.record import ComparisonRecord, opened
 
 STORED = Path(__file__).parents[2] / "docs/results"
@@ -69,10 +69,20 @@ def test_the_last_lines_are_the_answer_and_the_report(
     lines = screen(monkeypatch, record, width)
     assert lines[-1].split() == ["report", "out/report.html"]
     found_out = answer(record)
-    more = f"Next: {found_out.next.text}." if found_out.next else ""
+    more = f"Next: {found_out.next.text}. {found_out.next.command}" if found_out.next else ""
     last = f"{found_out.title}. {found_out.certainty}. {found_out.decision} {more}".split()
     assert " ".join(lines[:-1]).split()[-len(last) :] == last
     assert found_out.decision
+
+
+def test_the_next_command_is_whole_however_narrow_the_terminal(
+    record: ComparisonRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = "keymix compare --data folder:photos --mixers softmax,static_key --seeds 5"
+    advised = replace(answer(record), next=Next(text="train 5 seeds", command=command))
+    monkeypatch.setattr("keymix.report.answer.answer", lambda record: advised)
+    lines = screen(monkeypatch, record, 40)
+    assert lines[lines.index("Next: train 5 seeds.") + 1] == f"  {command}"
 
 
 def test_open_shows_the_page_once_it_is_written(

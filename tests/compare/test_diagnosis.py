@@ -16,6 +16,7 @@ from PIL import Image
 
 from keymix.analysis.answers import whole
 from keymix.analysis.certainty import MARGIN
+from keymix.compare import diagnosis
 from keymix.compare.defaults import updates
 from keymix.compare.diagnosis import Found, diagnose, slope_at_end
 from keymix.compare.outcome import Rules, Scores, outcome
@@ -199,6 +200,23 @@ def test_a_test_split_of_one_unit_shows_nothing() -> None:
 def test_a_training_that_was_too_short_is_called_so(rise: float, says: bool) -> None:
     given = found(GOOD, rise=rise, epochs=20)
     assert (kinds(given) == ["still_learning"]) is says
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_few_updates_in_too_few_epochs_for_a_slope_are_too_short(
+    epochs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = found(GOOD, epochs=epochs)
+    (made,) = diagnose(few)
+    done = updates(few.plan.recipe, 200)
+    assert (made.kind, made.epochs) == ("still_learning", 250)
+    assert f"{done} updates" in made.text
+    monkeypatch.setattr(diagnosis, "FLOOR", done)
+    assert not kinds(few)  # many images make enough updates in an epoch
+
+
+def test_from_three_epochs_on_the_slope_decides_and_no_number_of_updates() -> None:
+    assert not kinds(found(GOOD, epochs=3))
 
 
 def test_a_rise_is_that_of_a_tenth_of_the_training() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 
 from each import together
 from keymix.errors import UserError
-from keymix.mixers.base import explain_backend
+from keymix.mixers.base import TokenMixer, explain_backend
+from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import list_mixers, mixer_options
 from mixer_cases import gradients, make, tokens
 from tolerances import close, differs
@@ -147,3 +149,83 @@ def test_dropout_on_the_map_keeps_the_mean(name) -> None:
     mean = torch.stack([mixer(x).detach() for _ in range(600)]).mean(0)
     assert (mean - mixer.eval()(x)).abs().max() < 0.3
     assert differs(mean, mixer(x))
+
+
+SMALL_MAP, LARGE_MAP = (16, 64, 12), (128, 64, 12)  # three heads: 196,608 and 1,572,864 entries
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def path(mixer: TokenMixer, shape: tuple[int, ...] | None, device: str | None = None) -> str:
+    return explain_backend(mixer, device, shape).name
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("name", ["softmax", "static_key", "key_value"])
+def test_auto_takes_whole_maps_only_where_they_are_small(name) -> None:
+    mixer = make(name, grid=(8, 8)).float()
+    with torch.no_grad():
+        assert path(mixer, SMALL_MAP) == "reference"
+        assert "196,608" in explain_backend(mixer, shape=SMALL_MAP).why
+        assert path(mixer, (3, *SMALL_MAP)) == "reference"  # leading axes count
+        assert path(mixer, LARGE_MAP) == "sdpa"
+        assert path(mixer, (1, *SMALL_MAP[1:])) == "sdpa"  # so few that calls themselves count
+        assert path(mixer, SMALL_MAP, "cuda") == "sdpa"
+        torch.set_num_threads(1)
+        assert path(mixer, SMALL_MAP) == "sdpa"
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_without_a_shape_maps_are_those_of_an_image_on_the_grid() -> None:
+    assert path(make("softmax", grid=(16, 16)), None) == "reference"
+    assert path(make("softmax", grid=None), None) == "sdpa"
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_whole_maps_of_few_keys_are_for_training() -> None:
+    mixer = make("static_key", {"key_grid": (2, 2)}, grid=(8, 8)).float()
+    assert path(mixer, (256, 64, 12)) == "reference"
+    with torch.no_grad():
+        assert path(mixer, (256, 64, 12)) == "sdpa"
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_16_bits_train_by_whole_maps_where_these_are_small(autocast) -> None:
+    mixer = make("softmax", grid=(8, 8)).to(torch.float32 if autocast else torch.bfloat16)
+    one = (1, *SMALL_MAP[1:])
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        assert path(mixer, one) == "reference"
+        assert path(mixer, LARGE_MAP) == "sdpa"
+        with torch.no_grad():
+            assert path(mixer, one) == "sdpa"
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_another_output_projection_needs_no_weight() -> None:
+    mixer = make("softmax", grid=(8, 8)).float()
+    mixer.proj = torch.nn.Identity()
+    assert mixer(torch.zeros(SMALL_MAP)).shape == SMALL_MAP
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_pass_takes_the_path_that_auto_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    mixer, fused = make("softmax", grid=(8, 8)).float(), []
+    monkeypatch.setattr(MapMixer, "_fused", lambda *_: fused.append(1) or torch.zeros(1, 3, 64, 4))
+    mixer(torch.zeros(SMALL_MAP))
+    assert not fused
+    mixer(torch.zeros(1, *SMALL_MAP[1:]))
+    assert fused
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("name", ["softmax", "static_key", "key_value"])
+def test_an_exported_mixer_stays_fused(name) -> None:
+    mixer = make(name, grid=(8, 8)).float()
+    made = torch.export.export(mixer.eval(), (torch.zeros(SMALL_MAP),))
+    assert "scaled_dot_product_attention" in made.graph_module.code

@@ -3,22 +3,35 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
 
 from keymix.analysis.capture import inference_mode_of
 from keymix.analysis.complexity_record import BASELINE, ScalingRow
-from keymix.analysis.complexity_sites import Counted, SizedMixer, attempt, counted, near_square
+from keymix.analysis.complexity_sites import (
+    Counted,
+    SizedMixer,
+    attempt,
+    counted,
+    make,
+    near_square,
+)
 from keymix.analysis.measure import Cost, measure_interleaved, with_peak
 from keymix.analysis.memory import Build, Peak, available_bytes, peak_memory
 from keymix.errors import UserError
 from keymix.mixers.base import Grid
+from keymix.mixers.map_mixer import MapMixer
+from keymix.ops.attention.blocked import BLOCK
 
 _SHARE = 0.8  # of the free memory that a mixer may take
+_FLOAT = 4  # bytes
+_BLOCKS = 8  # most blocks of a map at a time, with what is made of them
 
 Progress = Callable[[str, float], None]
 """Called with what is being done, and the share of it that is done."""
@@ -28,13 +41,31 @@ def no_progress(text: str, share: float) -> None:
     """Show no progress."""
 
 
-def needed_bytes(cost: Counted, batch_size: int) -> int:
+def needed_bytes(
+    mixer: SizedMixer, cost: Counted, grid: Grid, batch_size: int, device: torch.device
+) -> int:
     """Estimate, on the safe side, what building and training one batch takes.
 
     Weights three times (their making, their gradients), and what autograd keeps three times (a
-    map is made in steps, and its gradient again, each as large as the map that is kept).
+    map is made in steps, and its gradient again, each as large as the map that is kept). Counted
+    is what whole maps keep; where the mixer forms its maps a block of rows at a time, it keeps
+    the tokens, its heads and their results instead, and some blocks.
     """
-    return 3 * (cost.state_bytes + batch_size * cost.activation_bytes)
+    kept, blocks = batch_size * cost.activation_bytes, 0
+    made = attempt(lambda: _without_weights(mixer.arguments(grid)))[0]
+    if isinstance(made, MapMixer):
+        shape = (batch_size, math.prod(grid), mixer.dim)
+        with torch.enable_grad():
+            if made.train().choose_backend(device, shape).name == "blocked":
+                heads = (len(made.roles) + 1) * made.num_heads * made.head_dim
+                kept = min(kept, _FLOAT * math.prod(shape[:2]) * (2 * mixer.dim + heads))
+                blocks = _BLOCKS * _FLOAT * BLOCK
+    return 3 * (cost.state_bytes + kept) + blocks
+
+
+def _without_weights(arguments: dict[str, Any]) -> nn.Module:
+    with torch.device("meta"):
+        return make(**arguments)
 
 
 def measure_at(
@@ -65,7 +96,9 @@ def measure_at(
         cost, reason = attempt(lambda c=mixer: counted(c.arguments(grid)))  # type: ignore[misc]
         if cost is not None:
             costs[label] = cost
-            reason = _too_large(cost, batch_size, room)
+            reason = _too_large(
+                needed_bytes(mixer, cost, grid, batch_size, device), batch_size, room
+            )
         if reason is None:
             tried, reason = attempt(lambda b=builds[label]: _try(b, tokens, device))  # type: ignore[misc]
             if tried is not None:
@@ -100,8 +133,7 @@ def _build(mixer: SizedMixer, grid: Grid, imports: Sequence[str]) -> Build:
     )
 
 
-def _too_large(cost: Counted, batch_size: int, room: float) -> str | None:
-    need = needed_bytes(cost, batch_size)
+def _too_large(need: int, batch_size: int, room: float) -> str | None:
     if need <= _SHARE * room:
         return None
     return (

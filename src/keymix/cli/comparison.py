@@ -314,6 +314,8 @@ def print_result(result: Comparison) -> None:
         console.prose(found_out.decision)
     if found_out.next is not None:
         console.prose(f"Next: {found_out.next.text}.")
+        if found_out.next.command:
+            console.say(f"  {found_out.next.command}")  # on one line, to be copied
     console.say(f"report   {result.report}")
 
 

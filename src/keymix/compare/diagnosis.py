@@ -40,8 +40,8 @@ from keymix.report.wording import none_beats, unit_of
 from keymix.task import LOSS, Score
 from keymix.train.parts import answers_of
 
-END = 0.2
-"""Share of the epochs, three at least, whose slope says whether training was still learning."""
+END, LEAST_SLOPE = 0.2, 3
+"""Share of the epochs whose slope says whether training was still learning; how many at least."""
 RISING = 0.005
 """Gain of a fraction, in a further tenth of the training, from which on it was."""
 
@@ -179,8 +179,7 @@ def _what_to_learn(
     A model that learns nothing in too few updates asks for more of them; where a linear model
     learns nothing either and the validation loss does not fall, the labels come first.
     """
-    done = updates(found.plan.recipe, found.data.sizes["train"])
-    epochs = -(-AIM * found.plan.recipe.schedule.epochs // max(1, done))
+    done, epochs = _updates(found)
     few = f"{done:,} updates are few, and {AIM:,} are recommended (`--epochs {epochs}`)."
     learned = found.references.of(learned=True)
     skills = [
@@ -203,6 +202,12 @@ def _what_to_learn(
         "Check the labels with `keymix data check`. Then try other learning rates (`--tune lr`), "
         f"more {found.data.kind.nouns}, or larger ones."
     ), None
+
+
+def _updates(found: Found) -> tuple[int, int]:
+    """Return the updates of a run, and the epochs that make as many as are recommended."""
+    done = updates(found.plan.recipe, found.data.sizes["train"])
+    return done, -(-AIM * found.plan.recipe.schedule.epochs // max(1, done))
 
 
 def _loss_is_flat(found: Found) -> bool:
@@ -307,10 +312,10 @@ def slope_at_end(histories: Sequence[Sequence[HistoryLine]], key: str) -> Slope 
     """
     slopes = []
     for history in histories:
-        count = max(3, round(END * len(history)))
+        count = max(LEAST_SLOPE, round(END * len(history)))
         values = [line.values.get(key) for line in history[-count:]]
         known = [value for value in values if value is not None]
-        if len(history) < 3 or len(known) < len(values):
+        if len(history) < LEAST_SLOPE or len(known) < len(values):
             continue
         slopes.append(float(np.polyfit(np.arange(count), known, 1)[0]))
     if not slopes:
@@ -320,8 +325,13 @@ def slope_at_end(histories: Sequence[Sequence[HistoryLine]], key: str) -> Slope 
 
 
 def still_learning(found: Found) -> Diagnosis | None:
-    """Say that validation was rising at the end of training, and by how much per epoch."""
+    """Say that validation was rising at the end of training, and by how much per epoch.
+
+    Of less than three epochs there is no slope; of those a training of few updates was too short.
+    """
     score, epochs = found.score, found.plan.recipe.schedule.epochs
+    if epochs < LEAST_SLOPE:
+        return _few_updates(found)
     runs = [r.run.history for r in found.done if r.run.mixer in found.mixers]
     slope = slope_at_end(runs, f"val_{score.key}")
     if slope is None:
@@ -341,6 +351,21 @@ def still_learning(found: Found) -> Diagnosis | None:
         "end. A ranking now is a ranking of how fast mixers learn.",
         remedy=f"Train longer, until validation stops rising: `--epochs {2 * epochs}` or more.",
         epochs=2 * epochs,
+    )
+
+
+def _few_updates(found: Found) -> Diagnosis | None:
+    """Say that a training had fewer updates than are recommended."""
+    (done, enough), epochs = _updates(found), found.plan.recipe.schedule.epochs
+    if done >= FLOOR:
+        return None
+    return Diagnosis(
+        kind="still_learning",
+        heading="Training was too short",
+        text=f"{done:,} updates in {epochs} epoch{'' if epochs == 1 else 's'} are few, and {AIM:,} "
+        "are recommended. A ranking now is a ranking of how fast mixers learn.",
+        remedy=f"Train longer: `--epochs {enough}`.",
+        epochs=enough,
     )
 
 

@@ -31,6 +31,7 @@ from keymix.mixers.base import (
     take_rows,
 )
 from keymix.ops.attention import blocked, sdpa
+from keymix.ops.attention.small_maps import whole_is_faster
 from keymix.ops.tracing import traced
 from keymix.ops.triton_support import no_triton
 
@@ -607,7 +608,8 @@ class MapMixer(TokenMixer):
                 return BackendChoice("reference", "attention dropout has no fused kernel on CPU")
             learned = self.learns_bias or (bias is not None and bias.requires_grad)
             if not (learned and torch.is_grad_enabled()):
-                return plain
+                whole = self._whole_is_faster(shape) if on_cpu and traced() is None else None
+                return plain if whole is None else BackendChoice("reference", whole)
         # where operations are followed, sizes may be no numbers
         entries = self._entries(shape) if on_cpu and rows is None and traced() is None else 0
         if entries < self._from_entries():
@@ -641,16 +643,27 @@ class MapMixer(TokenMixer):
         """From how many entries on maps are formed a block of rows at a time."""
         return FROM_ENTRIES
 
+    def _whole_is_faster(self, shape: Sequence[int] | None) -> str | None:
+        """Why whole maps are faster than fused attention on a CPU; None if they are not."""
+        dtype = next((p.dtype for p in self.parameters()), torch.float32)
+        return whole_is_faster(self._entries(shape), self._keys(shape), dtype)
+
+    def _keys(self, shape: Sequence[int] | None) -> int:
+        """Number of keys for tokens of a shape; 0 if not known."""
+        site = self.site
+        if shape is None and site.grid is None:
+            return 0
+        if site.has_own_key_grid or self.keeps_grid:
+            return site.num_keys
+        return site.num_tokens if shape is None else shape[-2]
+
     def _entries(self, shape: Sequence[int] | None) -> int:
         """Entries of the maps of which blocks are cut, for tokens of a shape; 0 if not known."""
-        site = self.site
         if shape is None:
-            if site.grid is None:
+            if self.site.grid is None:
                 return 0
-            shape = (site.windows, site.num_tokens, site.dim)
-        count = shape[-2]
-        keys = site.num_keys if site.has_own_key_grid or self.keeps_grid else count
-        return math.prod(shape[:-1]) * self.num_heads * keys
+            shape = (self.site.windows, self.site.num_tokens, self.site.dim)
+        return math.prod(shape[:-1]) * self.num_heads * self._keys(shape)
 
 
 _FUSED = BackendChoice("sdpa", "the map is a plain softmax of a product")

@@ -131,6 +131,15 @@ def _value(text: str) -> Any:
         return text
 
 
+def _comma_hint(before: Mapping[str, Any], rest: str) -> str:
+    """Say how a value with a comma is written, where what follows one is no option's name."""
+    if not before or rest.isidentifier():
+        return ""
+    name, value = list(before.items())[-1]
+    sides = f"{name}={value}x{rest} or " if name.endswith("grid") else ""
+    return f"; a comma ends a value: write {sides}{name}=({value},{rest})"
+
+
 def _read_one(text: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
     found = _ONE.match(text)
     if found is None:
@@ -142,7 +151,8 @@ def _read_one(text: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
         key, equals, value = pair.partition("=")
         key = key.strip()
         if not equals:
-            raise UserError(f"mixer {text.strip()!r}: option {key!r} needs a value, {key}=…")
+            hint = _comma_hint(options, key)
+            raise UserError(f"mixer {text.strip()!r}: option {key!r} needs a value, {key}=…{hint}")
         if key != "num_heads" and key not in known:
             raise unknown(f"option of mixer {name!r}:", key, [*known, "num_heads"])
         options[key] = _value(value.strip())
