@@ -274,12 +274,11 @@ class MapMixer(TokenMixer):
         """Make one projection of those of the roles, for :meth:`fold`, under a new name."""
         apart = self.joint is None and self.project is None
         made = joined([self.get_submodule(role) for role in self.roles]) if apart else None
-        if made is None:
-            return
-        for role in self.roles:
-            delattr(self, role)
-        self.add_module(joint, made)
-        self.joint = joint
+        if made is not None:
+            for role in self.roles:
+                delattr(self, role)
+            self.add_module(joint, made)
+            self.joint = joint
 
     # ---- what a subclass writes -------------------------------------------------------------
 
@@ -659,11 +658,10 @@ class MapMixer(TokenMixer):
 
     def _entries(self, shape: Sequence[int] | None) -> int:
         """Entries of the maps of which blocks are cut, for tokens of a shape; 0 if not known."""
+        keys = self._keys(shape)
         if shape is None:
-            if self.site.grid is None:
-                return 0
-            shape = (self.site.windows, self.site.num_tokens, self.site.dim)
-        return math.prod(shape[:-1]) * self.num_heads * self._keys(shape)
+            shape = (self.site.windows, self.site.num_tokens, 0) if keys else (0, 0)
+        return math.prod(shape[:-1]) * self.num_heads * keys
 
 
 _FUSED = BackendChoice("sdpa", "the map is a plain softmax of a product")
