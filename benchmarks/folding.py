@@ -50,13 +50,13 @@ def mixer(name: str, side: int, **options: Any) -> Case:
     return Case(lambda: create_mixer(name, **site, **options), (side * side, 384))
 
 
-FEW: dict[str, Any] = {"key_grid": (7, 7), "resize": "pool_values"}
 CASES = {
     "re_attention": mixer("re_attention", 14),
     "re_attention, 784 tokens": mixer("re_attention", 28),
     "key_value(pos_dim=16)": mixer("key_value", 14, pos_dim=16),
     "static_key": mixer("static_key", 14),
-    "static_key, 49 keys": mixer("static_key", 28, **FEW),
+    "static_key, 16 keys": mixer("static_key", 14, key_grid=(4, 4)),
+    "static_key, 49 keys": mixer("static_key", 28, key_grid=(7, 7)),
     "vit_nano_p4_12, static_key": model("vit_nano_p4_12", 12, 1, mixer="static_key"),
     "deepvit_micro_p4_32": model("deepvit_micro_p4_32", 32, mixer="re_attention"),
     "cvt_13_32": model("cvt_13_32", 32),
