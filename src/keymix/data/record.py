@@ -111,7 +111,7 @@ class DataRecord(DataFacts, _Shape):  # fields of the last base come first
         spec: The data spec it was loaded from.
         classes: Names of the classes, by label; none where targets are others.
         image_size: Height and width of the images in pixels; the largest of each where they keep
-            their own.
+            their own; short and long side where they keep their proportions (`Task.fits`).
         in_chans: Channels.
         mean: Mean of each channel over train, of values 0..1.
         std: Standard deviation of each channel over train.

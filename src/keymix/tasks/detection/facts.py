@@ -41,6 +41,7 @@ TASK = Task(
     validation_loss=False,
     unit="image",
     whole_images=True,
+    fits=True,
     training="keymix.tasks.detection.training:TRAINING",
     answers="keymix.tasks.detection.answers:ANSWERS",
     page="keymix.tasks.detection.page:PAGE",
