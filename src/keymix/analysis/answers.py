@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -21,6 +22,9 @@ from keymix.task import Score
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 Arrays = Mapping[str, npt.NDArray[Any]]
+
+RESAMPLES = 1000
+"""Times that units are drawn anew, with replacement, for a bootstrap."""
 
 
 class Answers(ABC):
@@ -73,6 +77,18 @@ class Answers(ABC):
         if units < 2:
             return np.full(units, whole(self))
         return units * whole(self) - (units - 1) * without_each(self)
+
+    @cached_property
+    def resampled(self) -> FloatArray:
+        """Score units drawn with replacement, as many as there are, `RESAMPLES` times.
+
+        The draws are the same for all answers of as many units, so that two models are paired.
+
+        Shape: ``[RESAMPLES]``, NaN where the score of a draw is not defined.
+        """
+        random = np.random.default_rng(self.units)
+        drawn = random.multinomial(self.units, np.full(self.units, 1 / self.units), size=RESAMPLES)
+        return self.score(drawn.astype(np.float64))
 
     @abstractmethod
     def shared(self) -> Arrays:
