@@ -25,10 +25,9 @@ from keymix.data.segmentation.table import (
     Seen,
     Unlisted,
     check_choices,
-    refuse,
     unfit,
 )
-from keymix.data.sources.base import Source, Table, some
+from keymix.data.sources.base import Source, Table, refuse, some
 from keymix.data.specs import MASKS, SPLIT_BY, Options
 from keymix.data.splits import Part, shared_note
 from keymix.data.streams import IntArray
