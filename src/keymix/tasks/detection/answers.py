@@ -50,7 +50,7 @@ from keymix.tasks.detection.predictions import (
     predictions_of,
 )
 from keymix.tasks.detection.reference import frequent_boxes
-from keymix.tasks.detection.scoring import Ranked, averaged, averaged_without, mean, of_each_image
+from keymix.tasks.detection.scoring import Ranked, averaged, averaged_without, of_each_image
 from keymix.train.parts import (
     Answered,
     AnswersPart,

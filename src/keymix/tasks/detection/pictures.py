@@ -67,7 +67,7 @@ def _write(
     width: int,
 ) -> None:
     """Write a text above a corner, within the picture, on a ground of its colour."""
-    left, top, right, bottom = draw.textbbox((0, 0), text, font=font)
+    _, _, right, bottom = draw.textbbox((0, 0), text, font=font)
     x = max(0, min(corner[0], round(width - right)))
     y = max(0, round(corner[1] - bottom - 2))
     draw.rectangle((x, y, x + round(right) + 2, y + round(bottom) + 2), fill=colour)

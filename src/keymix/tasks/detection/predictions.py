@@ -346,7 +346,9 @@ def _written(
             continue
         size = (pixels.shape[-2], pixels.shape[-1])
         found = with_found(replace(named, size=size), next(outputs), trained.data)
-        files.write_bytes(folder / OVERLAYS / f"{item.name}.jpg", drawn(found, pixels, trained, score))
+        files.write_bytes(
+            folder / OVERLAYS / f"{item.name}.jpg", drawn(found, pixels, trained, score)
+        )
         yield found
 
 
