@@ -90,7 +90,7 @@ def _answers(answers: Answers) -> DetectionAnswers:
     return DetectionAnswers.of(answers)
 
 
-def _intervals(runs: Sequence[DetectionAnswers]) -> dict[str, Ends]:
+def intervals(runs: Sequence[DetectionAnswers]) -> dict[str, Ends]:
     """Resample the test images: intervals of the means over seeds, where most draws have one."""
     found = {}
     for key in runs[0].draws:
@@ -237,7 +237,7 @@ class DetectionPage(Page):
             instances=own.instances,
             crowds=own.crowds,
             of_sizes=own.of_sizes,
-            intervals={mixer: _intervals(runs) for mixer, runs in by_mixer.items()},
+            intervals={mixer: intervals(runs) for mixer, runs in by_mixer.items()},
         )
 
     def drawn(self, answers: Answers) -> Sequence[int]:
