@@ -51,7 +51,7 @@ class InstancePreparation(Preparation):
                 for faults in found:
                     refuse(faults)
         train = _instances(tables["train"])
-        if train.annotations.crowd[train.positions].all():
+        if train.annotations.crowd[train.instances.positions].all():
             raise UserError(
                 f"data {self.spec}: none of the {len(train):,} training images has an instance "
                 "that is no crowd, so nothing can be learned. Name other data."
@@ -68,7 +68,7 @@ class InstancePreparation(Preparation):
 
     def notes(self, parts: Mapping[str, Part]) -> list[str]:
         """Say which images have no instances, of all splits together."""
-        counts = [_instances(part.table).counts[part.rows] for part in parts.values()]
+        counts = [_instances(part.table).instances.counts[part.rows] for part in parts.values()]
         empty = sum(int((of == 0).sum()) for of in counts)
         noted = [f"{empty:,} images have no instances"] if empty else []
         return [*super().notes(parts), *noted]

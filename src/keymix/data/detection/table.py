@@ -127,6 +127,16 @@ class InstanceTargets(Targets):
         """The source's own number of each class."""
         return self.annotations.category_ids
 
+    @property
+    def positions(self) -> IntArray:
+        """The positions of all annotations of these images."""
+        return spans(self.annotations.first, self.rows)
+
+    @property
+    def counts(self) -> IntArray:
+        """How many annotations each image has."""
+        return np.diff(self.annotations.first)[self.rows]
+
     def image_id(self, i: int) -> int:
         """Return the source's own number of image ``i``."""
         return int(self.annotations.image_ids[self.rows[i]])
@@ -174,11 +184,11 @@ class InstanceTargets(Targets):
     def update_digest(self, digest: Digest) -> None:
         """Enter ids and sizes of the images, and all of their annotations."""
         found = self.annotations
-        those = spans(found.first, self.rows)
+        those = self.positions
         for array in (
             found.image_ids[self.rows],
             found.sizes[self.rows],
-            np.diff(found.first)[self.rows],
+            self.counts,
             found.labels[those],
             found.boxes[those],
             found.areas[those],
@@ -264,16 +274,6 @@ class InstanceTable(Files):
         """Keep some images."""
         return InstanceTable(self.annotations, self.rows[rows])
 
-    @property
-    def positions(self) -> IntArray:
-        """The positions of all annotations of these images."""
-        return spans(self.annotations.first, self.rows)
-
-    @property
-    def counts(self) -> IntArray:
-        """How many annotations each image has."""
-        return np.diff(self.annotations.first)[self.rows]
-
     def size(self, i: int) -> Size:
         """Return height and width of image ``i`` as the annotation file states them."""
         return self.annotations.size(int(self.rows[i]))
@@ -281,6 +281,10 @@ class InstanceTable(Files):
     def stated(self, i: int) -> Sequence[Fault]:
         """List what is wrong with image ``i`` or its annotations in the annotation file."""
         return self.annotations.faults.get(int(self.rows[i]), ())
+
+    def lost(self, i: int) -> bool:
+        """Whether there is no file of image ``i``."""
+        return not self._files[i] or not (self._root / self._files[i]).exists()
 
     def inspect(self, i: int) -> list[Fault]:
         """Find all that is wrong with image ``i``: its entry, its annotations, its header."""

@@ -47,6 +47,7 @@ _LAYOUT = (
 _OUTSIDE = 1.0  # pixels by which a box or a polygon may leave its image: it is cut off
 _LEAST = 1e-3  # pixels of the side of a box, below which it has none
 _IDS = 1 << 63
+_KEYS = ("id", "category_id", "bbox", "area", "segmentation")
 
 
 def open_source(argument: str, faults: Faults) -> InstanceSource:
@@ -75,11 +76,6 @@ def open_source(argument: str, faults: Faults) -> InstanceSource:
         test=tables.get("test"),
         loose=tuple(loose),
     )
-
-
-def looks_like(path: Path) -> bool:
-    """Whether a folder has training annotations of COCO's format."""
-    return bool(_files(path, "train"))
 
 
 def _files(root: Path, split: str) -> list[tuple[Path, list[Path]]]:
@@ -195,7 +191,9 @@ class _Reader:
     def _whole(self) -> dict[str, list[Any]]:
         """Parse the file and check its outermost form."""
         try:
-            found = json.loads(regular(self.path).read_text(encoding="utf-8-sig"))
+            found: dict[str, list[Any]] = json.loads(
+                regular(self.path).read_text(encoding="utf-8-sig")
+            )
         except OSError as error:
             raise UserError(f"{self.path} cannot be read: {error.strerror}. Restore it.") from error
         except (ValueError, RecursionError) as error:
@@ -307,11 +305,7 @@ class _Reader:
         """Read one annotation into the columns, or raise and leave them as they are."""
         columns = self.columns
         key, category = _integer(entry, "id"), _integer(entry, "category_id")
-        lacking = [
-            name
-            for name in ("id", "category_id", "bbox", "area", "segmentation")
-            if name not in entry
-        ]
+        lacking = [name for name in _KEYS if name not in entry]
         if lacking:
             raise _BadError("missing key", f"has no {', '.join(lacking)}")
         if key is None or category is None:
@@ -395,13 +389,8 @@ def _integer(entry: Any, key: str) -> int | None:
 
 def _inside(file: str) -> bool:
     """Whether a file's name stays in the folder that it is below, on every system."""
-    path = PurePosixPath(file)
-    anchored = path.is_absolute() or bool(PureWindowsPath(file).anchor)
-    return (
-        not anchored
-        and ".." not in (*path.parts, *PureWindowsPath(file).parts)
-        and "\0" not in file
-    )
+    anchored = PurePosixPath(file).is_absolute() or PureWindowsPath(file).anchor
+    return not anchored and "\0" not in file and ".." not in PureWindowsPath(file).parts
 
 
 def _floats(values: Any) -> array[float] | None:
