@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import faster_coco_eval
 import numpy as np
 import pytest
-from faster_coco_eval import COCO as FastCOCO
-from faster_coco_eval import COCOeval_faster
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
@@ -111,9 +110,7 @@ def made(images: int = 30, seed: int = 0) -> Made:
 def by_tools(sample: Made, tools: tuple[Any, Any]) -> dict[str, float]:
     """Score with one of COCO's tools; -1 of a score without instances becomes NaN."""
     coco, evaluator = tools
-    images = [
-        {"id": i + 1, "height": SIZE[0], "width": SIZE[1]} for i in range(len(sample.truth))
-    ]
+    images = [{"id": i + 1, "height": SIZE[0], "width": SIZE[1]} for i in range(len(sample.truth))]
     true = [
         {
             "image_id": i + 1,
@@ -158,7 +155,10 @@ def by_tools(sample: Made, tools: tuple[Any, Any]) -> dict[str, float]:
     return scores
 
 
-TOOLS = {"pycocotools": (COCO, COCOeval), "faster-coco-eval": (FastCOCO, COCOeval_faster)}
+TOOLS = {
+    "pycocotools": (COCO, COCOeval),
+    "faster-coco-eval": (faster_coco_eval.COCO, faster_coco_eval.COCOeval_faster),
+}
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -272,9 +272,9 @@ def test_what_lies_in_a_crowd_is_ignored() -> None:
 def test_a_second_detection_of_an_instance_is_wrong() -> None:
     twice = one_image(True, (0, 0, 40, 40), (1, 1, 40, 40), (110, 10, 150, 50)).answers
     assert twice.scores()["box_ap"] == pytest.approx(1)  # wrong, but after the right one
-    right = [each.right[0].tolist() for each in twice.ranked("box")][0]
-    assert right == [True, False, False]
-    assert [each.counted[0].tolist() for each in twice.ranked("box")][0] == [True, True, False]
+    ants = twice.ranked("box")[0]
+    assert ants.right[0].tolist() == [True, False, False]
+    assert ants.counted[0].tolist() == [True, True, False]
 
 
 def test_at_most_100_detections_of_a_class_count() -> None:

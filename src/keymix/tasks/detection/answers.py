@@ -537,13 +537,12 @@ class DetectionAnswersPart(AnswersPart):
             if each.instances
         ]
         overall = [percent(test.scores[key], 1) for key in ("box_ap", "mask_ap")]
-        images = f"{own.empty:,} images have no instance" if own.empty else "all images have some"
         return DetailsTable(
             title="each class with instances",
             heads=("class", "box AP %", "mask AP %", "instances", "images"),
             rows=[*rows, ["mean", *overall, f"{own.instances:,}", ""]],
             note=f"{own.detections:,} detections were scored, at most {MOST} of a class and image; "
-            f"{images}; {own.crowds:,} crowd regions are ignored.",
+            f"images without instances: {own.empty:,}; crowd regions, ignored: {own.crowds:,}.",
         )
 
     def references(self, data: ImageData) -> Iterable[Reference]:
