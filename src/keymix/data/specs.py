@@ -49,6 +49,12 @@ OF_ONE_KIND: Mapping[str, Settings] = {
 """Settings that only some data have, and which."""
 _SOURCES = "keymix.data.sources"
 _DECLARED = re.compile(r"^SPECS = (\(\n.*?^\))", re.MULTILINE | re.DOTALL)
+_OF_COCO = (
+    "annotations/instances_train*.json",
+    "annotations/train.json",
+    "train/_annotations.coco.json",
+)
+"""Files by which a folder is recognised as images with instances."""
 _WORDNET_ID = re.compile(r"n\d{8}")
 
 
@@ -314,13 +320,15 @@ def parse(spec: str) -> tuple[DataSpec, str]:
 
 
 def kind_of(path: Path) -> str:
-    """Return, by what is there, which spec a path belongs to, such as parquet, uwgi or folder."""
+    """Return, by what is there, which spec a path belongs to, such as parquet, coco or folder."""
     if _holds_parquet(path):
         return "parquet"
     if (path / "train.csv").is_file() and any((path / "train").glob("case*/")):
         return "uwgi"
     if any(_holds_masks(path / part) for part in ("", "train", "val", "test")):
         return "masks"
+    if any(any(path.glob(names)) for names in _OF_COCO):
+        return "coco"
     if (path / "ILSVRC").is_dir():
         return "imagenet"
     if (path / "train").is_dir() and (path / "val").is_dir():
