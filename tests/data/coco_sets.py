@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def content(images: int, first: int = 1) -> dict[str, Any]:
         ]
         if n % 2:
             annotations.append(region(100 * key + 2, key, (height, width)))
-    return {"images": entries, "annotations": annotations, "categories": CATEGORIES}
+    return {"images": entries, "annotations": annotations, "categories": deepcopy(CATEGORIES)}
 
 
 def write(

@@ -481,3 +481,23 @@ def test_grey_sets_have_one_channel_where_asked(root: Path) -> None:
     data = load(f"coco:{root}", channels=1, image_size=WITHIN)
     assert data.train.read(0).shape[0] == data.in_chans == 1
     assert len(data.mean) == 1
+
+
+def test_real_images(real_data: Path) -> None:
+    root = real_data / "coco-subset"
+    if not root.is_dir():
+        pytest.skip("no coco-subset")
+    data = load(f"coco:{root}")
+    assert [len(split) for split in data.splits] == [58, 6, 36]
+    assert (len(data.classes), data.classes[0]) == (80, "person")
+    assert data.train.targets.category_ids[-1] == 90  # type: ignore[attr-defined]
+    file = root / "annotations" / "instances_val2017.json"
+    assert _check_masks(instances(data, "test"), file) == 200
+    image, found = data.train.read(0), instances(data).read(0)
+    assert min(image.shape[1:]) == 800 or max(image.shape[1:]) == 1333
+    assert found["masks"].shape[1:] == image.shape[1:]
+    loader = Loader(
+        data.train, data, batch_size=8, train=True, augment=Augment(multi_scale=(480, 800))
+    )
+    batch = next(iter(loader))
+    assert all(min(image.shape[1:]) in range(480, 801, 32) for image in batch.images)

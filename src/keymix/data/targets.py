@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
@@ -52,7 +53,7 @@ class Targets(ABC):
         groups: The group of each, such as a patient, which no two splits may share; None where
             nothing binds inputs together, so that splits are stratified.
         moves: Whether a geometric transform of torchvision moves them with their image: `read`
-            gives tv_tensors.
+            gives tv_tensors, or a mapping in which those move that are.
         multilabel: Of masks, whether a pixel may belong to several classes; None of others.
     """
 
@@ -82,7 +83,12 @@ class Targets(ABC):
             i: Position.
             size: Height and width of the image.
         """
-        return _moved(self.read(i), size) if self.moves else self.read(i)
+        target = self.read(i)
+        if self.moves:
+            from torchvision.transforms.v2 import functional as F
+
+            target = _moved(partial(F.resize, size=list(size)), target)
+        return target
 
     @abstractmethod
     def update_digest(self, digest: Digest) -> None:
@@ -159,7 +165,7 @@ class Targets(ABC):
         if self.moves:
             from torchvision.transforms.v2 import functional as F
 
-            target = _each_of_one(F.horizontal_flip, target)
+            target = _moved(F.horizontal_flip, target)
         return image.flip(-1), target
 
 
@@ -325,15 +331,11 @@ class _Resized(Targets):
         return _Resized(self.targets.select(rows), [self.sizes[i] for i in rows.tolist()])
 
 
-def _moved(target: Target, size: Size) -> Target:
-    """Resize tv_tensors with their image."""
-    from torchvision.transforms.v2 import functional as F
-
-    def resized(each: Tensor) -> Tensor:
-        made: Tensor = F.resize(each, list(size))
-        return made
-
-    return _each_of_one(resized, target)
+def _moved(change: Callable[[Tensor], Tensor], target: Target) -> Target:
+    """Move a target with its image; of a mapping, the tv_tensors in it."""
+    if isinstance(target, Tensor):
+        return change(target)
+    return {name: each if type(each) is Tensor else change(each) for name, each in target.items()}
 
 
 def _plain(targets: Sequence[Target]) -> list[Target]:

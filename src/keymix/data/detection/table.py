@@ -32,7 +32,7 @@ KINDS = {
     "other categories": ("categories that train does not have", "use one list of categories"),
     "unknown category": ("annotations of an unknown category", "add it to categories"),
     "unknown image": ("annotations of an unknown image", "add the image, or remove them"),
-    "bad number": ("numbers that are not finite, or no numbers", "correct them"),
+    "bad number": ("numbers that are missing, not finite or too large", "correct them"),
     "empty box": ("boxes of zero or negative size", "correct or remove them"),
     "box outside the image": ("boxes outside the image", "correct or remove them"),
     "bad polygon": ("polygons of fewer than three points", "correct or remove them"),

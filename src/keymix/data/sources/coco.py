@@ -342,7 +342,8 @@ class _Reader:
         height, width = made.sizes[rows].T
         with np.errstate(invalid="ignore", over="ignore"):
             x, y, w, h = made.boxes.T
-            finite = np.isfinite(made.boxes).all(1) & np.isfinite(made.areas) & (made.areas >= 0)
+            most = (width + 2 * _OUTSIDE) * (height + 2 * _OUTSIDE)
+            finite = np.isfinite(made.boxes).all(1) & (made.areas >= 0) & (made.areas <= most)
             inside_w = np.minimum(x + w, width) - np.maximum(x, 0)
             inside_h = np.minimum(y + h, height) - np.maximum(y, 0)
             out = (x < -_OUTSIDE) | (y < -_OUTSIDE)
