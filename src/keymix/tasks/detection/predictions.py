@@ -346,15 +346,11 @@ def _written(
             continue
         size = (pixels.shape[-2], pixels.shape[-1])
         found = with_found(replace(named, size=size), next(outputs), trained.data)
-        files.write_bytes(
-            folder / OVERLAYS / f"{item.name}.jpg", drawn(found, pixels, trained, score)
-        )
+        files.write_bytes(folder / OVERLAYS / f"{item.name}.jpg", drawn(found, pixels, score))
         yield found
 
 
-def drawn(
-    found: InstancePrediction, pixels: NDArray[np.uint8], trained: TrainedModel, score: float
-) -> bytes:
+def drawn(found: InstancePrediction, pixels: NDArray[np.uint8], score: float) -> bytes:
     """Draw the detections with a score or more over their image, as a JPEG."""
     sure = found.surely(score)
     picture = overlay(
@@ -363,7 +359,6 @@ def drawn(
         found.masks[sure],
         [found.numbers[i] for i in sure],
         [f"{found.labels[i]} {found.scores[i]:.2f}" for i in sure],
-        classes=len(trained.classes),
     )
     stream = io.BytesIO()
     picture.save(stream, "JPEG", quality=90)
