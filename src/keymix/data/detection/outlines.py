@@ -84,14 +84,16 @@ class Outlines:
 
         Polygons are scaled before they are filled; regions take the nearest pixel.
         """
-        from faster_coco_eval.core import mask
-
         made = torch.zeros((len(annotations), *at), dtype=torch.uint8)
         for k, a in enumerate(annotations):
-            filled = torch.from_numpy(mask.decode(self.encoded(a, own, at)))
-            if filled.shape != at:
-                filled = F.interpolate(filled[None, None], at, mode="nearest-exact")[0, 0]
-            made[k] = filled
+            if self.is_region(a) and own != at:
+                region = torch.zeros(own, dtype=torch.uint8)
+                fill(region, self.runs[self.first_run[a] : self.first_run[a + 1]])
+                made[k] = F.interpolate(region[None, None], at, mode="nearest-exact")[0, 0]
+            elif self.is_region(a):
+                fill(made[k], self.runs[self.first_run[a] : self.first_run[a + 1]])
+            elif (runs := read_runs(self.encoded(a, own, at)["counts"].decode())) is not None:
+                fill(made[k], runs)
         return made
 
     def polygons_of(self, a: int) -> list[FloatArray]:
@@ -114,6 +116,22 @@ def spans(first: IntArray, chosen: IntArray) -> IntArray:
     lengths = first[chosen + 1] - first[chosen]
     starts = np.repeat(first[chosen] - np.cumsum(lengths) + lengths, lengths)
     return starts + np.arange(int(lengths.sum()), dtype=np.int64)
+
+
+def fill(mask: Tensor, runs: IntArray) -> None:
+    """Set the pixels of run lengths in an empty mask ``[H, W]``, from its first column to its last."""
+    height = mask.shape[0]
+    ends = np.cumsum(runs)
+    inside = np.flatnonzero(runs[1::2]) * 2 + 1
+    if not len(inside):
+        return
+    first, last = int(ends[inside[0] - 1]) // height, -(-int(ends[inside[-1]]) // height)
+    bounds = np.clip(ends - first * height, 0, (last - first) * height)
+    lengths = np.diff(bounds, prepend=0)
+    values = np.repeat((np.arange(len(runs)) % 2).astype(np.uint8), lengths)
+    filled = np.zeros((last - first) * height, dtype=np.uint8)
+    filled[: len(values)] = values
+    mask[:, first:last] = torch.from_numpy(filled.reshape(last - first, height).T)
 
 
 def read_runs(text: str) -> IntArray | None:
