@@ -82,13 +82,9 @@ class Answers(ABC):
     def resampled(self) -> FloatArray:
         """Score units drawn with replacement, as many as there are, `RESAMPLES` times.
 
-        The draws are the same for all answers of as many units, so that two models are paired.
-
         Shape: ``[RESAMPLES]``, NaN where the score of a draw is not defined.
         """
-        random = np.random.default_rng(self.units)
-        drawn = random.multinomial(self.units, np.full(self.units, 1 / self.units), size=RESAMPLES)
-        return self.score(drawn.astype(np.float64))
+        return self.score(resamples(self.units))
 
     @abstractmethod
     def shared(self) -> Arrays:
@@ -147,6 +143,18 @@ def array_faults(stored: Arrays, wanted: Mapping[str, WholeNumbers], inputs: int
         high = one.below is not None and numbers.max(initial=0) >= one.below
         if high or numbers.min(initial=0) < 0:
             yield f"{name} holds numbers that are no class and no count"
+
+
+def resamples(units: int) -> FloatArray:
+    """Draw units with replacement, as many as there are: how often each comes in each draw.
+
+    The draws are the same for all answers of as many units, so that two models are paired.
+
+    Shape: ``[RESAMPLES, U]``.
+    """
+    random = np.random.default_rng(units)
+    shares = np.full(units, 1 / max(1, units))
+    return random.multinomial(units, shares, size=RESAMPLES).astype(np.float64)
 
 
 def whole(answers: Answers) -> float:

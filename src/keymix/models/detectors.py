@@ -78,6 +78,7 @@ class Detector(OnBackbone):
             detectors of Swin and MetaFormer; None to do so unless the backbone has BatchNorms.
         freeze_norm: Keep the BatchNorms of the backbone as they are loaded, scales and shifts too.
         proposals: Most proposals of an image in evaluation; twice as many in training.
+        samples: Proposals of an image that train the heads, a quarter on instances at most.
         score_threshold: Least score of a detection, probability.
         nms_threshold: IoU from which on the lower of two detections of a class is dropped.
         detections: Most detections of an image.
@@ -109,6 +110,7 @@ class Detector(OnBackbone):
         map_norm: bool | None = None,
         freeze_norm: bool = True,
         proposals: int = 1000,
+        samples: int = 512,
         score_threshold: float = 0.05,
         nms_threshold: float = 0.5,
         detections: int = 100,
@@ -149,6 +151,7 @@ class Detector(OnBackbone):
             out_channels,
             num_classes,
             proposals=proposals,
+            samples=samples,
             score_threshold=score_threshold,
             nms_threshold=nms_threshold,
             detections=detections,

@@ -119,7 +119,7 @@ def spans(first: IntArray, chosen: IntArray) -> IntArray:
 
 
 def fill(mask: Tensor, runs: IntArray) -> None:
-    """Set the pixels of run lengths in an empty mask ``[H, W]``, from its first column to its last."""
+    """Set the pixels of run lengths in an empty mask ``[H, W]``, in the columns that have some."""
     height = mask.shape[0]
     ends = np.cumsum(runs)
     inside = np.flatnonzero(runs[1::2]) * 2 + 1

@@ -36,8 +36,7 @@ ANCHOR = 8  # side of an anchor over the reduction of its level: 32 on P2 to 512
 BOX_GRID, MASK_GRID = 7, 14  # positions that an instance is pooled to
 HIDDEN = 1024  # width of the two layers before class and box
 MASK_WIDTHS = (256, 256, 256, 256)
-SAMPLED = 512  # proposals of an image that train the heads
-POSITIVE = 0.25  # share of them, at most, that lie on an instance
+POSITIVE = 0.25  # share, at most, of the proposals that train the heads that lie on an instance
 
 
 def full_precision(x: Tensor) -> Tensor:
@@ -113,6 +112,7 @@ class Heads(RoIHeads):
         overlap: IoU with an instance from which on a proposal is one of it.
         box_weights: Of x, y, width and height in the regression of boxes.
         agnostic: One box for all classes.
+        samples: Proposals of an image that train the heads.
         score_threshold: Least score of a detection.
         nms_threshold: IoU from which on the lower of two detections of a class is dropped.
         detections: Most detections of an image.
@@ -136,6 +136,7 @@ class Heads(RoIHeads):
         overlap: float = 0.5,
         box_weights: Sequence[float] = (10.0, 10.0, 5.0, 5.0),
         agnostic: bool = False,
+        samples: int,
         score_threshold: float,
         nms_threshold: float,
         detections: int,
@@ -146,7 +147,7 @@ class Heads(RoIHeads):
             BoxPredictor(HIDDEN, num_classes, agnostic=agnostic),
             overlap,
             overlap,
-            SAMPLED,
+            samples,
             POSITIVE,
             tuple(box_weights),
             score_threshold,
@@ -193,6 +194,7 @@ class InstanceDecoder(nn.Module):
         width: Channels of a level.
         num_classes: Classes, without the background.
         proposals: Most proposals of an image in evaluation; twice as many in training.
+        samples: Those of them that train the heads.
         score_threshold: Least score of a detection.
         nms_threshold: IoU from which on the lower of two detections of a class is dropped.
         detections: Most detections of an image.
@@ -207,13 +209,14 @@ class InstanceDecoder(nn.Module):
         num_classes: int,
         *,
         proposals: int,
+        samples: int,
         score_threshold: float,
         nms_threshold: float,
         detections: int,
     ) -> None:
         super().__init__()
         self.pyramid = pyramid
-        self.proposals, self.detections = proposals, detections
+        self.proposals, self.samples, self.detections = proposals, samples, detections
         reductions = [*pyramid.reductions]
         while reductions[-1] < COARSEST or len(reductions) == len(pyramid.reductions):
             reductions.append(2 * reductions[-1])
@@ -229,6 +232,7 @@ class InstanceDecoder(nn.Module):
             pools,
             width,
             num_classes,
+            samples=samples,
             score_threshold=score_threshold,
             nms_threshold=nms_threshold,
             detections=detections,
@@ -277,7 +281,7 @@ class InstanceDecoder(nn.Module):
         found = [*self.rpn.head([*features.values()])]
         boxes, masks = self.proposals, self.detections
         if self.training:
-            boxes, masks = SAMPLED, int(POSITIVE * SAMPLED)
+            boxes, masks = self.samples, int(POSITIVE * self.samples)
         outputs = [*found[0], *found[1]]
         for stage in self.stages:
             outputs += stage.outline(features, boxes * images, masks * images)

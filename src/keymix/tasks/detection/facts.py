@@ -3,9 +3,51 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import product
 
 from keymix.task import Score, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassPrecision:
+    """How well a class is found; None where no test image has an instance of it.
+
+    Args:
+        name: Of the class.
+        box_ap: AP of its boxes.
+        mask_ap: AP of its masks.
+        instances: True instances without crowds.
+        images: Images that have one.
+    """
+
+    name: str
+    box_ap: float | None
+    mask_ap: float | None
+    instances: int
+    images: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectionDetails:
+    """What an evaluation records of instances next to its scores.
+
+    Args:
+        detections: Detections that were scored.
+        instances: True instances without crowds.
+        crowds: Crowd regions, which are ignored.
+        empty: Images without an instance.
+        of_sizes: True instances that are small, medium and large.
+        classes: The classes.
+    """
+
+    detections: int
+    instances: int
+    crowds: int
+    empty: int
+    of_sizes: tuple[int, int, int]
+    classes: tuple[ClassPrecision, ...]
+
 
 _PARTS = (
     ("ap", "AP", "over IoU thresholds 0.50 to 0.95"),
@@ -42,6 +84,7 @@ TASK = Task(
     unit="image",
     whole_images=True,
     fits=True,
+    details=DetectionDetails,
     training="keymix.tasks.detection.training:TRAINING",
     answers="keymix.tasks.detection.answers:ANSWERS",
     page="keymix.tasks.detection.page:PAGE",

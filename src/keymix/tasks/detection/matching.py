@@ -198,11 +198,13 @@ def _matches(
 def packed(flags: BoolArray) -> Bits:
     """Pack flags by area and threshold into a number each: ``[A, T, D]`` -> ``[D]``."""
     numbers = flags.reshape(len(_PLACES), -1).astype(np.uint64) << _PLACES[:, None]
-    return np.bitwise_or.reduce(numbers, axis=0)
+    found: Bits = np.bitwise_or.reduce(numbers, axis=0)
+    return found
 
 
 def unpacked(bits: Bits, area: str) -> BoolArray:
     """Read the flags of a range of areas: ``[D]`` -> ``[T, D]``."""
     first = list(AREAS).index(area) * len(THRESHOLDS)
     places = _PLACES[first : first + len(THRESHOLDS), None]
-    return (bits >> places) & np.uint64(1) == 1
+    found: BoolArray = (bits >> places) & np.uint64(1) == 1
+    return found
