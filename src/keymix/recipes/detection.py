@@ -127,8 +127,9 @@ def mask_rcnn_small() -> Recipe:
                 "backbone_size": 192,
                 "out_channels": 32,
                 "proposals": 200,
+                "samples": 64,
             },
         ),
-        optim=OptimConfig(name="adamw", lr=1e-3, weight_decay=0.05, clip_grad=1.0),
+        optim=OptimConfig(name="adamw", lr=5e-4, weight_decay=0.05, clip_grad=1.0),
         schedule=ScheduleConfig(name="cosine", epochs=28, warmup_epochs=1),
     )

@@ -41,10 +41,10 @@ def overlay(
     drawn = np.ascontiguousarray(pixels[:3].transpose(1, 2, 0))
     drawn = np.repeat(drawn, 3 // drawn.shape[2], axis=2)
     for i in reversed(range(len(labels))):
-        colour = np.array(paint[labels[i] - 1])
-        mixed = drawn[masks[i]] * (1 - FILL) + colour * FILL
+        filled = np.array(paint[labels[i] - 1])
+        mixed = drawn[masks[i]] * (1 - FILL) + filled * FILL
         drawn[masks[i]] = mixed.round().astype(np.uint8)
-        drawn[rim(masks[i])] = colour
+        drawn[rim(masks[i])] = filled
     picture = Image.fromarray(drawn)
     draw = ImageDraw.Draw(picture)
     side = max(10, min(picture.size) // 32)
