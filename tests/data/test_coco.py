@@ -20,7 +20,7 @@ from torch import Tensor
 
 from keymix.data import Augment, ImageData, Loader, load
 from keymix.data.decode import fitted_size
-from keymix.data.detection.outlines import read_runs
+from keymix.data.detection.outlines import fill, read_runs
 from keymix.data.detection.table import InstanceTargets
 from keymix.data.random_parameters import flips, short_side
 from keymix.data.record import DataRecord
@@ -161,6 +161,16 @@ def test_run_lengths_are_read_as_coco_writes_them(runs: list[int]) -> None:
     found = read_runs(text)
     assert found is not None
     assert found.tolist() == runs
+
+
+@given(st.integers(1, 5), st.lists(st.integers(0, 6), min_size=1, max_size=9))
+def test_run_lengths_fill_columns(height: int, runs: list[int]) -> None:
+    width = -(-sum(runs) // height) or 1
+    whole = [*runs, height * width - sum(runs)]
+    values = np.repeat(np.arange(len(whole)) % 2, whole)
+    mask = torch.zeros((height, width), dtype=torch.uint8)
+    fill(mask, np.array(whole))
+    np.testing.assert_array_equal(mask.numpy(), values.reshape(width, height).T)
 
 
 @pytest.mark.parametrize("text", ["", "é", "/", "p", "O", "o" * 30 + "0", "1\n2", "oooooooooooo1"])

@@ -192,12 +192,10 @@ def checked_size(image_size: int | Size) -> Size:
 
 
 def fitted_size(size: Size, within: Size) -> Size:
-    """Say which size an image gets that is resized with its proportions, as for COCO.
+    """Resize height and width with their proportions, as for COCO.
 
-    Args:
-        size: Height and width of the image.
-        within: A short and a long side: the image's short side becomes the short one, unless its
-            long side would be longer than the long one.
+    The short side becomes the short one of ``within``, unless the long side would then be longer
+    than the long one.
     """
     short, long = sorted(within)
     scale = min(short / min(size), long / max(size))

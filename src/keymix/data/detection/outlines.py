@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -26,6 +26,13 @@ FloatArray = NDArray[np.float64]
 
 _FIRST, _BITS, _MORE, _SIGN = 48, 5, 32, 16  # of a character of compressed run lengths
 _LONGEST = 8  # characters of a number: 40 bits, more than any image has pixels
+
+
+class RunLengths(TypedDict):
+    """A mask as COCO's tools take it: height and width, and compressed run lengths."""
+
+    size: list[int]
+    counts: bytes
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -50,7 +57,7 @@ class Outlines:
         """Whether annotation ``a`` is run lengths and no polygons."""
         return bool(self.first_run[a + 1] > self.first_run[a])
 
-    def encoded(self, a: int, own: Size, at: Size | None = None) -> dict[str, Any]:
+    def encoded(self, a: int, own: Size, at: Size | None = None) -> RunLengths:
         """Write the mask of annotation ``a`` as COCO's tools take it.
 
         Args:
@@ -58,13 +65,10 @@ class Outlines:
             own: Height and width of its image.
             at: Those of the mask, to which polygons are scaled; None for the image's own. Those of
                 run lengths are the image's own always.
-
-        Returns:
-            ``size`` and compressed ``counts``.
         """
         from faster_coco_eval.core import mask
 
-        found: dict[str, Any]
+        found: RunLengths
         if self.is_region(a):
             counts = self.runs[self.first_run[a] : self.first_run[a + 1]].tolist()
             found = mask.frPyObjects({"size": list(own), "counts": counts}, *own)
@@ -80,14 +84,16 @@ class Outlines:
 
         Polygons are scaled before they are filled; regions take the nearest pixel.
         """
-        from faster_coco_eval.core import mask
-
         made = torch.zeros((len(annotations), *at), dtype=torch.uint8)
         for k, a in enumerate(annotations):
-            filled = torch.from_numpy(mask.decode(self.encoded(a, own, at)))
-            if filled.shape != at:
-                filled = F.interpolate(filled[None, None], at, mode="nearest-exact")[0, 0]
-            made[k] = filled
+            if self.is_region(a) and own != at:
+                region = torch.zeros(own, dtype=torch.uint8)
+                fill(region, self.runs[self.first_run[a] : self.first_run[a + 1]])
+                made[k] = F.interpolate(region[None, None], at, mode="nearest-exact")[0, 0]
+            elif self.is_region(a):
+                fill(made[k], self.runs[self.first_run[a] : self.first_run[a + 1]])
+            elif (runs := read_runs(self.encoded(a, own, at)["counts"].decode())) is not None:
+                fill(made[k], runs)
         return made
 
     def polygons_of(self, a: int) -> list[FloatArray]:
@@ -106,15 +112,26 @@ class Outlines:
 
 
 def spans(first: IntArray, chosen: IntArray) -> IntArray:
-    """List the positions in spans that are chosen, one span after the other.
-
-    Args:
-        first: Where each span starts, and the end, ``[N + 1]``.
-        chosen: Numbers of spans.
-    """
+    """List the positions in chosen spans, which start at ``first``, ``[N + 1]`` with the end."""
     lengths = first[chosen + 1] - first[chosen]
     starts = np.repeat(first[chosen] - np.cumsum(lengths) + lengths, lengths)
     return starts + np.arange(int(lengths.sum()), dtype=np.int64)
+
+
+def fill(mask: Tensor, runs: IntArray) -> None:
+    """Set the pixels of run lengths in an empty mask ``[H, W]``, in the columns that have some."""
+    height = mask.shape[0]
+    ends = np.cumsum(runs)
+    inside = np.flatnonzero(runs[1::2]) * 2 + 1
+    if not len(inside):
+        return
+    first, last = int(ends[inside[0] - 1]) // height, -(-int(ends[inside[-1]]) // height)
+    bounds = np.clip(ends - first * height, 0, (last - first) * height)
+    lengths = np.diff(bounds, prepend=0)
+    values = np.repeat((np.arange(len(runs)) % 2).astype(np.uint8), lengths)
+    filled = np.zeros((last - first) * height, dtype=np.uint8)
+    filled[: len(values)] = values
+    mask[:, first:last] = torch.from_numpy(filled.reshape(last - first, height).T)
 
 
 def read_runs(text: str) -> IntArray | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from keymix.data.augment import Augment
 from keymix.data.decode import DAMAGE, Size, reason
-from keymix.data.detection.outlines import FloatArray, Outlines, spans
+from keymix.data.detection.outlines import FloatArray, Outlines, RunLengths, spans
 from keymix.data.kinds import BOXES
 from keymix.data.random_parameters import flips
 from keymix.data.sources.base import Fault, Source
@@ -175,7 +175,7 @@ class InstanceTargets(Targets):
         found = self._found(i, np.stack([x, y, x + w, y + h], axis=1), own, own)
         return {**found, "size": torch.tensor(own)}
 
-    def encoded(self, i: int) -> list[dict[str, object]]:
+    def encoded(self, i: int) -> list[RunLengths]:
         """Write the masks of image ``i`` at its own size as COCO's tools take them."""
         span = self.annotations.of(int(self.rows[i]))
         outlines = self.annotations.outlines

@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from keymix.data.detection.outlines import Outlines, read_runs
 from keymix.data.detection.table import Annotations, InstanceSource, InstanceTable
@@ -151,11 +152,7 @@ class _Reader:
         self.columns = _Columns()
 
     def read(self) -> Annotations:
-        """Read the file.
-
-        Raises:
-            UserError: If it is no such file at all.
-        """
+        """Read the file, or refuse what is no such file at all."""
         whole = self._whole()
         self._categories(whole["categories"])
         ids, sizes = self._images(whole["images"])
@@ -169,17 +166,17 @@ class _Reader:
             image_ids=ids,
             sizes=sizes,
             first=np.searchsorted(rows, np.arange(len(ids) + 1)).astype(np.int64),
-            ids=_whole_numbers(columns.ids),
-            labels=_whole_numbers(columns.labels),
-            boxes=np.array(columns.boxes, dtype=np.float64).reshape(-1, 4),
-            areas=np.array(columns.areas, dtype=np.float64),
-            crowd=np.array(columns.crowd, dtype=np.bool_),
+            ids=_array(columns.ids),
+            labels=_array(columns.labels),
+            boxes=_array(columns.boxes).reshape(-1, 4),
+            areas=_array(columns.areas),
+            crowd=_array(columns.crowd).astype(np.bool_),
             outlines=Outlines(
-                points=np.array(columns.points, dtype=np.float64),
-                polygons=_whole_numbers(columns.polygons),
-                first_polygon=_whole_numbers(columns.first_polygon),
-                runs=_whole_numbers(columns.runs),
-                first_run=_whole_numbers(columns.first_run),
+                points=_array(columns.points),
+                polygons=_array(columns.polygons),
+                first_polygon=_array(columns.first_polygon),
+                runs=_array(columns.runs),
+                first_run=_array(columns.first_run),
             ),
             category_ids=tuple(sorted(self.classes)),
             faults=self.faults,
@@ -432,5 +429,6 @@ def _runs(outline: dict[str, Any], size: tuple[int, int]) -> array[int]:
     return array("q", runs.tolist())
 
 
-def _whole_numbers(values: Sequence[int]) -> IntArray:
-    return np.array(values, dtype=np.int64)
+def _array(values: array[Any]) -> NDArray[Any]:
+    """Take numbers as they lie in memory; they may be half of a gigabyte."""
+    return np.frombuffer(values, dtype=values.typecode) if values else np.zeros(0, values.typecode)
