@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +17,18 @@ from PIL import Image
 
 from keymix.analysis.mask_pictures import rim
 from keymix.data.decode import convert, to_array
+from keymix.data.detection.outlines import RunLengths
 from keymix.errors import UserError
 from keymix.report.formats import percent
 from keymix.report.pictures import IMAGE, image_uri, png_uri
 from keymix.report.record import ComparisonRecord, Sparse
-from keymix.tasks.detection.matching import Runs, decoded, matched, unpacked
+from keymix.tasks.detection.matching import decoded, matched, unpacked
 from keymix.tasks.detection.pictures import colour_of
 from keymix.tasks.detection.predictions import SURE, found_at
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from keymix.data.dataset import ImageData
     from keymix.tasks.detection.answers import DetectionAnswers
 
@@ -118,7 +121,7 @@ def representative(answers: DetectionAnswers) -> list[int]:
 def draw(
     data: ImageData,
     chosen: Sequence[int],
-    outputs: Mapping[str, Sequence[Mapping[str, Any]]],
+    outputs: Mapping[str, Sequence[Mapping[str, Tensor]]],
     missing: Mapping[str, str],
     *,
     seed: int,
@@ -186,7 +189,7 @@ class _Drawing:
         drawn = self._masks(true.masks, labels) if masks else None
         return Panel(who=TRUTH, boxes=boxes, masks=drawn, text=text)
 
-    def of_model(self, label: str, output: Mapping[str, Any]) -> Panel:
+    def of_model(self, label: str, output: Mapping[str, Tensor]) -> Panel:
         """Draw what a model returned."""
         made = matched(self.instances, found_at(output, self.own))
         right = unpacked(made.matched["box"], "all")[0] & ~self._ignored(made.ignored["box"])
@@ -215,7 +218,8 @@ class _Drawing:
 
     def _ignored(self, bits: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Which detections count neither as right nor as wrong."""
-        return unpacked(bits, "all")[0]
+        first: NDArray[np.bool_] = unpacked(bits, "all")[0]
+        return first
 
     def _said(self, flags: Sequence[bool | None]) -> str:
         """Say how many instances are found, and how many detections are wrong."""
@@ -243,7 +247,7 @@ class _Drawing:
             for k, place in enumerate(placed.round(1).tolist()[:MOST_BOXES])
         )
 
-    def _masks(self, runs: Sequence[Runs], labels: Sequence[int]) -> str | None:
+    def _masks(self, runs: Sequence[RunLengths], labels: Sequence[int]) -> str | None:
         """Draw masks as one transparent PNG, the first ones on top."""
         if not runs:
             return None
