@@ -17,6 +17,8 @@ from torch import nn
 
 from each import each
 from keymix.models import create_model, list_models
+from keymix.models.factory import task_of_model
+from keymix.task import get_task
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,11 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+def of_tensors() -> list[str]:
+    """All models but those whose images keep their own sizes, which take a list of them."""
+    return [name for name in list_models() if not get_task(task_of_model(name)).whole_images]
+
+
 def family_of(name: str) -> Family:
     """The family a model belongs to: that of the module whose table of variants names it."""
     for line, family in FAMILIES.items():
@@ -248,7 +255,7 @@ def answer(name: str, width: int, count: int = 2) -> tuple[int, ...]:
 def different() -> dict[str, nn.Module]:
     """Models that stay different when made small, on ``meta``: one for each form there is."""
     forms: dict[Any, tuple[str, nn.Module]] = {}
-    for name in list_models():
+    for name in of_tensors():
         with torch.device("meta"):
             model = shrunk(name)
         state = tuple((key, tuple(t.shape)) for key, t in model.state_dict().items())
@@ -258,7 +265,7 @@ def different() -> dict[str, nn.Module]:
 
 def models_of(line: str) -> dict[str, tuple[str]]:
     """Every model that a line of ``FAMILIES`` stands for."""
-    return {name: (name,) for name in list_models() if family_of(name) is FAMILIES[line]}
+    return {name: (name,) for name in of_tensors() if family_of(name) is FAMILIES[line]}
 
 
 def forms_of(line: str) -> dict[str, tuple[str]]:

@@ -46,6 +46,7 @@ _getattr, __dir__, _public = attach(
         "load": "keymix.train.predict",
         "load_run": "keymix.train.runs",
         "predict": "keymix.train.predict",
+        "predict_instances": "keymix.tasks.detection.predictions",
         "predict_masks": "keymix.tasks.segmentation.predict_masks",
     },
 )

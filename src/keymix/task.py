@@ -133,7 +133,11 @@ class Task:
         plain: Model without a mixer that joins comparisons as a point of reference; empty for none.
         recipes: Default recipe of a comparison, by kind of input; under ``""`` that of any other.
         rooms: What else takes its models: ``swap``.
-        whole_images: Whether images keep their own size and a batch is a list of them.
+        whole_images: Whether all of an image is seen, and a batch is a list of images of unequal
+            sizes: their own, unless `data.image_size` is given.
+        fits: With `whole_images`, whether images are always resized, and keep their proportions:
+            `data.image_size` is a short and a long side, and an image's short side becomes the
+            short one unless its long side would then be longer than the long one.
         training: How it is trained, a `keymix.train.parts.TrainingPart`: the object, or where it
             is, ``module:attribute``, so that it loads when it is needed.
         answers: How its models are evaluated, a `keymix.train.parts.AnswersPart`, likewise.
@@ -158,6 +162,7 @@ class Task:
     recipes: Mapping[str, str] = field(default_factory=dict)
     rooms: frozenset[str] = frozenset()
     whole_images: bool = False
+    fits: bool = False
     training: object = None
     answers: object = None
     page: object = None
@@ -203,6 +208,11 @@ class Task:
     def takes(self) -> str:
         """The task that its models say they are for."""
         return self.models or self.name
+
+    @property
+    def own_sizes(self) -> bool:
+        """Whether images may keep their own sizes."""
+        return self.whole_images and not self.fits
 
     def has(self, part: Part) -> bool:
         """Whether it has a part."""
@@ -259,12 +269,15 @@ def register_task(task: Task) -> Task:
         task: Its facts, with its parts.
 
     Raises:
-        UserError: If a built-in task has the name, it has no score, or a part is missing.
+        UserError: If a built-in task has the name, it has no score, a part is missing, or images
+            fit a size without being whole.
     """
     if task.name in built_in_tasks():
         raise UserError(f"task {task.name!r} is keymix's own: choose another name")
     if not task.scores:
         raise UserError(f"task {task.name!r} has no score: models are compared by the first")
+    if task.fits and not task.whole_images:
+        raise UserError(f"task {task.name!r} resizes images with fits: give whole_images=True too")
     for part in ("training", "answers"):
         if getattr(task, part) is None:
             raise UserError(f"task {task.name!r} lacks its part {part!r}: give {part}=")

@@ -234,3 +234,15 @@ def test_the_note_on_time_steps_speaks_of_spikes_where_there_are_some(
         note = capsys.readouterr().err
         assert "over all T=3 time steps" in note
         assert ("spike" in note) is spikes
+
+
+def test_arguments_of_the_model_reach_it(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["count", "setr", "--image-size", "64", "--json"]
+    counts = []
+    for backbone in ("test_resnet", "test_convnext"):
+        options = ["--model.options.backbone", backbone, "--model.options.decoder_widths=[8]"]
+        assert main([*words, *options]) == 0
+        counts.append(json.loads(capsys.readouterr().out)["params"])
+    assert counts[0] != counts[1]
+    assert main([*words, "--model.options.backbone"]) == 2
+    assert "--model.options.backbone" in capsys.readouterr().err

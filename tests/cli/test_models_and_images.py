@@ -13,7 +13,14 @@ from written_run import written_run
 
 from keymix import data
 from keymix.errors import UserError
-from keymix.studies.inputs import RANDOM, View, load_images, load_models, warn_of_random
+from keymix.studies.inputs import (
+    RANDOM,
+    View,
+    load_images,
+    load_models,
+    one_size,
+    warn_of_random,
+)
 
 NAME = "vit_nano_p2_12"
 
@@ -158,3 +165,14 @@ def test_weights_that_cannot_be_had_are_refused_in_one_line(monkeypatch) -> None
         "weights of 'vit_small_patch16_224' cannot be fetched (no route to host)"
     )
     assert "\n" not in message
+
+
+def test_images_of_unequal_sizes_are_filled_up_with_their_mean() -> None:
+    images = [torch.full((3, 2, 4), 9, dtype=torch.uint8), torch.full((3, 3, 2), 7).byte()]
+    found = one_size(images, (0.2, 0.4, 0.6))
+    assert found.shape == (2, 3, 3, 4)
+    assert found.dtype == torch.uint8
+    assert found[0, :, :2].eq(9).all()
+    assert found[1, :, :, :2].eq(7).all()
+    assert found[0, :, 2, 0].tolist() == found[1, :, 0, 3].tolist() == [51, 102, 153]
+    assert one_size([torch.ones(3, 2, 2), torch.ones(3, 2, 3)])[0, :, :, 2].eq(0).all()

@@ -12,8 +12,9 @@ import pytest
 
 from keymix.data.record import DataRecord
 from keymix.errors import UserError
+from keymix.report.part import packed_shares
 from keymix.tasks.segmentation.answers import MaskAnswers
-from keymix.tasks.segmentation.page import most_informative, packed, spread_over_cases
+from keymix.tasks.segmentation.page import most_informative, spread_over_cases
 from keymix.train.files import write_arrays
 from keymix.train.folder import Which, read_answers
 
@@ -94,7 +95,7 @@ def test_damaged_answers_are_reported_in_one_line(tmp_path: Path):
 
 def test_packed_overlaps_read_back_and_ends_are_exact():
     shares = np.array([0.0, 1.0, 0.123456, 0.5])
-    back = np.frombuffer(base64.b64decode(packed(shares)), "<u2") / 65535
+    back = np.frombuffer(base64.b64decode(packed_shares(shares)), "<u2") / 65535
     assert back == pytest.approx(shares, abs=1e-5)
     assert (back[0], back[1]) == (0.0, 1.0)
 

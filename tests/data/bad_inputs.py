@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parent))
+from bad_instances import INSTANCE_ROWS
 from bad_masks import MASK_ROWS
 from bad_row import Row
 from pictures import encoded, picture
@@ -291,6 +292,7 @@ ROWS: tuple[Row, ...] = (
         "or hf:OWNER/NAME/CONFIG.",
     ),
     *MASK_ROWS,
+    *INSTANCE_ROWS,
 )
 
 

@@ -75,7 +75,7 @@ def test_specs_split_at_the_first_colon() -> None:
         ("digits:8", "Write digits"),
         (
             "zzz:there",
-            "unknown data 'zzz'. Choose from cifar10, cifar100, cifar10dvs, digits, dvs128,",
+            "unknown data 'zzz'. Choose from cifar10, cifar100, cifar10dvs, coco, digits,",
         ),
         ("cifr10", "Did you mean 'cifar10'"),
         ("cifar10:", "Write cifar10 or cifar10:ROOT"),

@@ -19,11 +19,13 @@ from keymix.data import Augment, ImageData, Loader, load
 from keymix.data import specs as known
 from keymix.data.augment import check_augment
 from keymix.data.check import check, quick_check
+from keymix.data.decode import fitted_size
 from keymix.data.kinds import IMAGE, PLACE
+from keymix.data.random_parameters import flips
 from keymix.data.sources.base import Arrays, Faults, Source
 from keymix.data.sources.folder import Files
 from keymix.data.specs import DataSpec, list_specs, parse, register_source, task_name
-from keymix.data.targets import ArrayTargets, ClassTargets, RaggedTargets, Targets
+from keymix.data.targets import ArrayTargets, ClassTargets, Digest, RaggedTargets, Targets
 from keymix.errors import UserError
 from keymix.task import _OWN, Score, Task, register_task
 
@@ -67,10 +69,40 @@ def key_points(array: np.ndarray, k: int) -> torch.Tensor:
     return tv_tensors.KeyPoints(array, canvas_size=SIDES[k])
 
 
+class Named(Targets):
+    """Several tensors by name: a box that moves with its image, a number and a byte that do not."""
+
+    kind = PLACE
+    moves = True
+
+    def __init__(self, rows: np.ndarray) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, i: int) -> dict[str, torch.Tensor]:
+        row = int(self.rows[i])
+        size = SIDES[row]
+        box = torch.tensor([[1.0, 2.0, size[1] / 2, size[0] / 2]])
+        return {
+            "box": tv_tensors.BoundingBoxes(box, format="XYXY", canvas_size=size),
+            "number": torch.tensor(row),
+            "byte": torch.full((row % 3, 2), row, dtype=torch.uint8),
+        }
+
+    def update_digest(self, digest: Digest) -> None:
+        digest.update(self.rows.astype("<i8").tobytes())
+
+    def select(self, rows: np.ndarray) -> Named:
+        return Named(self.rows[rows])
+
+
 @pytest.fixture
 def sources(tmp_path: Path) -> Iterator[Path]:
     """Register a source of numbers, one of points and one of points that can be moved."""
-    for one in (task("dial"), task("point", whole=True)):
+    fits = replace(task("scene", whole=True), fits=True)
+    for one in (task("dial"), task("point", whole=True), fits):
         register_task(one)
 
     def open_points(argument: str, faults: Faults) -> Source:
@@ -84,14 +116,26 @@ def sources(tmp_path: Path) -> Iterator[Path]:
     register_source(
         DataSpec(name="dials", argument="[N]", summary="dials", open_with=dials, task="dial")
     )
+
+    def open_scenes(argument: str, faults: Faults) -> Source:
+        del argument, faults
+        files = points(tmp_path, key_points).train
+        names = [f"{k}.png" for k in range(len(files))]
+        return Source(train=Files(tmp_path, names, Named(np.arange(len(names)))))
+
+    register_source(
+        DataSpec(
+            name="scenes", summary="boxes", open_with=open_scenes, task="scene", target="place"
+        )
+    )
     for name, opened in (("points", open_points), ("key_points", open_key_points)):
         register_source(
             DataSpec(name=name, summary="points", open_with=opened, task="point", target="place")
         )
     yield tmp_path
-    for name in ("dials", "points", "key_points"):
+    for name in ("dials", "points", "key_points", "scenes"):
         known._OWN.pop(name)
-    for name in ("dial", "point"):
+    for name in ("dial", "point", "scene"):
         _OWN.pop(name)
 
 
@@ -188,6 +232,37 @@ def test_an_image_size_resizes_images_and_what_can_be_moved(sources: Path) -> No
     assert isinstance(next(iter(batches(data))).images, list)
     with pytest.raises(UserError, match=r"data points: .*image_size"):
         load("points", image_size=40)
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_several_tensors_by_name_are_served_with_their_types(sources: Path, workers: int) -> None:
+    data = load("scenes", image_size=(30, 36))
+    moved = set()
+    for batch in batches(data, Augment(flip=True), workers=workers):
+        assert isinstance(batch.targets, list)
+        for image, target, i in zip(batch.images, batch.targets, batch.index.tolist(), strict=True):
+            row = int(data.train.rows[i])
+            size = fitted_size(SIDES[row], (30, 36))
+            assert image.shape[1:] == size
+            assert [type(each) for each in target.values()] == [torch.Tensor] * 3
+            assert target["byte"].dtype == torch.uint8
+            assert target["number"] == row
+            scale = torch.tensor([size[1] / SIDES[row][1], size[0] / SIDES[row][0]] * 2)
+            left, top, right, bottom = (Named(data.train.rows).read(i)["box"][0] * scale).tolist()
+            mirrored = bool(flips(np.array([i]), seed=0, epoch=0)[0])
+            if mirrored:
+                left, right = size[1] - right, size[1] - left
+            assert target["box"][0].tolist() == pytest.approx([left, top, right, bottom], abs=1e-3)
+            moved.add(mirrored)
+    assert moved == {True, False}
+
+
+def test_several_tensors_by_name_are_told_apart(sources: Path) -> None:
+    targets = Named(np.array([0, 3, 6]))
+    assert len({targets.content(i) for i in range(3)}) == 3
+    assert load("scenes").image_size == (224, 224)
+    with pytest.raises(UserError, match="whole_images"):
+        register_task(replace(task("other"), fits=True))
 
 
 @pytest.mark.parametrize(

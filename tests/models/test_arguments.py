@@ -43,6 +43,8 @@ SHOWN = {
     "setr": "setr_micro",
     "setr on a CvT": "setr_qkv_cvt",
     "setr on a backbone": "setr",
+    "mask_rcnn": "mask_rcnn",
+    "cascade_mask_rcnn": "cascade_mask_rcnn",
 }
 BAD: dict[str, tuple[Any, ...]] = {
     "depth": (0, -1, 1.5, "a", NAN, [2, 2], True),
@@ -86,6 +88,13 @@ BAD: dict[str, tuple[Any, ...]] = {
     "weight_init": ("xavier",),
     "backbone": (3,),
     "out_index": (-1, 1.5),
+    "backbone_size": (0, -1, "a"),
+    "out_channels": (0, -1, 1.5, "a"),
+    "proposals": (0, 1.5, "a"),
+    "samples": (0, 1.5, "a"),
+    "detections": (0, 1.5, "a"),
+    "score_threshold": (-0.1, 1.5, NAN, "a"),
+    "nms_threshold": (-0.1, 1.5, NAN, "a"),
 }
 FLAGS = ("false", "maybe", "no", 1)
 

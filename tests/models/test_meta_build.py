@@ -11,10 +11,9 @@ from timm.models._manipulate import reinit_non_persistent_buffers
 from torch import nn
 
 from each import together
-from keymix.models import list_models
-from shrunk import FAMILIES, family_of, images, shrunk
+from shrunk import FAMILIES, family_of, images, of_tensors, shrunk
 
-ONE_EACH = list({id(family_of(name)): name for name in list_models()}.values())
+ONE_EACH = list({id(family_of(name)): name for name in of_tensors()}.values())
 
 
 def _has_codes(name: str) -> bool:

@@ -14,11 +14,11 @@ from keymix.analysis.mask_pictures import colours_of
 from keymix.analysis.overlap import dice, jaccard, mean_jaccard
 from keymix.compare.outcome import Scores, caution, lead, outcome
 from keymix.records import to_json
+from keymix.report.part import packed_shares
 from keymix.report.pictures import image_uri
 from keymix.task import get_task
 from keymix.tasks.segmentation.answers import MaskAnswers
 from keymix.tasks.segmentation.gallery import layer_uri
-from keymix.tasks.segmentation.page import packed
 
 LEVELS = {"softmax": 0.86, "key_value": 0.88, "key_value(pos_dim=50)": 0.87, "identity": 0.4}
 ORGANS = ("large_bowel", "small_bowel", "stomach")
@@ -126,7 +126,7 @@ def make_mask_record(
         run |= {
             "last": {"epoch": 12, "val": val, "test": test},
             "best": {"epoch": 10, "val": val, "test": test},
-            "overlaps": packed(mean_jaccard(counts, scored)),
+            "overlaps": packed_shares(mean_jaccard(counts, scored)),
             "hausdorff_unit": "mm",
             "classes": [
                 {

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -21,6 +22,9 @@ from keymix.task import Score
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 Arrays = Mapping[str, npt.NDArray[Any]]
+
+RESAMPLES = 1000
+"""Times that units are drawn anew, with replacement, for a bootstrap."""
 
 
 class Answers(ABC):
@@ -73,6 +77,14 @@ class Answers(ABC):
         if units < 2:
             return np.full(units, whole(self))
         return units * whole(self) - (units - 1) * without_each(self)
+
+    @cached_property
+    def resampled(self) -> FloatArray:
+        """Score units drawn with replacement, as many as there are, `RESAMPLES` times.
+
+        Shape: ``[RESAMPLES]``, NaN where the score of a draw is not defined.
+        """
+        return self.score(resamples(self.units))
 
     @abstractmethod
     def shared(self) -> Arrays:
@@ -131,6 +143,18 @@ def array_faults(stored: Arrays, wanted: Mapping[str, WholeNumbers], inputs: int
         high = one.below is not None and numbers.max(initial=0) >= one.below
         if high or numbers.min(initial=0) < 0:
             yield f"{name} holds numbers that are no class and no count"
+
+
+def resamples(units: int) -> FloatArray:
+    """Draw units with replacement, as many as there are: how often each comes in each draw.
+
+    The draws are the same for all answers of as many units, so that two models are paired.
+
+    Shape: ``[RESAMPLES, U]``.
+    """
+    random = np.random.default_rng(units)
+    shares = np.full(units, 1 / max(1, units))
+    return random.multinomial(units, shares, size=RESAMPLES).astype(np.float64)
 
 
 def whole(answers: Answers) -> float:

@@ -27,6 +27,11 @@ but case :math:`g` are (`over_cases`)
 A class that is true in one case alone leaves no interval: without that case the class drops out of
 the mean, or not, by one stray prediction.
 
+A score that depends on the order of all answers, such as an average precision, may jump where one
+unit is left out. A task can take the paired percentile bootstrap for the interval over units
+(`over_resamples`; Efron and Tibshirani 1993, An Introduction to the Bootstrap, ch. 13): the
+difference is computed again for units drawn with replacement, the same for both models.
+
 Quantities are fractions (accuracy 0.93), not percentages. NumPy and SciPy only. The test for a
 difference of two latencies depends on how they were timed; it is in `keymix.analysis.timing`.
 """
@@ -319,15 +324,8 @@ def over_units(
     Raises:
         ValueError: If the runs were tested on different inputs.
     """
-    seeds = sorted(set(mixer) & set(baseline))
-    if not seeds:
-        return None
-    pairs = [(mixer[s], baseline[s]) for s in seeds]
-    first = pairs[0][0]
-    if not all(first.same_truth(each) for pair in pairs for each in pair):
-        raise ValueError(f"runs were tested on different {unit}s")
-    number = first.units
-    if number == 0:
+    pairs = _tested_alike(mixer, baseline, unit)
+    if not pairs:
         return None
     difference = float(np.mean([whole(a) - whole(b) for a, b in pairs]))
     values = np.mean([a.unit_values() - b.unit_values() for a, b in pairs], axis=0)
@@ -339,6 +337,69 @@ def over_units(
         reason="" if defined else f"without one of the {unit}s the {score.name} is not defined",
         ends=bounded(score, -math.inf, math.inf),
     )
+
+
+def over_resamples(
+    mixer: Mapping[int, Answers], baseline: Mapping[int, Answers], *, score: Score, unit: str
+) -> Interval | None:
+    """Compare two mixers over resampled units, at the seeds that both finished.
+
+    The percentile interval of the mean over seeds of the difference of `Answers.resampled`. Its
+    p-value is twice the smaller share of draws on one side of 0, ends counted once more.
+
+    Args:
+        mixer: Answers of the mixer's models by seed.
+        baseline: Those of the baseline's.
+        score: The score that models are compared by.
+        unit: What the units are, for the note, such as ``image``.
+
+    Returns:
+        The interval, without ends where draws do not differ or most have no score, and None
+        without a pair of runs.
+
+    Raises:
+        ValueError: If the runs were tested on different inputs.
+    """
+    pairs = _tested_alike(mixer, baseline, unit)
+    if not pairs:
+        return None
+    number = pairs[0][0].units
+    difference = tidy(float(np.mean([whole(a) - whole(b) for a, b in pairs])))
+    draws = np.mean([a.resampled - b.resampled for a, b in pairs], axis=0)
+    known = draws[np.isfinite(draws)]
+    low = high = p = None
+    if number < 2:
+        note = f"one {unit} has no spread, so nothing can be said about other {unit}s"
+    elif len(known) * 2 < len(draws):
+        note = f"in most draws of {unit}s the {score.name} is not defined"
+    elif float(known.std()) <= SAME:
+        note = f"the difference is the same for all draws of {unit}s"
+    else:
+        note = f"only {number} test {unit}s, so the interval is rough" if number < FEW_CASES else ""
+        low, high = percentiles(known)
+        beyond = min(int((known <= 0).sum()), int((known >= 0).sum())) + 1
+        p = min(1.0, 2 * beyond / (len(known) + 1))
+    return Interval(n=number, difference=difference, low=low, high=high, p=p, note=note)
+
+
+def percentiles(draws: FloatArray) -> tuple[float, float]:
+    """Return the ends of the percentile interval of a bootstrap, at `LEVEL`.
+
+    Args:
+        draws: Of the bootstrap, those that are defined.
+    """
+    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def _tested_alike(
+    mixer: Mapping[int, Answers], baseline: Mapping[int, Answers], unit: str
+) -> list[tuple[Answers, Answers]]:
+    """Pair the answers of shared seeds; none where there are no units."""
+    pairs = [(mixer[s], baseline[s]) for s in sorted(set(mixer) & set(baseline))]
+    if not all(pairs[0][0].same_truth(each) for pair in pairs for each in pair):
+        raise ValueError(f"runs were tested on different {unit}s")
+    return pairs if pairs and pairs[0][0].units else []
 
 
 def _of_values(

@@ -30,6 +30,7 @@ examples:
   keymix count vit_small_patch16_224 --mixers static_key --depth 3
   keymix count caformer_s18 --image-size 384 --json
   keymix count qkformer_micro_32 --mixers qkta,ssa --time-steps 2
+  keymix count mask_rcnn --model.options.backbone cskaformer_s18 --image-size 800x1333
 
 Costs of a spiking model are those of all its T time steps, and its multiply-adds are dense: as if
 no input were a spike. `keymix analyze spikes` counts what spikes cost."""
@@ -82,6 +83,11 @@ def parser() -> VerbParser:
         metavar="N",
         help="levels of module paths to show; 0 shows every layer (default: 2)",
     )
+    made.add_argument(
+        "--model.options.NAME",
+        metavar="VALUE",
+        help="an argument of the model, as keymix train takes it; once for each",
+    )
     made.add_argument("--num-classes", type=int, metavar="N", help="classes of the head")
     made.add_time_steps("what the model was made for")
     made.add_imports()
@@ -91,7 +97,10 @@ def parser() -> VerbParser:
 
 def main(argv: list[str]) -> int:
     """Run ``keymix count`` with the words after the verb."""
-    args = parser().parse_args(argv)
+    from keymix.cli.recipe_options import split_model_options
+
+    words, of_the_model = split_model_options(argv)
+    args = parser().parse_args(words)
     if None not in (args.image_size, args.input_size):
         raise UserError("--image-size and --input-size exclude each other: give one.")
     size = None if args.input_size is None else _input_size(args.input_size)
@@ -113,7 +122,7 @@ def main(argv: list[str]) -> int:
     widths: dict[str, str] = {}
     for spec in specs:
         label = "" if spec is None else spec.label
-        options = _options(args.model, spec, size, args.num_classes, args.match)
+        options = of_the_model | _options(args.model, spec, size, args.num_classes, args.match)
         counts[label], width = _count(args.model, options, size, args.time_steps)
         if args.match is not None:
             widths[label] = width

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from keymix.cli import console
 from keymix.cli.console import VerbParser
@@ -155,7 +155,7 @@ def _print_report(report: Report) -> None:
     """Say the verdict, then the facts, then each finding with what to do about it."""
     _line("verdict", f"{report.spec}: {report.verdict}", style="green" if report.fit else "red")
     nouns = kind_of_spec(report.spec).nouns
-    for name, text in _facts(report.facts):
+    for name, text in _facts(report):
         _line(nouns if name == "images" else name, text)
     if report.findings:
         rows = [
@@ -172,7 +172,9 @@ def _line(name: str, text: str, *, style: str | None = None) -> None:
         console.line((name, text))
 
 
-def _facts(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _facts(report: Report) -> Iterator[tuple[str, str]]:
+    facts = report.facts
+
     def counted(numbers: dict[str, int]) -> str:
         return ", ".join(f"{name} {number}" for name, number in numbers.items())
 
@@ -182,15 +184,7 @@ def _facts(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "splits", counted(facts["splits"])
     if "cases" in facts:
         yield "cases", counted(facts["cases"])
-    if "masks" in facts:
-        yield from _of_masks(facts)
-    elif facts.get("classes"):
-        train = {name: of["train"] for name, of in facts["classes"].items()}
-        least, most = min(train, key=train.__getitem__), max(train, key=train.__getitem__)
-        yield (
-            "classes",
-            f"{len(train)}; smallest {least} ({train[least]}), largest {most} ({train[most]})",
-        )
+    yield from report.lines
     if "sizes" in facts:
         sizes = facts["sizes"]
         named = "; ".join(
@@ -211,19 +205,6 @@ def _facts(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "spacing", f"all {common}" if spacing["different"] == 1 else more
     for note in facts.get("notes", ()):
         yield "note", note
-
-
-def _of_masks(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Say what the masks are, and for each class in how many images and pixels it is."""
-    masks = facts["masks"]
-    text = f"{masks['kind']}; {masks['empty']} without any class"
-    if masks["ignored"]:
-        text += f"; {masks['ignored']:.2%} of pixels ignored"
-    yield "masks", text
-    names = facts.get("splits", facts["images"])
-    for name, of in facts.get("classes", {}).items():
-        splits = ", ".join(f"{split} {of[split]}" for split in names)
-        yield "class", f"{name}: {of['share_of_pixels']:.2%} of pixels, in images of {splits}"
 
 
 def _places(finding: Finding) -> str:

@@ -63,6 +63,9 @@ class Augment:
         shift_scale_rotate: Shift, scale and rotate with probability 0.5.
         coarse_dropout: Blank rectangles of the image, not of the mask, with probability 0.5.
         brightness_contrast: Change brightness and contrast with probability 0.5.
+        multi_scale: Least and largest short side that an image is resized to, pixels; one of
+            eleven sizes from the one to the other. The long side of ``data.image_size`` still
+            holds. For images with instances, which take ``flip`` as well and nothing else of these.
         erasing_fill: What an erased rectangle shows: ``mean`` colour, or ``noise``, N(0, 1) for
             every normalised pixel (timm's "pixel").
 
@@ -83,6 +86,7 @@ class Augment:
     shift_scale_rotate: bool = False
     coarse_dropout: bool = False
     brightness_contrast: bool = False
+    multi_scale: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         for field in ("flip", "rand_augment_first", *RECORDING.augment, *MASK.augment):
@@ -93,6 +97,8 @@ class Augment:
         if area[0] > area[1]:
             wanted = "two shares of the area, the smallest first"
             raise _bad("random_resized_crop", area, wanted)
+        if self.multi_scale is not None and self.multi_scale[0] > self.multi_scale[1]:
+            raise _bad("multi_scale", self.multi_scale, "two short sides, the smallest first")
         if self.auto_augment and not _TIMM.fullmatch(self.auto_augment):
             raise _bad("auto_augment", self.auto_augment, "timm's form rand-m9-mstd0.5-inc1")
         if self.auto_augment and self.rand_augment[0]:
@@ -120,10 +126,12 @@ def check_augment(
                 )
     for stands in TARGETS.values():
         for name in stands.augment:
-            if getattr(augment, name) and name not in target.augment:
+            value = getattr(augment, name)
+            if value and name not in target.augment:
+                off = "false" if value is True else "none"
                 raise UserError(
-                    f"augment.{name}=True is for images with {stands.nouns}, and this data has "
-                    f"none. Set it to false, or take {stands.data}."
+                    f"augment.{name}={value!r} is for images with {stands.nouns}, and this data "
+                    f"has none. Set it to {off}, or take {stands.data}."
                 )
     if augment.flip and target.placed and not moves:
         raise UserError(

@@ -96,6 +96,7 @@ BOUNDS: Mapping[str, Bound | tuple[Bound, ...]] = {
     ),
     "augment.rand_augment": (_whole(0, 14), _whole(0, 30)),  # operations and bins of torchvision's
     "augment.erasing": _SHARE,
+    "augment.multi_scale": (_whole(1, _SIDE), _whole(1, _SIDE)),
     "model.drop_path": _BELOW_ONE,
     "model.drop_rate": _BELOW_ONE,
     "optim.lr": Bound(least=1e-12, most=_RATE),

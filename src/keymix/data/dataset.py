@@ -156,7 +156,7 @@ class ImageData:
         spec: The data spec it was loaded from.
         classes: Names of the classes, by label; none where targets are others.
         image_size: Height and width of the images in pixels; the largest of each where they keep
-            their own.
+            their own; short and long side where they keep their proportions (`Task.fits`).
         in_chans: Channels, 1 or 3; 2, the polarities, of frames of events.
         mean: Mean of each channel over train, of values 0..1; 0 of frames.
         std: Standard deviation of each channel over train; 1 of frames.

@@ -191,6 +191,18 @@ def checked_size(image_size: int | Size) -> Size:
     return pair
 
 
+def fitted_size(size: Size, within: Size) -> Size:
+    """Resize height and width with their proportions, as for COCO.
+
+    The short side becomes the short one of ``within``, unless the long side would then be longer
+    than the long one.
+    """
+    short, long = sorted(within)
+    scale = min(short / min(size), long / max(size))
+    height, width = (max(1, math.floor(side * scale + 0.5)) for side in size)
+    return height, width
+
+
 def _centre(whole: tuple[int, int], width: float, height: float) -> Box:
     width, height = min(width, whole[0]), min(height, whole[1])
     left, top = (whole[0] - width) / 2, (whole[1] - height) / 2

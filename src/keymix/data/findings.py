@@ -52,6 +52,8 @@ class Report:
     # images, classes, sizes and balance, as plain data
     facts: dict[str, Any] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)  # what was found, worst first
+    # what a person reads of the facts about targets: a name and a text each
+    lines: list[tuple[str, str]] = field(default_factory=list)
 
     def of(self, level: str) -> list[Finding]:
         """List the findings of one level."""
@@ -397,7 +399,14 @@ def add_classes(report: Report, images: Images, *, empty_reported: bool) -> None
     report.facts["classes"] = {
         name: {split: int(counts[split][i]) for split in counts} for i, name in enumerate(names)
     }
-
+    least, most = int(train.argmin()), int(train.argmax())
+    report.lines.append(
+        (
+            "classes",
+            f"{len(names)}; smallest {names[least]} ({train[least]}), largest {names[most]} "
+            f"({train[most]})",
+        )
+    )
     if not empty_reported:
         remedy = f"no model can learn them: add {items}, or take their names out"
         _warn(report, names, train == 0, f"classes without training {items}", remedy)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -24,6 +24,7 @@ from keymix.data.decode import (
     Size,
     convert,
     evaluation_array,
+    fitted_size,
     reading,
     resize,
     resized_image,
@@ -33,11 +34,11 @@ from keymix.data.events.frame_cache import Frames
 from keymix.data.files import in_chunks
 from keymix.data.kinds import IMAGE, InputKind
 from keymix.data.rand_augment import AutoAugment, RandAugment, plans
-from keymix.data.random_parameters import erased_boxes, flips, resized_crop
+from keymix.data.random_parameters import erased_boxes, flips, resized_crop, short_side
 from keymix.data.sources.base import Table
 from keymix.data.splits import is_large, sample
 from keymix.data.streams import IntArray
-from keymix.data.targets import Digest, Targets
+from keymix.data.targets import Batched, Digest, Target, Targets
 from keymix.errors import UserError
 
 Order: TypeAlias = tuple[int, IntArray]  # epoch, positions in the split
@@ -62,7 +63,7 @@ class Made(NamedTuple):
     index: Tensor  # type: ignore[assignment]  # hides tuple.index, which nobody wants here
     boxes: Tensor | None  # rectangles to erase, int64 ``[B, 4]``; None for none
     # the targets, where they were read with their inputs
-    targets: Tensor | list[Tensor] | None = None
+    targets: Batched | None = None
 
 
 class Inputs(ABC):
@@ -101,13 +102,20 @@ class Inputs(ABC):
         epoch, index = order
         pairs = []
         for i in index.tolist():
-            image, target = self.read(i), targets.read(i)
+            image, target = self.pair(i, targets, augment, seed=seed, epoch=epoch)
             if augment is not None:
                 image, target = targets.augmented(image, target, i, augment, seed=seed, epoch=epoch)
             pairs.append((image.as_subclass(Tensor), target))
         images = [image for image, _ in pairs]
         pixels = images if self.listed else channels_last(torch.stack(images))
         return Made(pixels, torch.from_numpy(index), None, targets.collate([t for _, t in pairs]))
+
+    def pair(
+        self, i: int, targets: Targets, augment: Augment | None, *, seed: int, epoch: int
+    ) -> tuple[Tensor, Target]:
+        """Read input ``i`` and its target at the size that it has in an epoch."""
+        del augment, seed, epoch
+        return self.read(i), targets.read(i)
 
     def refuse(self, augment: Augment) -> None:
         """Refuse augmentation that such inputs do not take."""
@@ -160,7 +168,7 @@ class Inputs(ABC):
         if self.images is not None:
             return *mean_std([self.images.numpy()]), f"all training {self.kind.nouns}"
         rows = sample(len(self))
-        mean, std = mean_std([self.read(int(i)).numpy()[None] for i in rows])
+        mean, std = mean_std(self.read(int(i)).numpy()[None] for i in rows)
         few = f"a fixed sample of {len(rows)}" if len(rows) < len(self) else "all"
         return mean, std, f"{few} training {self.kind.nouns}"
 
@@ -204,12 +212,7 @@ class ImagesOneByOne(Inputs):
 
     def content(self, i: int, *, whole: bool) -> tuple[bytes, bool]:
         """Give size and pixels of image ``i`` before it is resized; of a draft unless whole."""
-        with self.table.open(i) as opened:
-            size = opened.size
-            if not whole:
-                opened.draft(None, (_SIDE, _SIDE))
-            decoded = convert(opened, self.in_chans)
-        return f"{size}".encode() + decoded.tobytes(), False
+        return drafted_content(self.table, i, self.in_chans, whole=whole), False
 
     def refuse(self, augment: Augment) -> None:
         """Refuse RandAugment before the crop, and timm's for images that it does not fit."""
@@ -261,6 +264,16 @@ class ImagesOneByOne(Inputs):
         return pixels
 
 
+def drafted_content(table: Table, i: int, in_chans: int, *, whole: bool) -> bytes:
+    """Give size and pixels of image ``i`` before it is resized; of a draft unless whole."""
+    with table.open(i) as opened:
+        size = opened.size
+        if not whole:
+            opened.draft(None, (_SIDE, _SIDE))
+        decoded = convert(opened, in_chans)
+    return f"{size}".encode() + decoded.tobytes()
+
+
 def channels_last(images: Tensor) -> Tensor:
     """Arrange a batch ``[B, C, H, W]`` with its channels last, which convolutions prefer."""
     return images.contiguous(memory_format=torch.channels_last)
@@ -300,21 +313,99 @@ class WholeImages(Inputs):
             return torch.from_numpy(pixels.copy())
         return resized_image(pixels, self.image_size)
 
+    def refuse(self, augment: Augment) -> None:
+        """Refuse several sizes of images that are not resized with their proportions."""
+        if augment.multi_scale is not None:
+            raise UserError(
+                f"augment.multi_scale={augment.multi_scale!r} is for images that are resized with "
+                "their proportions (Task.fits), and these are not. Set it to none."
+            )
 
-def mean_std(images: Sequence[NDArray[np.uint8]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+
+class FittedImages(WholeImages):
+    """Images of which all is seen, resized with their proportions to a short and a long side.
+
+    In training the short side may vary. An image is decoded and resized once, and its target is
+    read at the size that the image then has.
+    """
+
+    def __init__(self, table: Table, image_size: Size, in_chans: int) -> None:
+        super().__init__(table, image_size, in_chans, listed=True)
+
+    def read(self, i: int) -> Tensor:
+        """Decode image ``i`` and resize it as evaluation does."""
+        return self._within(i, self.image_size)
+
+    def pair(
+        self, i: int, targets: Targets, augment: Augment | None, *, seed: int, epoch: int
+    ) -> tuple[Tensor, Target]:
+        """Read image ``i`` at the size that it has in an epoch, and its target at that size."""
+        short, long = self.image_size
+        if augment is not None and augment.multi_scale is not None:
+            short = short_side(i, *augment.multi_scale, seed=seed, epoch=epoch)
+        image = self._within(i, (short, long))
+        return image, targets.read_at(i, (image.shape[-2], image.shape[-1]))
+
+    def refuse(self, augment: Augment) -> None:
+        """Refuse short sides beyond the long one, at which nothing would vary."""
+        long = self.image_size[1]
+        if augment.multi_scale is not None and augment.multi_scale[1] > long:
+            raise UserError(
+                f"augment.multi_scale={augment.multi_scale!r}: no side may be longer than {long} "
+                "pixels (data.image_size). Make the short sides smaller, or set it to none."
+            )
+
+    @property
+    def drafted(self) -> bool:
+        """A JPEG file is decoded smaller at first, which is quicker."""
+        return True
+
+    def content(self, i: int, *, whole: bool) -> tuple[bytes, bool]:
+        """Give size and pixels of image ``i`` before it is resized; of a draft unless whole."""
+        return drafted_content(self.table, i, self.in_chans, whole=whole), False
+
+    def statistics(self) -> Statistics:
+        """Measure mean and deviation of each channel of images before they are resized."""
+        rows = sample(len(self)).tolist()
+
+        def count(some: range) -> IntArray:
+            return _counts(to_array(self.decoded(rows[k]))[None] for k in some)
+
+        mean, std = _moments(np.stack(in_chunks(len(rows), count)).sum(0))
+        few = f"a fixed sample of {len(rows)}" if len(rows) < len(self) else "all"
+        return mean, std, f"{few} training {self.kind.nouns}"
+
+    def _within(self, i: int, within: Size) -> Tensor:
+        pixels = to_array(self.decoded(i))
+        return resized_image(pixels, fitted_size((pixels.shape[1], pixels.shape[2]), within))
+
+
+def mean_std(images: Iterable[NDArray[np.uint8]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Measure mean and standard deviation of each channel, of values 0..1.
 
     Counted in integers, so the result does not depend on the order of the images.
 
     Shape: arrays of ``[N, C, H, W]`` -> C numbers each.
     """
-    counts = np.zeros((images[0].shape[1], 256), dtype=np.int64)
+    return _moments(_counts(images))
+
+
+def _counts(images: Iterable[NDArray[np.uint8]]) -> IntArray:
+    """Count the values of each channel, ``[C, 256]``."""
+    counts = None
     for part in images:
+        if counts is None:
+            counts = np.zeros((part.shape[1], 256), dtype=np.int64)
         step = max(1, _CHANNEL_CHUNK // (part.shape[2] * part.shape[3]))
         for start in range(0, len(part), step):
             for channel in range(part.shape[1]):
                 plane = part[start : start + step, channel]
                 counts[channel] += np.bincount(plane.ravel(), minlength=256)
+    assert counts is not None
+    return counts
+
+
+def _moments(counts: IntArray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     value = np.arange(256) / 255.0
     total = counts.sum(axis=1)
     mean = counts @ value / total

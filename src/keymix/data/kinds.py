@@ -151,9 +151,22 @@ MASK = TargetKind(
     instead="a recipe for segmentation, such as small_masks_setr; augment.flip, "
     f"{', '.join(f'augment.{name}' for name in _OF_MASKS)} are for images with masks",
 )
+BOXES = TargetKind(
+    name="boxes",
+    noun="set of instances",
+    nouns="instances",
+    single="set of instances",
+    repeated="with the same instances",
+    faults="keymix.data.detection.table:KINDS",
+    placed=True,
+    augment=("multi_scale",),
+    data="data for detection, such as coco:PATH",
+    instead="a recipe for detection, such as mask_rcnn_small; augment.flip and "
+    "augment.multi_scale are for images with instances",
+)
 VALUE = TargetKind(name="value", noun="value", nouns="values", single="value")
 PLACE = TargetKind(name="place", noun="target", nouns="targets", single="target", placed=True)
-TARGETS = {kind.name: kind for kind in (CLASS, MASK, VALUE, PLACE)}
+TARGETS = {kind.name: kind for kind in (CLASS, MASK, BOXES, VALUE, PLACE)}
 
 CELLS = Settings(names=("cell_mib",), lacks="has no parquet files")
 """Settings of data whose images are cells of parquet files."""

@@ -25,7 +25,7 @@ from keymix.data.pixels import Noise, erase, shift_and_flip
 from keymix.data.rand_augment import Plan, RandAugment, plans
 from keymix.data.random_parameters import crop_corners, erased_boxes, flips
 from keymix.data.streams import IntArray, Stream, hash64
-from keymix.data.targets import Targets
+from keymix.data.targets import Batched, Target, Targets, each_tensor
 from keymix.errors import UserError
 
 Make: TypeAlias = Callable[[Order], Made]
@@ -60,7 +60,8 @@ class Batch(NamedTuple):
             task keeps images at their own sizes.
         targets: Class numbers, int64 ``[B]``; of masks, int64 ``[B, H, W]`` class numbers, or
             ``[B, K, H, W]`` of 0 and 1 where a pixel may have several; 255 is ignored. Of other
-            targets, numbers ``[B, ...]``, or a list of B tensors where shapes differ.
+            targets, numbers ``[B, ...]``, or a list of B tensors where shapes differ; a list of B
+            mappings where each has several tensors by name, which keep their types.
         index: Positions in the split, int64 ``[B]``.
     """
 
@@ -221,19 +222,27 @@ class Loader:
         normalised = self.split.inputs.kind.normalised
         return self._normaliser(pixels) if normalised else pixels.float()
 
-    def _targets(self, made: Made) -> Tensor | list[Tensor]:
+    def _targets(self, made: Made) -> Batched:
         """Take the targets that were read with their inputs, or those at their positions."""
         if made.targets is None and self._values is not None:
             return self._values.index_select(0, made.index)
         found = made.targets
         if found is None:
-            found = on_device(self.split.targets.batch(made.index.cpu().numpy()), self.device)
+            batch = self.split.targets.batch(made.index.cpu().numpy())
+            found = each_tensor(partial(_moved, device=self.device), batch)
         return [_whole(each) for each in found] if isinstance(found, list) else _whole(found)
 
 
-def _whole(target: Tensor) -> Tensor:
-    """Make whole numbers int64."""
-    return target if target.is_floating_point() else target.long()
+def _whole(target: Target) -> Target:
+    """Make whole numbers int64; in a mapping each has the type that it should have."""
+    if isinstance(target, dict) or target.is_floating_point():
+        return target
+    return target.long()
+
+
+def _moved(each: Tensor, device: torch.device) -> Tensor:
+    """Move a tensor, without waiting for it."""
+    return each.to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -376,11 +385,13 @@ class WorkerBatches:
     def _moved(self, made: Made | UserError) -> Made:
         if isinstance(made, UserError):
             raise made
+        move = partial(_moved, device=self.device)
+        pixels = made.pixels
         return Made(
-            on_device(made.pixels, self.device),
-            made.index.to(self.device, non_blocking=True),
-            None if made.boxes is None else made.boxes.to(self.device, non_blocking=True),
-            None if made.targets is None else on_device(made.targets, self.device),
+            [move(each) for each in pixels] if isinstance(pixels, list) else move(pixels),
+            move(made.index),
+            None if made.boxes is None else move(made.boxes),
+            None if made.targets is None else each_tensor(move, made.targets),
         )
 
     def _start(self, workers: int) -> DataLoader[Made | UserError]:
@@ -395,13 +406,6 @@ class WorkerBatches:
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator(),  # its own: the global stream belongs to the model
         )
-
-
-def on_device(batch: Tensor | list[Tensor], device: torch.device) -> Tensor | list[Tensor]:
-    """Move a batch, without waiting for it."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    return [each.to(device, non_blocking=True) for each in batch]
 
 
 def _let_go(ahead: DataLoader[Made | UserError] | None) -> None:

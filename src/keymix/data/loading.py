@@ -23,6 +23,7 @@ from keymix.data.decode import (
     checked_size,
     convert,
     evaluation_array,
+    fitted_size,
     reading,
     reason,
 )
@@ -34,7 +35,14 @@ from keymix.data.drop_corrupt import (
     rows_left_out,
 )
 from keymix.data.files import in_chunks
-from keymix.data.inputs import HASHED, ImagesInMemory, ImagesOneByOne, Inputs, WholeImages
+from keymix.data.inputs import (
+    HASHED,
+    FittedImages,
+    ImagesInMemory,
+    ImagesOneByOne,
+    Inputs,
+    WholeImages,
+)
 from keymix.data.kinds import CLASS, IMAGE
 from keymix.data.record import DataFacts
 from keymix.data.sources.base import Faults, Source, Table
@@ -188,6 +196,10 @@ class Preparation:
             for name, table in tables.items()
         }
 
+    def sizes(self, table: Table) -> list[Size]:
+        """Return height and width of every image of a split, by its header."""
+        return _sizes(table)
+
     def notes(self, parts: Mapping[str, Part]) -> list[str]:
         """Say what was done, a sentence each."""
         del parts
@@ -199,9 +211,9 @@ class Preparation:
 
     def _whole(self, tables: Mapping[str, Table], size: Size | None) -> Pairs:
         """Make images of which all is seen, with targets that follow them."""
-        sizes = {name: _sizes(table) for name, table in tables.items()}
+        sizes = {name: self.sizes(table) for name, table in tables.items()}
         every = sorted({each for found in sizes.values() for each in found})
-        own = size is None and self.task.whole_images
+        own = size is None and self.task.own_sizes
         if own:
             size = max(each[0] for each in every), max(each[1] for each in every)
             self._notes.append(
@@ -210,25 +222,35 @@ class Preparation:
             )
         elif size is None:
             size = every[0] if len(every) == 1 else DEFAULT_SIZE
+        after = {name: [size] * len(found) for name, found in sizes.items()}
+        if self.task.fits:
+            size = min(size), max(size)
+            after = {
+                name: [fitted_size(each, size) for each in found] for name, found in sizes.items()
+            }
+            self._notes.append(
+                f"{self.source.items} keep their proportions: the short side becomes {size[0]} "
+                f"pixels, unless the long one would be longer than {size[1]}"
+            )
         targets = self.source.train.targets
-        if not own and every != [size] and targets.kind.placed and not targets.moves:
+        if not own and sizes != after and targets.kind.placed and not targets.moves:
             raise UserError(
                 f"data {self.spec}: images whose {targets.kind.nouns} cannot be moved are not "
                 "resized. Leave data.image_size out, or make the targets tv_tensors of torchvision."
             )
         return {
             name: (
-                WholeImages(
-                    table,
-                    size,
-                    self.source.in_chans,
-                    own_sizes=own,
-                    listed=self.task.whole_images,
-                ),
-                table.targets if own else table.targets.resized(sizes[name], size),
+                self._inputs(table, size, own=own),
+                table.targets if own else table.targets.resized(sizes[name], after[name]),
             )
             for name, table in tables.items()
         }
+
+    def _inputs(self, table: Table, size: Size, *, own: bool) -> WholeImages:
+        channels, listed = self.source.in_chans, self.task.whole_images
+        if self.task.fits:
+            return FittedImages(table, size, channels)
+        return WholeImages(table, size, channels, own_sizes=own, listed=listed)
 
 
 def _sizes(table: Table) -> list[Size]:

@@ -21,6 +21,7 @@ BoolArray: TypeAlias = NDArray[np.bool_]
 TRIES = 10  # boxes drawn before giving up, as torchvision and timm do
 CROP_RATIO = (3 / 4, 4 / 3)
 OPERATIONS = 14  # of RandAugment
+SCALES = 11  # of multi-scale training
 _ERASED_AREA = (0.02, 1 / 3)
 _ERASED_RATIO = (0.3, 1 / 0.3)
 _BLOCK = 1 << 14  # images whose boxes are drawn at once: 41 numbers each
@@ -38,6 +39,15 @@ def crop_corners(index: IntArray, padding: int, *, seed: int, epoch: int) -> Int
 def flips(index: IntArray, *, seed: int, epoch: int) -> BoolArray:
     """Choose the images to mirror, each with probability 0.5; ``[n]`` -> ``[n]``."""
     return uniforms(1, seed, epoch, Stream.FLIP, index)[:, 0] < 0.5
+
+
+def short_side(i: int, least: int, most: int, *, seed: int, epoch: int) -> int:
+    """Choose the short side of image ``i``: one of `SCALES` from least to most, equally far apart.
+
+    From 480 to 800 these are the 480, 512, …, 800 of multi-scale training on COCO.
+    """
+    step = int(uniforms(1, seed, epoch, Stream.SCALE, i)[0, 0] * SCALES)
+    return least + round(step * (most - least) / (SCALES - 1))
 
 
 def operations(index: IntArray, count: int, *, seed: int, epoch: int) -> IntArray:

@@ -76,6 +76,7 @@ class DataFacts:
         left_out_count: Number of images that were left out.
         event_split: Of events, name of the published split; None where there are none.
         compared_by: Key of the score that models are compared by; None for the task's first.
+        class_ids: The source's own number of each class; None where it has none.
     """
 
     time_steps: int | None = None
@@ -101,6 +102,7 @@ class DataFacts:
     left_out_count: int = 0
     event_split: str | None = None
     compared_by: str | None = None
+    class_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +113,7 @@ class DataRecord(DataFacts, _Shape):  # fields of the last base come first
         spec: The data spec it was loaded from.
         classes: Names of the classes, by label; none where targets are others.
         image_size: Height and width of the images in pixels; the largest of each where they keep
-            their own.
+            their own; short and long side where they keep their proportions (`Task.fits`).
         in_chans: Channels.
         mean: Mean of each channel over train, of values 0..1.
         std: Standard deviation of each channel over train.
@@ -168,7 +170,7 @@ class DataRecord(DataFacts, _Shape):  # fields of the last base come first
             *(_OF_EVENTS if not self.events else ()),
             *(
                 name
-                for name in ("unfit", "event_split", "compared_by")
+                for name in ("unfit", "event_split", "compared_by", "class_ids")
                 if getattr(self, name) is None
             ),
         )

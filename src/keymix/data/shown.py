@@ -18,6 +18,7 @@ from keymix.data.decode import (
     Size,
     convert,
     fit,
+    fitted_size,
     open_image,
     reading,
     resized_image,
@@ -90,9 +91,13 @@ def memory_pixels(image: Image.Image | NDArray[Any], record: DataRecord) -> Pixe
 def fitted(pixels: Pixels, record: DataRecord, size: Size) -> Tensor:
     """Bring pixels to the size that a model sees, as the data of a record does its own.
 
-    Shape: uint8 ``[C, h, w]`` -> the same at ``size``, or as it is where images keep their sizes.
+    Shape: uint8 ``[C, h, w]`` -> the same at ``size``, with its proportions within it, or as it is
+    where images keep their sizes; what the task says.
     """
-    if record.task_kind.whole_images:
+    task = record.task_kind
+    if task.fits:
+        return resized_image(pixels, fitted_size((pixels.shape[-2], pixels.shape[-1]), size))
+    if task.whole_images:
         return torch.from_numpy(pixels.copy())
     if record.multilabel is not None:
         return resized_image(pixels, size)

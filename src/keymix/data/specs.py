@@ -49,6 +49,12 @@ OF_ONE_KIND: Mapping[str, Settings] = {
 """Settings that only some data have, and which."""
 _SOURCES = "keymix.data.sources"
 _DECLARED = re.compile(r"^SPECS = (\(\n.*?^\))", re.MULTILINE | re.DOTALL)
+_OF_COCO = (
+    "annotations/instances_train*.json",
+    "annotations/train.json",
+    "train/_annotations.coco.json",
+)
+"""Files by which a folder is recognised as images with instances."""
 _WORDNET_ID = re.compile(r"n\d{8}")
 
 
@@ -314,20 +320,29 @@ def parse(spec: str) -> tuple[DataSpec, str]:
 
 
 def kind_of(path: Path) -> str:
-    """Return, by what is there, which spec a path belongs to, such as parquet, uwgi or folder."""
-    if _holds_parquet(path):
-        return "parquet"
-    if (path / "train.csv").is_file() and any((path / "train").glob("case*/")):
-        return "uwgi"
-    if any(_holds_masks(path / part) for part in ("", "train", "val", "test")):
-        return "masks"
+    """Return, by what is there, which spec a path belongs to, such as parquet, coco or folder."""
+    looks: tuple[tuple[str, Callable[[Path], bool]], ...] = (
+        ("parquet", _holds_parquet),
+        ("uwgi", _holds_scans),
+        ("masks", lambda at: any(_holds_masks(at / part) for part in ("", "train", "val", "test"))),
+        ("coco", lambda at: any(any(at.glob(names)) for names in _OF_COCO)),
+        ("imagenet", _holds_imagenet),
+        ("events", _holds_events),
+    )
+    return next((name for name, holds in looks if holds(path)), "folder")
+
+
+def _holds_scans(path: Path) -> bool:
+    return (path / "train.csv").is_file() and any((path / "train").glob("case*/"))
+
+
+def _holds_imagenet(path: Path) -> bool:
     if (path / "ILSVRC").is_dir():
-        return "imagenet"
-    if (path / "train").is_dir() and (path / "val").is_dir():
-        inside = [p.name for p in (path / "train").iterdir() if p.is_dir()]
-        if inside and all(_WORDNET_ID.fullmatch(name) for name in inside):
-            return "imagenet"
-    return "events" if _holds_events(path) else "folder"
+        return True
+    if not (path / "train").is_dir() or not (path / "val").is_dir():
+        return False
+    inside = [p.name for p in (path / "train").iterdir() if p.is_dir()]
+    return bool(inside) and all(_WORDNET_ID.fullmatch(name) for name in inside)
 
 
 def _holds_events(path: Path) -> bool:

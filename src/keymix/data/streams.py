@@ -49,6 +49,7 @@ class Stream(IntEnum):
     FRAMES = 13
     SACCADES = 14
     SCANS = 15
+    SCALE = 16
 
 
 def hash64(*keys: Key) -> NDArray[np.uint64]:

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -17,6 +18,24 @@ from keymix.data.decode import Size
 from keymix.data.kinds import CLASS, PLACE, VALUE, TargetKind
 from keymix.data.random_parameters import flips
 from keymix.data.streams import IntArray
+
+Target: TypeAlias = Tensor | dict[str, Tensor]
+"""What belongs to one input: a tensor, or several by name."""
+Batched: TypeAlias = Target | list[Target]
+"""Those of a batch: stacked where they are tensors of one shape, else a list."""
+
+
+def each_tensor(change: Callable[[Tensor], Tensor], found: Batched) -> Batched:
+    """Change every tensor of a target or of a batch of them."""
+    if isinstance(found, list):
+        return [_each_of_one(change, one) for one in found]
+    return _each_of_one(change, found)
+
+
+def _each_of_one(change: Callable[[Tensor], Tensor], found: Target) -> Target:
+    if isinstance(found, Tensor):
+        return change(found)
+    return {name: change(each) for name, each in found.items()}
 
 
 class Digest(Protocol):
@@ -34,7 +53,7 @@ class Targets(ABC):
         groups: The group of each, such as a patient, which no two splits may share; None where
             nothing binds inputs together, so that splits are stratified.
         moves: Whether a geometric transform of torchvision moves them with their image: `read`
-            gives tv_tensors.
+            gives tv_tensors, or a mapping in which those move that are.
         multilabel: Of masks, whether a pixel may belong to several classes; None of others.
     """
 
@@ -50,12 +69,26 @@ class Targets(ABC):
         """How many there are."""
 
     @abstractmethod
-    def read(self, i: int) -> Tensor:
+    def read(self, i: int) -> Target:
         """Read what the loss wants of input ``i``.
 
         Raises:
             UserError: If it is damaged; it is named.
         """
+
+    def read_at(self, i: int, size: Size) -> Target:
+        """Read the target of input ``i`` for an image that is resized.
+
+        Args:
+            i: Position.
+            size: Height and width of the image.
+        """
+        target = self.read(i)
+        if self.moves:
+            from torchvision.transforms.v2 import functional as F
+
+            target = _moved(partial(F.resize, size=list(size)), target)
+        return target
 
     @abstractmethod
     def update_digest(self, digest: Digest) -> None:
@@ -65,19 +98,23 @@ class Targets(ABC):
     def select(self, rows: IntArray) -> Targets:
         """Make the targets of ``rows`` (ascending)."""
 
-    def batch(self, index: IntArray) -> Tensor | list[Tensor]:
+    def batch(self, index: IntArray) -> Batched:
         """Read the targets at some positions: one tensor where shapes agree, else a list."""
         return self.collate([self.read(i) for i in index.tolist()])
 
-    def collate(self, targets: Sequence[Tensor]) -> Tensor | list[Tensor]:
+    def collate(self, targets: Sequence[Target]) -> Batched:
         """Make a batch of targets that were read: one tensor where shapes agree, else a list."""
-        plain = [each.as_subclass(Tensor) for each in targets]
-        return torch.stack(plain) if len({each.shape for each in plain}) == 1 else plain
+        plain = _plain(targets)
+        tensors = [each for each in plain if isinstance(each, Tensor)]
+        alike = len(tensors) == len(plain) and len({each.shape for each in tensors}) == 1
+        return torch.stack(tensors) if alike else plain
 
     def content(self, i: int) -> bytes:
         """Return bytes that identify the target of input ``i``."""
         target = self.read(i)
-        return f"{tuple(target.shape)}".encode() + target.numpy().tobytes()
+        named = {"": target} if isinstance(target, Tensor) else target
+        parts = ((f"{name}{tuple(each.shape)}", each) for name, each in named.items())
+        return b"".join(head.encode() + each.numpy().tobytes() for head, each in parts)
 
     @property
     def values(self) -> Tensor | None:
@@ -99,19 +136,19 @@ class Targets(ABC):
         del targets
         return digest
 
-    def resized(self, sizes: Sequence[Size], size: Size) -> Targets:
+    def resized(self, before: Sequence[Size], after: Sequence[Size]) -> Targets:
         """Make the targets of images that are resized, proportions or not.
 
         Args:
-            sizes: Height and width of each image before.
-            size: Afterwards.
+            before: Height and width of each image.
+            after: The same afterwards.
         """
-        same = all(each == size for each in sizes)
-        return self if same or not self.moves else _Resized(self, size)
+        same = all(one == other for one, other in zip(before, after, strict=True))
+        return self if same or not self.moves else _Resized(self, after)
 
     def augmented(
-        self, image: Tensor, target: Tensor, i: int, augment: Augment, *, seed: int, epoch: int
-    ) -> tuple[Tensor, Tensor]:
+        self, image: Tensor, target: Target, i: int, augment: Augment, *, seed: int, epoch: int
+    ) -> tuple[Tensor, Target]:
         """Augment an image and its target together.
 
         Args:
@@ -128,7 +165,7 @@ class Targets(ABC):
         if self.moves:
             from torchvision.transforms.v2 import functional as F
 
-            target = F.horizontal_flip(target)
+            target = _moved(F.horizontal_flip, target)
         return image.flip(-1), target
 
 
@@ -240,9 +277,9 @@ class RaggedTargets(Targets):
         found = self.arrays[i]
         return found.clone() if isinstance(found, Tensor) else torch.tensor(found)
 
-    def collate(self, targets: Sequence[Tensor]) -> list[Tensor]:
+    def collate(self, targets: Sequence[Target]) -> list[Target]:
         """List targets that were read, also where shapes happen to agree."""
-        return [each.as_subclass(Tensor) for each in targets]
+        return _plain(targets)
 
     def update_digest(self, digest: Digest) -> None:
         """Enter shape and numbers of each."""
@@ -257,25 +294,26 @@ class RaggedTargets(Targets):
 
 
 class _Resized(Targets):
-    """tv_tensors of images that are resized to one size."""
+    """tv_tensors of images that are resized."""
 
     moves = True
 
-    def __init__(self, targets: Targets, size: Size) -> None:
-        self.targets, self.size = targets, size
+    def __init__(self, targets: Targets, sizes: Sequence[Size]) -> None:
+        self.targets, self.sizes = targets, sizes
         self.kind, self.groups = targets.kind, targets.groups
 
     def __len__(self) -> int:
         return len(self.targets)
 
-    def read(self, i: int) -> Tensor:
+    def read(self, i: int) -> Target:
         """Read and resize the target of input ``i``."""
-        from torchvision.transforms.v2 import functional as F
+        return self.targets.read_at(i, self.sizes[i])
 
-        resized: Tensor = F.resize(self.targets.read(i), list(self.size))
-        return resized
+    def read_at(self, i: int, size: Size) -> Target:
+        """Read and resize the target of input ``i`` to another size, at once."""
+        return self.targets.read_at(i, size)
 
-    def collate(self, targets: Sequence[Tensor]) -> Tensor | list[Tensor]:
+    def collate(self, targets: Sequence[Target]) -> Batched:
         """Make a batch as those before do."""
         return self.targets.collate(targets)
 
@@ -290,7 +328,19 @@ class _Resized(Targets):
 
     def select(self, rows: IntArray) -> _Resized:
         """Keep those of ``rows``."""
-        return _Resized(self.targets.select(rows), self.size)
+        return _Resized(self.targets.select(rows), [self.sizes[i] for i in rows.tolist()])
+
+
+def _moved(change: Callable[[Tensor], Tensor], target: Target) -> Target:
+    """Move a target with its image; of a mapping, the tv_tensors in it."""
+    if isinstance(target, Tensor):
+        return change(target)
+    return {name: each if type(each) is Tensor else change(each) for name, each in target.items()}
+
+
+def _plain(targets: Sequence[Target]) -> list[Target]:
+    """Take tv_tensors as plain tensors."""
+    return [_each_of_one(lambda each: each.as_subclass(Tensor), one) for one in targets]
 
 
 def _numbers(array: NDArray[Any]) -> NDArray[Any]:

@@ -25,6 +25,7 @@ _RANGES: tuple[tuple[frozenset[str], str, Callable[[float], bool]], ...] = (
                 *("depth", "depths", "depth_token_only", "dims", "embed_dim", "embed_dims"),
                 *("num_heads", "head_dim", "class_heads", "class_head_dim", "time_steps"),
                 *("decoder_widths", "stem_depths", "width", "stem_stride"),
+                *("out_channels", "proposals", "samples", "detections", "backbone_size"),
             }
         ),
         " of 1 or more",

@@ -23,33 +23,26 @@ from functools import partial
 from typing import Any, Literal
 
 from jaxtyping import Float
-from timm.models._features import FeatureGetterNet, feature_take_indices
+from timm.models._features import FeatureGetterNet
 from timm.models._input import update_model_input_size
 from torch import Tensor
 
 from keymix.decoders.segmentation.pup import WIDTHS, PUPDecoder
 from keymix.errors import UserError
-from keymix.hosts.base import MixerNames, MixerOptions, find_host, put_mixers
+from keymix.hosts.base import MixerNames, MixerOptions
 from keymix.hosts.stages import cvt_grids
 from keymix.layers.patches import ResNetPatchEmbed, whole_size
 from keymix.mixers.base import Grid, to_image
+from keymix.models.backbone import OnBackbone, checked_options, with_maps
 from keymix.models.cvt import CvT
-from keymix.models.encoder_decoder import EncoderDecoder, within
-from keymix.models.factory import create_model, task_of_model
-from keymix.models.family import (
-    Row,
-    Wanted,
-    check_patches,
-    register_variants,
-)
+from keymix.models.encoder_decoder import EncoderDecoder
+from keymix.models.family import Row, check_patches, register_variants
 from keymix.models.image_size import set_image_size
 from keymix.models.vit import MixerVisionTransformer
-from keymix.task import DEFAULT
 
 CLASSES = 4  # of the paper's masks: background, large bowel, small bowel, stomach
 DEEPEST = 16
 """Reduction that the decoder's four doublings undo: the deepest map of at most this is decoded."""
-_OF_THE_MODEL = ("img_size", "in_chans", "num_classes", "features_only", "out_indices", "mixer")
 
 
 class SETR(EncoderDecoder):
@@ -292,7 +285,7 @@ class SETRCvT(SETR):
         return to_image(patches, grid)
 
 
-class SETRBackbone(SETR):
+class SETRBackbone(OnBackbone, SETR):
     """A timm backbone's map of features, decoded.
 
     Maps are those of ``features_only``: those of a ViT come without its final norm. Mixers sit
@@ -321,8 +314,6 @@ class SETRBackbone(SETR):
         UserError: If there is no such backbone or map, or a mixer cannot sit in it.
     """
 
-    encoder_path = "encoder.model"  # what collects the maps is around it
-
     def __init__(
         self,
         *,
@@ -338,7 +329,7 @@ class SETRBackbone(SETR):
         mixer: MixerNames | None = None,
         mixer_options: MixerOptions = None,
     ) -> None:
-        options = _checked(backbone, backbone_options or {})
+        options = checked_options(backbone, backbone_options)
         if drop_path_rate:
             options["drop_path_rate"] = drop_path_rate
         options |= {"img_size": img_size, "in_chans": in_chans, "num_classes": 0}
@@ -355,39 +346,7 @@ class SETRBackbone(SETR):
             drop_rate=drop_rate,
         )
         self.encoder = encoder
-        if mixer is not None:
-            find_host(self._body)  # its refusal names the backbone's class
-            put_mixers(self, mixer, mixer_options)
-        elif mixer_options:
-            raise UserError(f"mixer_options were given for {backbone!r}, but no mixer")
-
-    @property
-    def _body(self) -> Any:
-        """The backbone, without what collects its maps."""
-        return self.encoder.model
-
-    @property
-    def feature_info(self) -> list[dict[str, Any]]:
-        """The maps up to the one that is decoded: channels, reduction and path."""
-        known = self.encoder.feature_info
-        own = [known.info[i] for i in known.out_indices]
-        return [{**info, "module": f"{self.encoder_path}.{info['module']}"} for info in own]
-
-    def no_weight_decay(self) -> set[str]:
-        """Names that weight decay leaves alone: the backbone's, and what the mixers name."""
-        names: set[str] = getattr(self._body, "no_weight_decay", set)()
-        return super().no_weight_decay() | {f"{self.encoder_path}.{name}" for name in names}
-
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Say which parameters make a layer: the backbone's own, then the decoder."""
-        own: Any = getattr(self._body, "group_matcher", None)
-        if own is None:
-            return {"stem": r"^encoder", "blocks": r"^decoder\.blocks\.(\d+)"}
-        return within(self.encoder_path, own(coarse=coarse))
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute the activations of the backbone's blocks instead of keeping them."""
-        self._body.set_grad_checkpointing(enable)
+        self.take_mixers(backbone, mixer, mixer_options)
 
     def set_input_size(self, img_size: int | Grid | None = None) -> None:
         """Change the image size; what is refused changes nothing.
@@ -401,18 +360,9 @@ class SETRBackbone(SETR):
         if img_size is None:
             return
         size = whole_size("img_size", img_size)
-        set_image_size(self._body, size)
+        set_image_size(self.body, size)
         self.img_size = size
         update_model_input_size(self, size)
-
-    def intermediates(self, x: Tensor, wanted: Wanted) -> Any:
-        """Return maps of the backbone, all of which run and have no norm, and what is decoded."""
-        if wanted.norm:
-            raise UserError("maps of a backbone come without a norm; leave norm=True out")
-        maps = self.encoder(x)
-        taken, _ = feature_take_indices(len(maps), wanted.indices)
-        found = [maps[i] for i in taken]
-        return found if wanted.alone else (maps[-1], found)
 
     def forward_features(self, x: Float[Tensor, "B c H W"]) -> Float[Tensor, "B D h w"]:
         """Return what the decoder gets: the map of the backbone."""
@@ -420,30 +370,15 @@ class SETRBackbone(SETR):
         return found
 
 
-def _checked(backbone: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Refuse a backbone that decodes maps itself, and arguments that the model itself takes."""
-    if task_of_model(backbone) != DEFAULT:
-        raise UserError(f"{backbone=} has a decoder itself; name what encodes, such as 'resnet50'")
-    for name in _OF_THE_MODEL:
-        if name in given:
-            raise UserError(f"backbone_options has {name!r}, which the model says; leave it out")
-    return dict(given)
-
-
 def _encoder(name: str, index: int | None, options: Mapping[str, Any]) -> tuple[Any, int]:
     """Build what gives the maps up to the one wanted, and say by how much that one is reduced."""
-    body: Any = create_model(name, **options)
-    known = getattr(body, "feature_info", None)
-    infos = list(getattr(known, "info", known) or ())
-    if not infos or not hasattr(body, "forward_intermediates"):
-        raise UserError(f"backbone={name!r} gives no maps of features; take another, as 'resnet50'")
-    reductions = [int(info["reduction"]) for info in infos]
+    body, reductions = with_maps(name, options)
     if index is None:
         fitting = [i for i, reduction in enumerate(reductions) if reduction <= DEEPEST]
         index = fitting[-1] if fitting else 0
-    if not 0 <= index < len(infos):
+    if not 0 <= index < len(reductions):
         raise UserError(
-            f"out_index={index}: {name!r} gives maps 0 to {len(infos) - 1}, reduced by "
+            f"out_index={index}: {name!r} gives maps 0 to {len(reductions) - 1}, reduced by "
             f"{', '.join(map(str, reductions))}"
         )
     check_patches(body)

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
+import numpy as np
 from markupsafe import Markup
 
-from keymix.analysis.answers import Answers
+from keymix.analysis.answers import Answers, FloatArray
 from keymix.data.record import DataRecord
 from keymix.records import Own
 from keymix.report.charts import Look
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 Output = Any
 """What a task's model returns: a tensor, a list, a mapping."""
 
+
+SHARES = 65535
+"""A stored share of this many is 1."""
 
 Notes = Sequence[tuple[Sequence[str], str]]
 """Labels of mixers and what is said of them."""
@@ -283,6 +288,12 @@ class Shown:
     record: ComparisonRecord
     looks: Mapping[str, Look]
     page: Page
+
+
+def packed_shares(shares: FloatArray) -> str:
+    """Write numbers from 0 to 1 as base64 of little-endian uint16, `SHARES` for 1."""
+    levels = np.round(np.clip(shares, 0.0, 1.0) * SHARES).astype("<u2")
+    return base64.b64encode(levels.tobytes()).decode("ascii")
 
 
 def page_of(task: Task) -> Page:

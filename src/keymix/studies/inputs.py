@@ -128,16 +128,33 @@ class Images:
 
     def batches(self, size: int) -> Iterator[Tensor]:
         """Yield normalised batches of those that are `readable`, a tensor each."""
-        import torch
-
         batch: list[Tensor] = []
         for _, pixels in self.readable():
             batch.append(self.view.normalised(pixels))
             if len(batch) == size:
-                yield torch.stack(batch)
+                yield one_size(batch)
                 batch = []
         if batch:
-            yield torch.stack(batch)
+            yield one_size(batch)
+
+
+def one_size(images: Sequence[Tensor], mean: Sequence[float] = ()) -> Tensor:
+    """Stack images, or what they are shown as, ``[*, C, H, W]``.
+
+    Those that keep sizes of their own are filled up at the bottom and the right with the mean of
+    each channel, of values 0..1 in bytes: zeros once they are normalised, which they are if no mean
+    is given.
+    """
+    import torch
+
+    height, width = (max(image.shape[axis] for image in images) for axis in (-2, -1))
+    filled = []
+    for image in images:
+        fill = torch.tensor([255 * each for each in mean] or [0.0]).round().to(image.dtype)
+        whole = fill[:, None, None].expand(*image.shape[:-2], height, width).clone()
+        whole[..., : image.shape[-2], : image.shape[-1]] = image
+        filled.append(whole)
+    return torch.stack(filled)
 
 
 def add_arguments(add: Callable[..., Any], *, limit: int = 64) -> None:

@@ -210,12 +210,12 @@ class Display(Callback):
     def on_epoch_end(self, line: Mapping[str, float | None]) -> None:
         """Write the epoch's line; at a terminal it stays above the bar, in one row if it can."""
         task, number = self._plan.task, int(line["epoch"] or 0) + 1
-        loss, score, value = line[f"val_{LOSS}"], task.score, line[f"val_{task.score.key}"]
+        loss, score, value = line.get(f"val_{LOSS}"), task.score, line[f"val_{task.score.key}"]
         shown = "–" if value is None else f"{score.digits(value, 2)}{score.unit}"
         parts = {
             "epoch": f"epoch {number}/{line['epochs']}",
             "train": f"train loss {line['train_loss']:.4f}",
-            "val": f"val loss {loss:.4f}" if task.validation_loss and loss is not None else "",
+            "val": f"val loss {loss:.4f}" if loss is not None else "",
             "score": f"val {score.short} {shown}",
             "lr": f"lr {line['lr']:.2e}",
             "seconds": f"{line['seconds']:.1f} s",

@@ -127,7 +127,7 @@ def data_for(
         config = of_other_data(config, wanted, options)
     if time_steps is not None and entry.takes("time_steps"):
         config = replace(config, time_steps=time_steps)
-    own_sizes = seen.task_kind.whole_images and config.image_size is None
+    own_sizes = seen.task_kind.own_sizes and config.image_size is None
     given = None if own_sizes else size
     data = warn_of_sparse(load_data(config, image_size=given, crop_pct=seen.crop_pct))
     if data.in_chans != seen.in_chans:

@@ -107,6 +107,29 @@ def make_folder(path: Path) -> None:
         raise write_error(path, error) from error
 
 
+def checked_output(path: Path, *, manifest: str, what: str, overwrite: bool) -> Path:
+    """Refuse an output that is a file, or a folder with something in it, before any work.
+
+    Args:
+        path: The folder.
+        manifest: Name of the file by which a folder of such outputs is known.
+        what: What is written, such as ``predicted masks``.
+        overwrite: Whether such outputs of before may be replaced.
+    """
+    if path.exists() and not path.is_dir():
+        raise UserError(f"--out {str(path)!r} is a file. A folder is needed: name one.")
+    if not path.exists() or not any(path.iterdir()):
+        return path
+    if not (path / manifest).exists():
+        raise UserError(
+            f"the folder {str(path)!r} is not empty and holds no {what} ({manifest}). "
+            "Name another with --out."
+        )
+    if not overwrite:
+        raise UserError(f"--out {str(path)!r} holds {what}: name another or add --overwrite.")
+    return path
+
+
 def write_error(path: Path, error: OSError) -> WriteError:
     """Make the one line for a failed write, with a remedy that fits its cause."""
     remedy = _REMEDIES.get(error.errno or 0, "See to the disk")

@@ -207,9 +207,13 @@ def at_size(
     model, seen = run.model_and_data(which)
     if image_size is None:
         return model, seen, seen.image_size
-    if seen.task_kind.whole_images:
+    task = seen.task_kind
+    if task.own_sizes:
         raise UserError(f"image_size={image_size!r}: {seen.spec} is seen at the images' own sizes.")
-    set_image_size(model, image_size, resize=resize)
+    if not task.whole_images:  # else the model takes images of any size
+        set_image_size(model, image_size, resize=resize)
+    elif resize is not None:
+        raise UserError(f"resize={resize!r}: the model takes images of any size. Leave it out.")
     return model, seen, checked_size(image_size)
 
 

@@ -138,6 +138,7 @@ def make_schedule(
         warmup_lr=schedule.warmup_lr,
         min_lr=schedule.min_lr,
         decay_epochs=None,
+        decay_milestones=list(schedule.milestones or ()),
         decay_rate=schedule.power if schedule.name == "poly" else 0.1,
         step_on_epochs=False,
         updates_per_epoch=updates_per_epoch,

@@ -147,6 +147,7 @@ class MaskFindings(TargetFindings):
             _add_classes(report, images, survey)
             _add_unfit(report, images, survey, source.masks)
         _add_masks(report, images, survey, source)
+        _add_lines(report)
         _add_spacing(report, images)
 
     def quick_check(self, report: Report, images: Images, data: ImageData) -> None:
@@ -238,6 +239,20 @@ def _add_masks(report: Report, images: Images, survey: ScanSurvey, source: ScanS
         "the nearest slice of the scan stands in for each",
         [{**images.place(k), "missing": number} for k, number in gaps],
     )
+
+
+def _add_lines(report: Report) -> None:
+    """Say what the masks are, and for each class in how many images and pixels it is."""
+    masks = report.facts["masks"]
+    text = f"{masks['kind']}; {masks['empty']} without any class"
+    if masks["ignored"]:
+        text += f"; {masks['ignored']:.2%} of pixels ignored"
+    report.lines.append(("masks", text))
+    names = report.facts.get("splits", report.facts["images"])
+    for name, of in report.facts.get("classes", {}).items():
+        splits = ", ".join(f"{split} {of[split]}" for split in names)
+        text = f"{name}: {of['share_of_pixels']:.2%} of pixels, in images of {splits}"
+        report.lines.append(("class", text))
 
 
 def _pixels(number: int) -> str:

@@ -25,13 +25,13 @@ from keymix.data.segmentation.table import (
     Seen,
     Unlisted,
     check_choices,
-    refuse,
     unfit,
 )
-from keymix.data.sources.base import Source, Table, some
+from keymix.data.sources.base import Source, Table, refuse, some
 from keymix.data.specs import MASKS, SPLIT_BY, Options
 from keymix.data.splits import Part, shared_note
 from keymix.data.streams import IntArray
+from keymix.data.targets import Target
 from keymix.errors import UserError
 from keymix.task import Task
 
@@ -96,9 +96,10 @@ class SplitMasks(MaskTargets):
         )
 
     def augmented(
-        self, image: Tensor, target: Tensor, i: int, augment: Augment, *, seed: int, epoch: int
-    ) -> tuple[Tensor, Tensor]:
+        self, image: Tensor, target: Target, i: int, augment: Augment, *, seed: int, epoch: int
+    ) -> tuple[Tensor, Target]:
         """Augment an image and its mask together."""
+        assert isinstance(target, Tensor)
         fill = outside(self.masks)
         return augmented(image, target, i, augment, fill=fill, seed=seed, epoch=epoch)
 

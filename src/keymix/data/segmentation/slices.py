@@ -26,8 +26,8 @@ from keymix.data.decode import (
 )
 from keymix.data.files import regular
 from keymix.data.segmentation import rle
-from keymix.data.segmentation.table import REMEDY, Pixels, ScanTable, Seen, refuse
-from keymix.data.sources.base import Fault, head_digest
+from keymix.data.segmentation.table import Pixels, ScanTable, Seen
+from keymix.data.sources.base import REMEDY, Fault, head_digest, refuse
 from keymix.data.streams import IntArray
 from keymix.errors import UserError
 

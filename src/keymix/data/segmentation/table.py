@@ -21,7 +21,7 @@ from keymix.data.sources.base import Fault, Faults, Source, Table
 from keymix.data.specs import MASKS, SPLIT_BY
 from keymix.data.streams import IntArray
 from keymix.data.targets import Digest, Targets
-from keymix.errors import UserError, unknown
+from keymix.errors import unknown
 
 Pixels = NDArray[np.uint8]
 
@@ -60,10 +60,6 @@ KINDS = {
 }
 """Kinds of faults of images with masks: words for many of one kind, and the remedy."""
 _CALLED = {"train": "training", "val": "validation", "test": "test"}
-REMEDY = (
-    "Correct it, or leave such images out with --data.skip_corrupt true; `keymix data check` names "
-    "them all."
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,12 +299,6 @@ def report_shared_cases(tables: Mapping[str, ScanTable], faults: Faults) -> None
                     "is learned of it would be tested on it. Keep it in one split, or split by "
                     "slice: data.split_by=slice.",
                 )
-
-
-def refuse(faults: Sequence[Fault]) -> None:
-    """Raise the first fault, with what to do about it."""
-    for fault in faults:
-        raise UserError(f"{fault.message.rstrip('.')}. {REMEDY}")
 
 
 def resized_mask(mask: Pixels, size: Size) -> Tensor:

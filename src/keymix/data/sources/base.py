@@ -18,6 +18,11 @@ from keymix.data.streams import IntArray
 from keymix.data.targets import ClassTargets, Targets
 from keymix.errors import UserError
 
+REMEDY = (
+    "Correct it, or leave such images out with --data.skip_corrupt true; `keymix data check` names "
+    "them all."
+)
+"""What to do about a fault of an image or its target."""
 _STRETCH = 1024
 _HEAD = 1 << 16  # bytes of an encoded image that enter the fingerprint of a large set
 
@@ -94,6 +99,12 @@ class Fault:
     kind: str  # what, in a few words that are the same for all faults of the kind
     message: str  # the line for the user, with culprit and remedy
     culprit: str  # the folder, file or row alone
+
+
+def refuse(faults: Sequence[Fault]) -> None:
+    """Raise the first fault, with what to do about it."""
+    for fault in faults:
+        raise UserError(f"{fault.message.rstrip('.')}. {REMEDY}")
 
 
 class Faults:

@@ -22,10 +22,9 @@ from keymix.data.segmentation.table import (
     ScanTable,
     Seen,
     check_choices,
-    refuse,
     report_shared_cases,
 )
-from keymix.data.sources.base import Fault, Faults, head_digest, some
+from keymix.data.sources.base import Fault, Faults, head_digest, refuse, some
 from keymix.data.specs import MASKS, DataSpec
 from keymix.data.splits import sample
 from keymix.data.streams import IntArray

@@ -278,16 +278,14 @@ def _photos(
     left_out: dict[str, str],
 ) -> tuple[Tensor, Tensor, tuple[str, ...], str]:
     """Read the images as one model sees them: pixels, what is shown, names, where from."""
-    import torch
-
     source = one
     if given.images is None and one.run is None:  # a model by name next to a run sees the run's
         source = next((other for other in loaded if other.run is not None), one)
     images = inputs.load_images(source, given.images, limit=given.limit, view=one.view)
     names, pixels = zip(*images.readable(), strict=True)
     left_out.update(images.left_out)
-    shown = torch.stack([images.picture(each) for each in pixels])
-    return torch.stack(pixels), shown, names, images.origin
+    shown = inputs.one_size([images.picture(each) for each in pixels])
+    return inputs.one_size(pixels, one.view.mean), shown, names, images.origin
 
 
 def _model(i: int, one: Loaded, seen: Look, arrays: dict[str, Any]) -> AttentionModel:

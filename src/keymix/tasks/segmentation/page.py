@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from keymix.analysis.answers import Answers, FloatArray
+from keymix.analysis.answers import Answers
 from keymix.analysis.statistics import FEW_CASES
 from keymix.data.record import DataRecord
 from keymix.report.by_class import (
@@ -25,7 +24,7 @@ from keymix.report.by_class import (
 )
 from keymix.report.charts import Look
 from keymix.report.formats import distance, points
-from keymix.report.part import Output, Page, RunAnswers, Section
+from keymix.report.part import SHARES, Output, Page, RunAnswers, Section, packed_shares
 from keymix.report.record import ComparisonRecord, DoneRun, Sparse
 from keymix.report.tables import Cell, Column, Table
 from keymix.task import Score, Task
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 
 PICTURES = 6
 """Test images of which masks are drawn."""
-SHARES = 65535
-"""A stored Jaccard index of this many is 1."""
 
 
 # ---- what the record keeps -------------------------------------------------------------------
@@ -91,12 +88,6 @@ class ScriptComparison:
     classes: Classes
     levels: int = SHARES
     names: tuple[str, ...] | None
-
-
-def packed(shares: FloatArray) -> str:
-    """Write numbers from 0 to 1 as base64 of little-endian uint16, `SHARES` for 1."""
-    levels = np.round(np.clip(shares, 0.0, 1.0) * SHARES).astype("<u2")
-    return base64.b64encode(levels.tobytes()).decode("ascii")
 
 
 def spread_over_cases(answers: MaskAnswers, number: int) -> list[int]:
@@ -317,7 +308,7 @@ class MaskPage(Page):
         return OfRun(
             classes=kept.classes,
             hausdorff_unit=kept.hausdorff_unit,
-            overlaps=packed(_masks(tested.answers).images()),
+            overlaps=packed_shares(_masks(tested.answers).images()),
         )
 
     def keep_comparison(self, tested: Sequence[RunAnswers], data: DataRecord) -> OfComparison:

@@ -239,20 +239,9 @@ class MaskFolder:
 
 def checked(path: Path, *, overwrite: bool) -> Path:
     """Refuse a file, and a folder with other things or predictions in it, before any work."""
-    if path.exists() and not path.is_dir():
-        raise UserError(f"--out {str(path)!r} is a file. Masks need a folder: name one.")
-    if not path.exists() or not any(path.iterdir()):
-        return path
-    if not (path / MANIFEST).exists():
-        raise UserError(
-            f"the folder {str(path)!r} is not empty and holds no predicted masks ({MANIFEST}). "
-            "Name another with --out."
-        )
-    if not overwrite:
-        raise UserError(
-            f"--out {str(path)!r} holds predicted masks: name another or add --overwrite."
-        )
-    return path
+    return files.checked_output(
+        path, manifest=MANIFEST, what="predicted masks", overwrite=overwrite
+    )
 
 
 def _of_before(path: Path) -> list[Path]:

@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a comparison keeps and reports of instances: AP by size and class, and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from keymix.analysis.answers import Answers, FloatArray
+from keymix.analysis.statistics import percentiles
+from keymix.data.record import DataRecord
+from keymix.report.by_class import ByClass, Classes, by_class, by_seed, mean
+from keymix.report.charts import Look
+from keymix.report.formats import percent, points
+from keymix.report.part import SHARES, Output, Page, RunAnswers, Section, packed_shares
+from keymix.report.record import ComparisonRecord, DoneRun, Sparse
+from keymix.report.tables import Cell, Column, Table
+from keymix.task import Task
+from keymix.tasks.detection import gallery
+from keymix.tasks.detection.facts import TASK, ClassPrecision, DetectionDetails
+from keymix.tasks.detection.gallery import OfPictures
+
+if TYPE_CHECKING:
+    from keymix.data.dataset import ImageData
+    from keymix.tasks.detection.answers import DetectionAnswers
+
+
+# ---- what the record keeps -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfRun(Sparse):
+    """A finished run, last epoch, test split: AP of each class, and of each image, packed.
+
+    `images` is the AP of boxes of the image alone at an IoU of 0.5, 0 of images without instances.
+    """
+
+    classes: tuple[ClassPrecision, ...] | None = None
+    images: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ends:
+    """Both ends of an interval over test images."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfComparison(Sparse):
+    """What the test split has, and intervals of scores by mixer and key; None without runs.
+
+    `full` are the test images with instances, and `of_sizes` the instances that are small, medium
+    and large.
+    """
+
+    classes: Classes
+    full: int | None = None
+    instances: int | None = None
+    crowds: int | None = None
+    of_sizes: tuple[int, int, int] | None = None
+    intervals: Mapping[str, Mapping[str, Ends]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptRun:
+    """What the script reads of a run: AP by image, packed, and by class."""
+
+    images: str | None
+    classes: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptComparison:
+    """What the script reads: classes, images with instances, the level that is 1, names."""
+
+    classes: Classes
+    full: int
+    levels: int = SHARES
+    names: tuple[str, ...] | None
+
+
+def _answers(answers: Answers) -> DetectionAnswers:
+    from keymix.tasks.detection.answers import DetectionAnswers
+
+    return DetectionAnswers.of(answers)
+
+
+def intervals(runs: Sequence[DetectionAnswers]) -> dict[str, Ends]:
+    """Resample the test images: intervals of the means over seeds, where most draws have one."""
+    found = {}
+    for key in runs[0].draws:
+        draws: FloatArray = np.mean([run.draws[key] for run in runs], axis=0)
+        known = draws[np.isfinite(draws)]
+        if runs[0].units > 1 and len(known) * 2 >= len(draws):
+            low, high = percentiles(known)
+            found[key] = Ends(low=low, high=high)
+    return found
+
+
+# ---- tables ----------------------------------------------------------------------------------
+
+
+def precision_tables(record: ComparisonRecord) -> list[Table]:
+    """Make a table of boxes and one of masks: a row for each mixer, means over seeds."""
+    own = record.own.read(OfComparison)
+    return [_precision(record, own, shape) for shape in ("box", "mask")]
+
+
+def _precision(record: ComparisonRecord, own: OfComparison, shape: str) -> Table:
+    scores = [score for score in TASK.scores if score.key.startswith(f"{shape}_")]
+    columns = [Column("mixer", "mixer", "name")]
+    for score in scores:
+        heading = f"{score.short.removeprefix(shape).strip()}, %"
+        columns.append(Column(heading, score.key, "percent", most_first=True))
+    rows = []
+    for row in record.outcome.last:
+        ends = (own.intervals or {}).get(row.mixer, {})
+        cells: list[object] = [row.mixer]
+        for score in scores:
+            value = row.scores[score.key].mean
+            found = ends.get(score.key)
+            text = percent(value)
+            if found is not None and value is not None:
+                text = f"{text} ({percent(found.low)} to {percent(found.high)})"
+            cells.append(Cell(value, text))
+        rows.append(cells)
+    title = "AP of boxes" if shape == "box" else "AP of masks"
+    return Table(f"{shape}-precision", title, columns, rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassesView:
+    """The section of classes with instances: differences of box AP, and all figures."""
+
+    by: ByClass
+    table: Table
+    absent: int
+
+
+_BASELINE = Cell(0, "baseline", "soft")
+
+
+def classes_view(record: ComparisonRecord, looks: Mapping[str, Look]) -> ClassesView | None:
+    """Compare mixers by class; None without runs. All are means over seeds."""
+    own = record.own.read(OfComparison)
+    runs = by_seed(record, lambda run: run.own.read(OfRun).classes)
+    known = next((classes for of in runs.values() for classes in of.values()), None)
+    if known is None:
+        return None
+    there = [k for k, each in enumerate(known) if each.instances]
+    if not there:
+        return None
+    boxes = {
+        label: {seed: [classes[k].box_ap for k in there] for seed, classes in of.items()}
+        for label, of in runs.items()
+    }
+    by = by_class(boxes, [known[k].name for k in there], looks, record.baseline)
+    columns = (
+        Column("class", "class"),
+        Column("mixer", "mixer", "name"),
+        Column("instances", "instances", "whole", style="soft"),
+        Column("test images", "images", "whole", style="soft"),
+        Column("box AP, %", "box_ap", "percent", most_first=True),
+        Column("difference, points", "difference", "percent", write=points, most_first=True),
+        Column("mask AP, %", "mask_ap", "percent", most_first=True),
+    )
+    rows = [
+        [
+            *(known[there[c]].name, label, known[there[c]].instances, known[there[c]].images),
+            mean(classes[there[c]].box_ap for classes in runs[label].values()),
+            by.differences[label][c] if label in by.others else _BASELINE,
+            mean(classes[there[c]].mask_ap for classes in runs[label].values()),
+        ]
+        for c in by.order
+        for label in by.shown
+    ]
+    table = Table("classes", "AP by class and mixer", columns, rows)
+    return ClassesView(by=by, table=table, absent=len(own.classes.names) - len(there))
+
+
+# ---- the page --------------------------------------------------------------------------------
+
+
+class DetectionPage(Page):
+    """What a report shows of instances."""
+
+    package = "keymix.tasks.detection"
+    scripts = ("precision",)
+    run = OfRun
+    comparison = OfComparison
+    pictures = OfPictures
+    terminal = ("mask_ap", "box_ap50", "box_ap75")
+    test_numbers = ("detections",)
+    heading = "Box AP"
+    label_is = "number of instances"
+    pair_note = (
+        "The AP of an image is that of its boxes alone, at an IoU of 0.5; images without instances "
+        "have none. For other trainings, see the interval over seeds above."
+    )
+    about_score = (
+        "Scores are COCO's, on images and boxes of their own size. A detection is right if it "
+        "overlaps an instance of its class that no surer detection has found, with an IoU from a "
+        "threshold on; the average precision (AP) is the mean of the precision at 101 recalls, "
+        "over classes and over the IoU thresholds 0.50, 0.55, …, 0.95. At most 100 detections of a "
+        "class and image count, crowd regions and what lies in them are ignored, and classes "
+        "without a test instance are left out. Small instances are below 32² pixels, large ones "
+        "above 96². "
+    )
+    readout = "Every model reads out a pyramid of maps of its backbone."
+
+    def keep_run(self, tested: RunAnswers, data: DataRecord) -> OfRun:
+        """Keep AP of classes and of images."""
+        del data
+        own = tested.details.read(DetectionDetails)
+        images = np.nan_to_num(_answers(tested.answers).images)
+        return OfRun(classes=own.classes, images=packed_shares(images))
+
+    def keep_comparison(self, tested: Sequence[RunAnswers], data: DataRecord) -> OfComparison:
+        """Keep what there is to find, and intervals of each mixer's scores."""
+        by_mixer: dict[str, list[DetectionAnswers]] = {}
+        for each in tested:
+            by_mixer.setdefault(each.mixer, []).append(_answers(each.answers))
+        if not tested:
+            return OfComparison(classes=Classes(names=data.classes, test_images=None))
+        own = tested[0].details.read(DetectionDetails)
+        first = _answers(tested[0].answers)
+        return OfComparison(
+            classes=Classes(
+                names=data.classes, test_images=tuple(each.images for each in own.classes)
+            ),
+            full=int(np.isfinite(first.images).sum()),
+            instances=own.instances,
+            crowds=own.crowds,
+            of_sizes=own.of_sizes,
+            intervals={mixer: intervals(runs) for mixer, runs in by_mixer.items()},
+        )
+
+    def drawn(self, answers: Answers) -> Sequence[int]:
+        """Choose images by the truth alone."""
+        return gallery.representative(_answers(answers))
+
+    def draw(
+        self,
+        data: ImageData,
+        chosen: Sequence[int],
+        outputs: Mapping[str, Output],
+        missing: Mapping[str, str],
+        *,
+        seed: int,
+    ) -> OfPictures:
+        """Draw what every mixer's model detects, next to the truth."""
+        return OfPictures(gallery=gallery.draw(data, chosen, outputs, missing, seed=seed))
+
+    def gallery(self, data: ImageData, tested: Sequence[RunAnswers]) -> OfPictures:
+        """Draw the images on which two mixers differ most, the first model of each."""
+        first: dict[str, DetectionAnswers] = {}
+        for each in tested:
+            first.setdefault(each.mixer, _answers(each.answers))
+        return OfPictures(differing=gallery.differing(data, first))
+
+    def about_data(self, data: DataRecord) -> str:
+        """Count the classes."""
+        number = len(data.classes)
+        return "1 class of instances" if number == 1 else f"{number:,} classes of instances"
+
+    def about_interval(self, task: Task, *, unit: str, inputs: str) -> str:
+        """Say how the interval over images is made."""
+        return (
+            f"The interval over test {unit}s: {inputs} are drawn with replacement, the same for "
+            f"all models, and the difference of the {task.score.name}, averaged over seeds, is "
+            "computed again: the middle 95 % of 1,000 draws (paired percentile bootstrap). It "
+            f"covers other {inputs} of the same kind, for these trained models. The interval that "
+            f"decides, over seeds and {inputs}, rests on the delete-one jackknife over {inputs}."
+        )
+
+    def about_table(self, record: ComparisonRecord) -> str:
+        """Say what there is to find."""
+        own = record.own.read(OfComparison)
+        if own.instances is None:
+            return ""
+        ignored = f"; {own.crowds:,} crowd regions are ignored" if own.crowds else ""
+        return (
+            f"{own.instances:,} instances in {own.full:,} of {record.test_images:,} test "
+            f"images{ignored}. {self.missing(record)}"
+        ).rstrip()
+
+    def missing(self, record: ComparisonRecord) -> str:
+        """Count the classes without a test instance."""
+        images = record.own.read(OfComparison).classes.test_images or ()
+        absent = sum(not number for number in images)
+        if not absent:
+            return ""
+        return f"{absent:,} of {len(images):,} classes have no test instance and do not count."
+
+    def sections(self, record: ComparisonRecord, looks: Mapping[str, Look]) -> Sequence[Section]:
+        """Show AP by size and by class, and the pictures."""
+        own = record.own.read(OfComparison)
+        small, medium, large = own.of_sizes or (0, 0, 0)
+        found = [
+            Section(
+                name="Average precision",
+                heading="Boxes and masks, by IoU and size",
+                about="Means over seeds, in %; in brackets the interval over test images, 95 % "
+                "(percentile bootstrap). AP is over IoU thresholds from 0.50 to 0.95. Of the test "
+                f"instances {small:,} are small, {medium:,} medium and {large:,} large. The first "
+                "table is of boxes, the second of masks.",
+                layout="narrow",
+                tables=precision_tables(record),
+            )
+        ]
+        classes = classes_view(record, looks)
+        if classes is not None:
+            found.append(Section(name="By class", template="classes.html.j2", view=classes))
+        for name, field in (("Pictures", "gallery"), ("Differing", "differing")):
+            view = gallery.scenes_view(record, field)
+            if view is not None:
+                found.append(
+                    Section(
+                        name=name,
+                        template="scenes.html.j2",
+                        view=view,
+                        styles="scenes.css.j2",
+                        images=[scene.id for scene in view.scenes],
+                    )
+                )
+        return found
+
+    def of_run(self, run: DoneRun) -> ScriptRun:
+        """Give the script the AP of images and classes."""
+        own = run.own.read(OfRun)
+        return ScriptRun(
+            images=own.images, classes=tuple(each.box_ap for each in own.classes or ())
+        )
+
+    def of_comparison(self, record: ComparisonRecord) -> ScriptComparison:
+        """Give the script the classes."""
+        own, drawn = record.own.read(OfComparison), record.own.read(OfPictures).gallery
+        names = None if drawn is None else drawn.names
+        return ScriptComparison(classes=own.classes, full=own.full or 0, names=names)
+
+
+PAGE = DetectionPage()

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bad data with instances as they are met; `bad_inputs` has the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bad_masks import CORRECT
+from bad_row import Row
+from coco_sets import write
+
+OF_INSTANCES = "mask_rcnn_small"
+FILE = "shots/annotations/instances_train2017.json"
+PLACE = f"{FILE}: annotation 200 of '0002.png'"
+
+
+def shots(change: Callable[[dict[str, Any]], object] = lambda found: None) -> Path:
+    """Eleven images in ``shots``; something of the training images is changed."""
+    return write(Path("shots"), change=change)
+
+
+def annotation(**values: Any) -> Callable[[], Path]:
+    """Change the first annotation of the second image, of 40x60 pixels."""
+    return lambda: shots(lambda found: found["annotations"][2].update(values))
+
+
+def without_image() -> None:
+    (shots() / "train2017" / "0002.png").unlink()
+
+
+def same_id() -> None:
+    shots(lambda found: found["images"][2].update(id=2))
+
+
+INSTANCE_ROWS: tuple[Row, ...] = (
+    Row(
+        "a category that is not declared",
+        "coco:shots",
+        f"{PLACE} has the category 4, which is none. {CORRECT}",
+        annotation(category_id=4),
+        recipe=OF_INSTANCES,
+    ),
+    Row(
+        "a box without height",
+        "coco:shots",
+        f"{PLACE} has a bbox of 12.5x0 pixels. {CORRECT}",
+        annotation(bbox=[5, 6, 12.5, 0]),
+        recipe=OF_INSTANCES,
+    ),
+    Row(
+        "a box outside the image",
+        "coco:shots",
+        f"{PLACE} has the bbox [30.0, 6.0, 12.5, 20.0] in 40x60 pixels. {CORRECT}",
+        annotation(bbox=[30, 6, 12.5, 20]),
+        recipe=OF_INSTANCES,
+    ),
+    Row(
+        "a polygon of two points",
+        "coco:shots",
+        f"{PLACE} has a polygon of 4 numbers; three points have six. {CORRECT}",
+        annotation(segmentation=[[1, 2, 3, 4]]),
+        recipe=OF_INSTANCES,
+    ),
+    Row(
+        "run lengths that do not cover the image",
+        "coco:shots",
+        f"{PLACE} has run lengths of 2399 pixels in all, and its image has 2400. {CORRECT}",
+        annotation(segmentation={"size": [60, 40], "counts": [0, 600, 1799]}),
+        recipe=OF_INSTANCES,
+    ),
+    Row(
+        "an image that is missing",
+        "coco:shots",
+        f"shots/train2017/0002.png is missing. {CORRECT}",
+        without_image,
+        recipe=OF_INSTANCES,
+    ),
+    Row(
+        "an image of another size than stated",
+        "coco:shots",
+        "shots/train2017/0003.png has 48x48 pixels, and its entry states 49x48. " + CORRECT,
+        lambda: shots(lambda found: found["images"][2].update(width=49)),
+        recipe=OF_INSTANCES,
+    ),
+    Row(
+        "two images of one id",
+        "coco:shots",
+        f"{FILE}: images[2] has the id 2 of another. {CORRECT}",
+        same_id,
+        recipe=OF_INSTANCES,
+    ),
+    Row(
+        "no annotations of training images",
+        "coco:shots",
+        "data coco:shots: shots has no annotations to learn from. Arrange the data as "
+        "annotations/instances_train2017.json with the images in train2017/, and likewise for val; "
+        "or as train.json with train/; or as train/_annotations.coco.json next to its images.",
+        lambda: Path("shots").mkdir(),
+        recipe=OF_INSTANCES,
+    ),
+)

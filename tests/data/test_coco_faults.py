@@ -1,0 +1,426 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be wrong with a set in the format of COCO is named, counted, and refused or left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from coco_sets import rectangle, write
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from keymix.cli import main
+from keymix.data import Augment, ImageData, Loader, load
+from keymix.data.check import check
+from keymix.data.detection.table import KINDS, InstanceTargets
+from keymix.data.findings import Report
+from keymix.errors import UserError
+
+Change = Callable[[dict[str, Any]], object]
+
+
+def entry(what: str, **values: Any) -> Change:
+    """Change values of the third entry; of annotations, it is of the second image."""
+    return lambda found: found[what][2].update(values)
+
+
+def without(what: str, key: str) -> Change:
+    return lambda found: found[what][2].pop(key)
+
+
+def add(what: str, made: Any) -> Change:
+    return lambda found: found[what].append(made)
+
+
+def runs(**values: Any) -> Change:
+    """Change the first run lengths, which are the fifth annotation, of the second image."""
+    return lambda found: found["annotations"][4]["segmentation"].update(values)
+
+
+BIG = 10**400
+OF_IMAGE: dict[str, tuple[Change, str, int]] = {
+    # what: the change, the kind of its fault, and the id of the image that is at fault
+    "category": (entry("annotations", category_id=4), "unknown category", 2),
+    "no category": (without("annotations", "category_id"), "missing key", 2),
+    "text category": (entry("annotations", category_id="7"), "bad entry", 2),
+    "no id": (without("annotations", "id"), "missing key", 2),
+    "real id": (entry("annotations", id=1.5), "bad entry", 2),
+    "huge id": (entry("annotations", id=BIG), "bad entry", 2),
+    "same id": (entry("annotations", id=101), "duplicate id", 2),
+    "no box": (without("annotations", "bbox"), "missing key", 2),
+    "box of text": (entry("annotations", bbox="abcd"), "bad number", 2),
+    "box of three": (entry("annotations", bbox=[1, 2, 3]), "bad number", 2),
+    "box with nothing": (entry("annotations", bbox=[1, 2, 3, None]), "bad number", 2),
+    "box of nan": (entry("annotations", bbox=[1, float("nan"), 3, 4]), "bad number", 2),
+    "box of infinity": (entry("annotations", bbox=[1, 2, float("inf"), 4]), "bad number", 2),
+    "huge box": (entry("annotations", bbox=[1, 2, BIG, 4]), "bad number", 2),
+    "flat box": (entry("annotations", bbox=[5, 6, 10, 0]), "empty box", 2),
+    "negative box": (entry("annotations", bbox=[25, 6, -10, 9]), "empty box", 2),
+    "box to the right": (entry("annotations", bbox=[30, 6, 20, 9]), "box outside the image", 2),
+    "box above": (entry("annotations", bbox=[3, -5, 20, 9]), "box outside the image", 2),
+    "box at the border": (
+        entry("annotations", bbox=[40.2, 6, 0.5, 9]),
+        "box outside the image",
+        2,
+    ),
+    "no area": (without("annotations", "area"), "missing key", 2),
+    "negative area": (entry("annotations", area=-1), "bad number", 2),
+    "area beyond the image": (entry("annotations", area=1e308), "bad number", 2),
+    "area of nan": (entry("annotations", area=float("nan")), "bad number", 2),
+    "crowd of two": (entry("annotations", iscrowd=2), "bad entry", 2),
+    "crowd of text": (entry("annotations", iscrowd=[]), "bad entry", 2),
+    "no outline": (without("annotations", "segmentation"), "missing key", 2),
+    "empty outline": (entry("annotations", segmentation=[]), "no outline", 2),
+    "outline of text": (entry("annotations", segmentation="1 2 3"), "no outline", 2),
+    "two points": (entry("annotations", segmentation=[[1, 2, 3, 4]]), "bad polygon", 2),
+    "odd numbers": (entry("annotations", segmentation=[[1, 2, 3, 4, 5, 6, 7]]), "bad polygon", 2),
+    "an empty polygon": (
+        entry("annotations", segmentation=[[1, 2, 3, 4, 5, 6], []]),
+        "bad polygon",
+        2,
+    ),
+    "flat list": (entry("annotations", segmentation=[1, 2, 3, 4, 5, 6]), "bad number", 2),
+    "points of text": (entry("annotations", segmentation=[["a"] * 6]), "bad number", 2),
+    "points of nan": (
+        entry("annotations", segmentation=[[1, 2, 3, 4, 5, float("nan")]]),
+        "bad number",
+        2,
+    ),
+    "points outside": (
+        entry("annotations", segmentation=[[1, 2, 45, 4, 5, 6]]),
+        "polygon outside the image",
+        2,
+    ),
+    "points above": (
+        entry("annotations", segmentation=[[1, -2, 5, 4, 5, 6]]),
+        "polygon outside the image",
+        2,
+    ),
+    "short run lengths": (runs(counts=[0, 600, 1799]), "bad run lengths", 2),
+    "long run lengths": (runs(counts=[0, 600, 1801]), "bad run lengths", 2),
+    "no run lengths": (runs(counts=[]), "bad run lengths", 2),
+    "negative run lengths": (runs(counts=[-1, 601, 1800]), "bad run lengths", 2),
+    "real run lengths": (runs(counts=[0.0, 600, 1800]), "bad run lengths", 2),
+    "huge run lengths": (runs(counts=[0, BIG]), "bad run lengths", 2),
+    "cut run lengths": (runs(counts="0h"), "bad run lengths", 2),
+    "compressed run lengths of others": (runs(counts="0h01"), "bad run lengths", 2),
+    "run lengths of another size": (runs(size=[40, 60]), "bad run lengths", 2),
+    "run lengths of no size": (runs(size=None), "bad run lengths", 2),
+    "another width": (entry("images", width=49), "size unlike the entry", 3),
+    "leaves the folder": (entry("images", file_name="../0003.png"), "bad file name", 3),
+    "leaves it deeper": (entry("images", file_name="a/../../0003.png"), "bad file name", 3),
+    "absolute": (entry("images", file_name="/etc/passwd"), "bad file name", 3),
+    "of Windows": (entry("images", file_name="..\\0003.png"), "bad file name", 3),
+    "of a drive": (entry("images", file_name="C:\\0003.png"), "bad file name", 3),
+    "nul": (entry("images", file_name="0003\0.png"), "bad file name", 3),
+    "missing": (entry("images", file_name="none.png"), "missing image", 3),
+}
+LOOSE: dict[str, tuple[Change, str, int]] = {
+    # what: the change, the kind of its faults, and how many
+    "unknown image": (add("annotations", rectangle(9, 77, (1, 2, 9, 9))), "unknown image", 1),
+    "annotation of no image": (without("annotations", "image_id"), "missing key", 1),
+    "annotation of an image by name": (entry("annotations", image_id="2"), "missing key", 1),
+    "no annotation": (add("annotations", [1]), "bad entry", 1),
+    "image without id": (without("images", "id"), "bad entry", 1),
+    "image without name": (without("images", "file_name"), "bad entry", 1),
+    "image without height": (without("images", "height"), "bad entry", 1),
+    "image of text": (entry("images", width="48"), "bad entry", 1),
+    "image of no size": (entry("images", width=0), "bad entry", 1),
+    "image of negative size": (entry("images", width=-48), "bad entry", 1),
+    "no image": (add("images", None), "bad entry", 1),
+    "image of the same id": (
+        add("images", {"id": 3, "file_name": "0009.png", "width": 48, "height": 48}),
+        "duplicate id",
+        1,
+    ),
+    "image of the same file": (
+        add("images", {"id": 30, "file_name": "0003.png", "width": 48, "height": 48}),
+        "file listed twice",
+        1,
+    ),
+    "category of the same id": (add("categories", {"id": 7, "name": "x"}), "duplicate id", 1),
+    "category without name": (add("categories", {"id": 8}), "bad entry", 1),
+    "category of text": (add("categories", {"id": "8", "name": "x"}), "bad entry", 1),
+    "no category": (add("categories", 8), "bad entry", 1),
+    "category that val lacks": (entry("categories", name="hound"), "other categories", 1),
+}
+
+
+def kinds(report: Report) -> dict[str, int]:
+    """Count what stops training, by kind."""
+    words = {what: kind for kind, (what, _) in KINDS.items()}
+    return {words.get(f.what, f.what): f.count for f in report.of("stops")}
+
+
+def read_all(data: ImageData) -> int:
+    """Serve every image of every split as training and evaluation do."""
+    count = 0
+    for split in data.splits:
+        assert isinstance(split.targets, InstanceTargets)
+        augment = Augment(flip=True, multi_scale=(20, 40))
+        for train in (True, False):
+            loader = Loader(split, data, batch_size=2, train=train, augment=augment)
+            for batch in loader:
+                for target in batch.targets:
+                    left, top, right, bottom = target["boxes"].unbind(1)
+                    assert ((right > left) & (bottom > top)).all()
+                    assert target["boxes"].isfinite().all()
+                    count += 1
+        for i in range(len(split)):
+            split.targets.truth(i)
+            split.targets.encoded(i)
+    return count
+
+
+@pytest.mark.parametrize("what", OF_IMAGE)
+def test_a_fault_of_an_image(tmp_path: Path, what: str) -> None:
+    change, kind, key = OF_IMAGE[what]
+    root = write(tmp_path / "set", change=change)
+    with pytest.raises(UserError) as caught:
+        load(f"coco:{root}", image_size=(40, 60))
+    report = check(f"coco:{root}")
+    assert kinds(report) == {kind: 1}
+    (finding,) = report.of("stops")
+    assert str(caught.value).startswith(finding.where[0])
+    assert "skip_corrupt" in str(caught.value)
+    data = load(f"coco:{root}", image_size=(40, 60), skip_corrupt=True)
+    assert data.facts.left_out_count == 1
+    targets = [split.targets for split in data.splits[:2]]
+    left = {each.image_id(i) for each in targets for i in range(len(each))}  # type: ignore[attr-defined]
+    assert left == set(range(1, 9)) - {key}
+    assert read_all(data) == 2 * 10
+
+
+@pytest.mark.parametrize("what", LOOSE)
+def test_a_fault_of_an_entry(tmp_path: Path, what: str) -> None:
+    change, kind, count = LOOSE[what]
+    root = write(tmp_path / "set", change=change)
+    with pytest.raises(UserError) as caught:
+        load(f"coco:{root}", image_size=(40, 60))
+    report = check(f"coco:{root}")
+    assert kinds(report).pop(kind) >= count
+    found = next(f for f in report.of("stops") if f.what == KINDS[kind][0])
+    assert any(str(caught.value).startswith(f.where[0]) for f in report.of("stops"))
+    data = load(f"coco:{root}", image_size=(40, 60), skip_corrupt=True)
+    assert any(found.what in note for note in data.facts.notes)
+    assert read_all(data) > 0
+
+
+def _spoil(root: Path, how: str) -> Path:
+    file = root / "train2017" / "0003.png"
+    if how == "cut":
+        file.write_bytes(file.read_bytes()[:200])
+    elif how == "text":
+        file.write_text("no image")
+    else:
+        Image.new("RGB", (7, 9)).save(file)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [
+        ("cut", "unreadable image"),
+        ("text", "unreadable image"),
+        ("small", "size unlike the entry"),
+    ],
+)
+def test_a_spoilt_image(tmp_path: Path, how: str, kind: str) -> None:
+    root = write(tmp_path / "set")
+    file = _spoil(root, how)
+    if how != "cut":  # whose header is whole
+        with pytest.raises(UserError, match=file.name):
+            load(f"coco:{root}", image_size=(40, 60))
+    assert kinds(check(f"coco:{root}")) == {kind: 1}
+    data = load(f"coco:{root}", image_size=(40, 60), skip_corrupt=True)
+    assert [each.id for each in data.facts.left_out] == [str(file)]
+    assert read_all(data) == 2 * 10
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"images": []}',
+        '{"images": [], "annotations": [], "categories": []}',
+        '{"images": [1], "annotations": [], "categories": [{"id": 1, "name": "a"}]}',
+        '{"images": {}, "annotations": [], "categories": []}',
+        '{"images": [{"id": 1}], "annotations": [], "categories": [2]}',
+        "[" * 100_000,
+        '{"images": [' + "9" * 5000 + "]}",
+    ],
+)
+def test_a_file_that_is_none(tmp_path: Path, text: str) -> None:
+    root = write(tmp_path / "set")
+    file = root / "annotations" / "instances_train2017.json"
+    file.write_text(text)
+    with pytest.raises(UserError, match=r"instances_train2017\.json"):
+        load(f"coco:{root}")
+    report = check(f"coco:{root}")
+    assert [f.what for f in report.of("stops")][-1] == "sets that cannot be opened"
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    root = write(tmp_path / "set")
+    file = root / "annotations" / "instances_train2017.json"
+    file.write_bytes(b'{"images": "\xff\xfe"}')
+    with pytest.raises(UserError, match=file.name):
+        load(f"coco:{root}")
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(UserError, match=file.name):
+        load(f"coco:{root}")
+
+
+def _without_instances(found: dict[str, Any]) -> None:
+    found["annotations"] = []
+
+
+def _crowds_alone(found: dict[str, Any]) -> None:
+    for each in found["annotations"]:
+        each["iscrowd"] = 1
+
+
+@pytest.mark.parametrize("change", [_without_instances, _crowds_alone])
+def test_nothing_to_learn(tmp_path: Path, change: Change) -> None:
+    root = write(tmp_path / "set", change=change)
+    with pytest.raises(UserError, match="nothing can be learned"):
+        load(f"coco:{root}")
+    assert kinds(check(f"coco:{root}")) == {"splits with nothing to learn": 1}
+
+
+def test_faults_of_all_splits_are_counted(tmp_path: Path) -> None:
+    root = write(tmp_path / "set", change=entry("annotations", category_id=4))
+    file = root / "annotations" / "instances_val2017.json"
+    found = json.loads(file.read_text())
+    found["annotations"][0]["category_id"] = 5
+    found["annotations"][1]["bbox"] = [0, 0, 0, 0]
+    file.write_text(json.dumps(found))
+    assert kinds(check(f"coco:{root}")) == {"unknown category": 2, "empty box": 1}
+
+
+def test_a_clean_set_is_fit_and_its_facts_are_reported(tmp_path: Path) -> None:
+    root = write(tmp_path / "set")
+    done: list[tuple[int, int]] = []
+    report = check(str(root), progress=lambda *some: done.append(some))
+    assert report.fit
+    assert report.spec == f"coco:{root}"
+    assert done[-1] == (11, 11)
+    data = load(f"coco:{root}")
+    assert report.facts["images"] == {"train": 8, "val": 3}
+    assert report.facts["splits"] == {split.name: len(split) for split in data.splits}
+    found, classes = report.facts["instances"], report.facts["classes"]
+    assert found["crowds"] == 4
+    assert sum(found[name] for name in ("train", "val")) == 7 * 2 + 3
+    assert found["test"] == 5
+    assert sum(found["images_without"].values()) == 2
+    assert sum(sum(of.values()) for of in classes.values()) == 7 * 2 + 2 * 2
+    assert list(classes) == ["ant", "cat", "dog"]
+    assert found["sizes"] == {"small": 1.0, "medium": 0.0, "large": 0.0}
+
+
+def test_what_is_odd_is_warned_of(tmp_path: Path) -> None:
+    def change(found: dict[str, Any]) -> None:
+        found["annotations"].append({**found["annotations"][0], "id": 5})
+        found["annotations"] = [a for a in found["annotations"] if a["category_id"] != 90]
+        found["images"][4].update(file_name="0002.png", width=40, height=60)
+
+    root = write(tmp_path / "set", change=change)
+    with pytest.raises(UserError, match="once more"):
+        load(f"coco:{root}")
+    file = root / "train2017" / "0004.png"
+    file.write_bytes((root / "val2017" / "0010.png").read_bytes())
+
+    report = check(f"coco:{root}")
+    warned = {f.what: f.where for f in report.findings}
+    assert warned["instances that are annotated twice"] == [
+        f"{root / 'train2017' / '0001.png'}: cat"
+    ]
+    assert list(warned["classes without training instances"]) == ["dog"]
+
+
+def test_copies_in_two_splits_and_with_other_instances(tmp_path: Path) -> None:
+    root = write(tmp_path / "set")
+    (root / "train2017" / "0001.png").write_bytes((root / "val2017" / "0010.png").read_bytes())
+    report = check(f"coco:{root}")
+    found = {f.what: f.count for f in report.of("falsifies")}
+    assert found == {
+        "images in more than one split": 1,
+        "images with more than one set of instances": 1,
+    }
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = write(tmp_path / "set", change=entry("annotations", bbox=[0, 0, 0, 0]))
+    assert main(["data", "check", f"coco:{root}"]) == 1
+    said = capsys.readouterr().out
+    assert "annotation 200" in said
+    assert "instances\t" in said
+    assert main(["data", "check", str(write(tmp_path / "good"))]) == 0
+
+
+_ODD: st.SearchStrategy[Any] = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-5, 100),
+    st.sampled_from([BIG, -BIG, 1e308, -1e-320, float("nan"), float("inf"), 2**63, 2**62]),
+    st.floats(-100, 100),
+    st.text(max_size=4),
+    st.lists(st.floats(-5, 70) | st.integers(-5, 70), max_size=9),
+    st.lists(st.lists(st.floats(-1, 60), max_size=9), max_size=3),
+    st.dictionaries(st.sampled_from(["size", "counts", "id"]), st.none() | st.text(max_size=9)),
+)
+
+
+def _places(found: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """List the places in nested lists and mappings."""
+    items: list[tuple[Any, Any]] = []
+    if isinstance(found, dict):
+        items = list(found.items())
+    elif isinstance(found, list):
+        items = list(enumerate(found))
+    return [path, *(place for key, each in items for place in _places(each, (*path, key)))]
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_content_is_read_whole_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    root = _fuzzed(tmp_path_factory)
+    file = root / "annotations" / "instances_train2017.json"
+    found = json.loads((root / "plain.json").read_text())
+    for _ in range(data.draw(st.integers(1, 3))):
+        *path, last = data.draw(st.sampled_from(_places(found)[1:]))
+        inside = found
+        for key in path:
+            inside = inside[key]
+        inside[last] = data.draw(_ODD)
+    file.write_text(json.dumps(found))
+    report = check(f"coco:{root}")
+    for skip in (False, True):
+        try:
+            loaded = load(f"coco:{root}", image_size=(24, 40), skip_corrupt=skip)
+        except UserError:
+            assert skip or not report.fit
+            continue
+        assert skip or report.fit
+        read_all(loaded)
+
+
+def _fuzzed(factory: pytest.TempPathFactory) -> Path:
+    """A set of few images, written once."""
+    root = factory.getbasetemp() / "fuzzed"
+    if not root.exists():
+        write(root, {"train2017": 5, "val2017": 2})
+        file = root / "annotations" / "instances_train2017.json"
+        (root / "plain.json").write_bytes(file.read_bytes())
+    return root
