@@ -122,7 +122,9 @@ def main(argv: list[str]) -> int:
     widths: dict[str, str] = {}
     for spec in specs:
         label = "" if spec is None else spec.label
-        options = of_the_model | _options(args.model, spec, size, args.num_classes, args.match)
+        options = dict(of_the_model) | _options(
+            args.model, spec, size, args.num_classes, args.match
+        )
         counts[label], width = _count(args.model, options, size, args.time_steps)
         if args.match is not None:
             widths[label] = width

@@ -28,11 +28,6 @@ def whole_is_faster(entries: int, keys: int, dtype: torch.dtype) -> str | None:
     They have ``entries`` in all, at most 4 MiB in float32, so that a layer keeps no more than that
     for its backward pass. Whether gradients are tracked, autocast and the threads of this process
     are asked of PyTorch.
-
-    Args:
-        entries: Of the maps of all images and heads of a call.
-        keys: Of one map.
-        dtype: Of queries, keys and values without autocast.
     """
     if not 0 < entries <= TO_ENTRIES:
         return None

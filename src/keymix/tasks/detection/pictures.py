@@ -33,13 +33,6 @@ def overlay(
 ) -> Image.Image:
     """Draw instances over an image; the first ones, which are the surest, on top.
 
-    Args:
-        pixels: The image.
-        boxes: Left, top, right and bottom of each instance, pixels.
-        masks: The mask of each.
-        labels: Class of each, from 1 on.
-        texts: What stands at each box.
-
     Shape: uint8 ``[C, h, w]`` of one or three channels; ``[n, 4]``, ``[n, h, w]``.
     """
     drawn = np.ascontiguousarray(pixels[:3].transpose(1, 2, 0))
