@@ -201,7 +201,9 @@ def test_16_bits_train_by_whole_maps_where_these_are_small(autocast) -> None:
     one = (1, *SMALL_MAP[1:])
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         assert path(mixer, one) == "reference"
-        assert path(mixer, LARGE_MAP) == "sdpa"
+        assert path(mixer, (1, 10, 12)) == "sdpa"
+        assert path(mixer, LARGE_MAP) == "reference"  # half the bytes of 32 bits
+        assert path(mixer, (256, 64, 12)) == "sdpa"
         with torch.no_grad():
             assert path(mixer, one) == "sdpa"
 

@@ -16,6 +16,9 @@ import torch
 FROM_ENTRIES, TO_ENTRIES = 3 * 2**14, 2**20
 """Entries of the maps of a call from which and up to which whole maps are faster."""
 
+FROM_NARROW, TO_NARROW = 2**11, 2**21
+"""The same in training in 16 bits."""
+
 FEWEST_KEYS = 16
 """Keys below which a softmax over them fills no vector of 512 bits, and is slow."""
 
@@ -25,19 +28,17 @@ _NARROW = (torch.bfloat16, torch.float16)
 def whole_is_faster(entries: int, keys: int, dtype: torch.dtype) -> str | None:
     """Why whole maps are faster in the present mode and number of threads; None if they are not.
 
-    They have ``entries`` in all, at most 4 MiB in float32, so that a layer keeps no more than that
-    for its backward pass. Whether gradients are tracked, autocast and the threads of this process
-    are asked of PyTorch.
+    They have ``entries`` in all, at most 4 MiB in either width, so that a layer keeps no more than
+    that for its backward pass. Whether gradients are tracked, autocast and the threads of this
+    process are asked of PyTorch.
     """
-    if not 0 < entries <= TO_ENTRIES:
-        return None
     small = f"maps of {entries:,} entries are small: as a whole they are faster than "
     tracks = torch.is_grad_enabled()
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
-    if tracks and dtype in _NARROW:
+    if tracks and dtype in _NARROW and FROM_NARROW <= entries <= TO_NARROW:
         return f"{small}the backward pass of fused attention in 16 bits"
-    enough = entries >= FROM_ENTRIES and (tracks or keys >= FEWEST_KEYS)
-    if enough and torch.get_num_threads() > 1:
+    between = FROM_ENTRIES <= entries <= TO_ENTRIES
+    if between and (tracks or keys >= FEWEST_KEYS) and torch.get_num_threads() > 1:
         return f"{small}the many small products of fused attention in several threads"
     return None
