@@ -145,7 +145,7 @@ class DetectionAnswers(Answers):
         return np.searchsorted(self.index, self.true_image)
 
     def ranked(self, shape: str, area: str = "all") -> list[Ranked]:
-        """Rank the detections of each class."""
+        """Rank the detections of each class: by box or mask, of one of `AREAS`."""
         if (shape, area) not in self._ranked:
             self._ranked[shape, area] = [*self._rank(shape, area)]
         return self._ranked[shape, area]
@@ -311,7 +311,7 @@ def scored(
     found: Sequence[Found],
     classes: tuple[str, ...],
 ) -> DetectionAnswers:
-    """Match detections image by image."""
+    """Match detections image by image; `index` has the positions of the images in their split."""
     order = np.argsort(index)
     return _gathered([(index[i], truth[i], matched(truth[i], found[i])) for i in order], classes)
 

@@ -31,7 +31,7 @@ def overlay(
     labels: Sequence[int],
     texts: Sequence[str],
 ) -> Image.Image:
-    """Draw instances over an image; the first ones, which are the surest, on top.
+    """Draw instances over an image, the first ones on top; `texts` stand at the boxes.
 
     Shape: uint8 ``[C, h, w]`` of one or three channels; ``[n, 4]``, ``[n, h, w]``.
     """

@@ -124,7 +124,7 @@ class InstancePrediction(Prediction):
 
 
 def found_at(output: Mapping[str, Tensor], size: Size) -> Found:
-    """Bring a model's detections in an image to the image's own size."""
+    """Bring what a detector returned for an image to the image's own height and width."""
     output = {name: each.detach().cpu() for name, each in output.items()}
     shown = output["size"].tolist()
     scale = output["boxes"].new_tensor([size[1] / shown[1], size[0] / shown[0]] * 2)
