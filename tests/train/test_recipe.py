@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from keymix.cli import main
 from keymix.errors import UserError
+from keymix.recipes import get
 from keymix.train.recipe import (
     DataConfig,
     OptimConfig,
@@ -27,6 +29,7 @@ from keymix.train.recipe import (
     read_recipe,
     replace_path,
 )
+from keymix.train.step import make_optimizer, make_schedule
 
 Vary = Callable[[dict[str, Any]], Recipe]
 
@@ -345,3 +348,36 @@ def test_an_old_option_says_its_new_name_once(
     said = capsys.readouterr()
     assert yaml.safe_load(said.out)["task"] == {"options": {"dice": 0.25}}
     assert said.err.count("--task.options.dice") == 1
+
+
+def test_two_milestones_make_a_tenth_and_a_hundredth_of_the_rate() -> None:
+    recipe = replace_path(
+        get("digits_vit"),
+        {
+            "optim.lr": 1.0,
+            "schedule.name": "multistep",
+            "schedule.epochs": 12,
+            "schedule.warmup_epochs": 0,
+            "schedule.milestones": [8, 11],
+        },
+    )
+    optimizer = make_optimizer(recipe.optim, torch.nn.Linear(2, 2))
+    schedule = make_schedule(recipe, optimizer, updates_per_epoch=10)
+    assert schedule is not None
+    rates = []
+    for update in range(120):
+        rates.append(optimizer.param_groups[0]["lr"])
+        schedule.step_update(update + 1)
+    falls = [i for i in range(1, 120) if rates[i] != rates[i - 1]]
+    assert falls == pytest.approx([80, 110], abs=1)  # timm's come an update early
+    assert [rates[0], rates[90], rates[-1]] == pytest.approx([1.0, 0.1, 0.01])
+
+
+@pytest.mark.parametrize(
+    ("name", "milestones"),
+    [("cosine", [8, 11]), ("multistep", None), ("multistep", [11, 8]), ("multistep", [0, 3])],
+)
+def test_milestones_that_do_not_fit_are_refused(name: str, milestones: list[int] | None) -> None:
+    changes = {"schedule.name": name, "schedule.milestones": milestones}
+    with pytest.raises(UserError, match=r"schedule\.milestones"):
+        replace_path(get("digits_vit"), changes)

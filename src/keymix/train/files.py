@@ -110,11 +110,8 @@ def make_folder(path: Path) -> None:
 def checked_output(path: Path, *, manifest: str, what: str, overwrite: bool) -> Path:
     """Refuse an output that is a file, or a folder with something in it, before any work.
 
-    Args:
-        path: The folder.
-        manifest: Name of the file by which a folder of such outputs is known.
-        what: What is written, such as ``predicted masks``.
-        overwrite: Whether such outputs of before may be replaced.
+    A folder that has the `manifest` holds such outputs, `what`, of before: they may be replaced if
+    asked for.
     """
     if path.exists() and not path.is_dir():
         raise UserError(f"--out {str(path)!r} is a file. A folder is needed: name one.")

@@ -69,9 +69,9 @@ if TYPE_CHECKING:
 
 _AT = {"ap": slice(None), "ap50": slice(0, 1), "ap75": slice(5, 6)}
 """Which of the IoU thresholds a score of all areas is averaged over."""
-_TRUTH = {"true_image": np.integer, "true_label": np.integer}
+_TRUTH: dict[str, Any] = {"true_image": np.integer, "true_label": np.integer}
 _TRUTH |= {"true_area": np.floating, "true_crowd": np.bool_}
-_DETECTED = {"image": np.integer, "label": np.integer, "score": np.floating}
+_DETECTED: dict[str, Any] = {"image": np.integer, "label": np.integer, "score": np.floating}
 _DETECTED |= {f"{shape}_{bits}": np.integer for shape in SHAPES for bits in ("matched", "ignored")}
 _FIRST_LABEL = 1
 """Label of the first class: 0 is background."""
@@ -145,12 +145,7 @@ class DetectionAnswers(Answers):
         return np.searchsorted(self.index, self.true_image)
 
     def ranked(self, shape: str, area: str = "all") -> list[Ranked]:
-        """Rank the detections of each class.
-
-        Args:
-            shape: Of `keymix.tasks.detection.matching.SHAPES`.
-            area: Of its `AREAS`.
-        """
+        """Rank the detections of each class: by box or mask, of one of `AREAS`."""
         if (shape, area) not in self._ranked:
             self._ranked[shape, area] = [*self._rank(shape, area)]
         return self._ranked[shape, area]
@@ -178,7 +173,8 @@ class DetectionAnswers(Answers):
 
     def score(self, weights: FloatArray) -> FloatArray:
         """AP of the boxes of weighted images, ``[R, U]`` -> ``[R]``."""
-        return self.by_threshold("box", weights).mean(axis=1)
+        found: FloatArray = self.by_threshold("box", weights).mean(axis=1)
+        return found
 
     @cached_property
     def values(self) -> FloatArray:
@@ -191,8 +187,8 @@ class DetectionAnswers(Answers):
     def unit_values(self) -> FloatArray:
         """Pseudo-values of the delete-one jackknife, computed once.
 
-        Without an image only the classes that it has are ranked again: a minute for 5,000 images
-        of COCO with 25 detections each, where scoring all classes anew would take an hour.
+        Without an image only the classes that it has are ranked again, which keeps it affordable
+        for thousands of images.
         """
         return self.values
 
@@ -315,14 +311,7 @@ def scored(
     found: Sequence[Found],
     classes: tuple[str, ...],
 ) -> DetectionAnswers:
-    """Match detections image by image.
-
-    Args:
-        index: Positions of the images in their split.
-        truth: The true instances of each.
-        found: The detections of each.
-        classes: Names of the classes.
-    """
+    """Match detections image by image; `index` has the positions of the images in their split."""
     order = np.argsort(index)
     return _gathered([(index[i], truth[i], matched(truth[i], found[i])) for i in order], classes)
 
@@ -499,7 +488,7 @@ class DetectionAnswersPart(AnswersPart):
                 instances[name] = instances.get(name, 0) + 1
             for name in set(sure):
                 images[name] = images.get(name, 0) + 1
-        rows = [
+        rows: list[list[str | int | float | None]] = [
             [name, f"{images[name]} of {len(several)}", number]
             for name, number in sorted(instances.items(), key=lambda pair: (-pair[1], pair[0]))
         ]
@@ -508,7 +497,7 @@ class DetectionAnswersPart(AnswersPart):
 
     def csv(self, found: Sequence[Prediction]) -> PredictionRows:
         """Make a row per detection, boxes in pixels of the image."""
-        rows = [
+        rows: list[list[str | int | float | None]] = [
             [each.path, name, round(float(score), 4), *(round(float(x), 2) for x in box)]
             for each in _predicted(found)
             for name, score, box in zip(each.labels, each.scores, each.boxes, strict=True)

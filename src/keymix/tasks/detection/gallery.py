@@ -9,26 +9,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from keymix.analysis.mask_pictures import Colour, colours_of, rim
+from keymix.analysis.mask_pictures import rim
+from keymix.data.decode import convert, to_array
+from keymix.data.detection.outlines import RunLengths
 from keymix.errors import UserError
 from keymix.report.formats import percent
 from keymix.report.pictures import IMAGE, image_uri, png_uri
 from keymix.report.record import ComparisonRecord, Sparse
-from keymix.tasks.detection.matching import Runs, decoded, matched, unpacked
+from keymix.tasks.detection.matching import decoded, matched, unpacked
+from keymix.tasks.detection.pictures import colour_of
 from keymix.tasks.detection.predictions import SURE, found_at
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from keymix.data.dataset import ImageData
     from keymix.tasks.detection.answers import DetectionAnswers
 
-SIDE = 360
-"""Most pixels per side of a picture."""
+WIDTH, MOST = 360, 540
+"""Width of a picture in the units of its boxes, and most of its pixels per side."""
 PICTURES = 6
 """Test images of each gallery at most."""
 MOST_BOXES = 40
@@ -40,7 +45,7 @@ TRUTH = "truth"
 
 @dataclass(frozen=True, kw_only=True)
 class Box:
-    """A box over a picture, in its pixels: left, top, width, height.
+    """A box over a picture, in units of which its width has `WIDTH`: left, top, width, height.
 
     `label` is the class from 0 on, `score` None of the truth, and `right` whether the box finds an
     instance, or is found, at an IoU of 0.5; None where that says nothing, as of a crowd.
@@ -64,7 +69,7 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """A test image as a data URI with its height and width, and panels with the truth first."""
+    """A test image as a data URI, height and width in units of boxes; the truth's panel first."""
 
     id: str
     picture: str
@@ -116,7 +121,7 @@ def representative(answers: DetectionAnswers) -> list[int]:
 def draw(
     data: ImageData,
     chosen: Sequence[int],
-    outputs: Mapping[str, Sequence[Mapping[str, Any]]],
+    outputs: Mapping[str, Sequence[Mapping[str, Tensor]]],
     missing: Mapping[str, str],
     *,
     seed: int,
@@ -163,12 +168,9 @@ class _Drawing:
         targets = instance_targets(data.test)
         self.id, self.own = data.test.ids(i), targets.size(i)
         self.instances = instances_of(targets, i)
-        picture = data.test.picture(i).numpy()
-        self.uri = image_uri(picture, most=SIDE)
-        scale = min(1.0, SIDE / max(picture.shape[-2:]))
-        height, width = (max(1, round(side * scale)) for side in picture.shape[-2:])
-        self.size = (height, width)
-        self.paint = colours_of(len(data.classes))
+        pixels = to_array(convert(data.test.decoded(i), data.in_chans))
+        self.uri = image_uri(pixels, most=min(MOST, WIDTH * max(self.own) // self.own[1]))
+        self.size = (max(1, round(WIDTH * self.own[0] / self.own[1])), WIDTH)
 
     def made(self, panels: Sequence[Panel]) -> Scene:
         """Put panels together."""
@@ -187,7 +189,7 @@ class _Drawing:
         drawn = self._masks(true.masks, labels) if masks else None
         return Panel(who=TRUTH, boxes=boxes, masks=drawn, text=text)
 
-    def of_model(self, label: str, output: Mapping[str, Any]) -> Panel:
+    def of_model(self, label: str, output: Mapping[str, Tensor]) -> Panel:
         """Draw what a model returned."""
         made = matched(self.instances, found_at(output, self.own))
         right = unpacked(made.matched["box"], "all")[0] & ~self._ignored(made.ignored["box"])
@@ -216,7 +218,8 @@ class _Drawing:
 
     def _ignored(self, bits: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Which detections count neither as right nor as wrong."""
-        return unpacked(bits, "all")[0]
+        first: NDArray[np.bool_] = unpacked(bits, "all")[0]
+        return first
 
     def _said(self, flags: Sequence[bool | None]) -> str:
         """Say how many instances are found, and how many detections are wrong."""
@@ -244,7 +247,7 @@ class _Drawing:
             for k, place in enumerate(placed.round(1).tolist()[:MOST_BOXES])
         )
 
-    def _masks(self, runs: Sequence[Runs], labels: Sequence[int]) -> str | None:
+    def _masks(self, runs: Sequence[RunLengths], labels: Sequence[int]) -> str | None:
         """Draw masks as one transparent PNG, the first ones on top."""
         if not runs:
             return None
@@ -255,8 +258,8 @@ class _Drawing:
         )
         for mask, label in reversed(list(zip(decoded(runs, self.own), labels, strict=True))):
             small = mask[rows[:, None], columns].astype(bool)
-            rgba[small] = (*self.paint[label], FILL)
-            rgba[rim(small)] = (*self.paint[label], 255)
+            rgba[small] = (*colour_of(label + 1), FILL)
+            rgba[rim(small)] = (*colour_of(label + 1), 255)
         return png_uri(Image.fromarray(rgba))
 
 
@@ -264,19 +267,10 @@ class _Drawing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LegendEntry:
-    """A class that is drawn, and its colour, ``#rrggbb``."""
-
-    name: str
-    colour: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class ScenesView:
-    """A gallery: its scenes, the colours of the classes in them, and the names of all classes."""
+    """A gallery: its scenes, and names and colours, ``#rrggbb``, of all classes."""
 
     scenes: tuple[Scene, ...]
-    legend: list[LegendEntry]
     names: tuple[str, ...]
     colours: list[str]
     sure: float = SURE
@@ -300,20 +294,13 @@ def scenes_view(record: ComparisonRecord, name: str) -> ScenesView | None:
     if not all(IMAGE.fullmatch(uri) for uri in pictures):
         raise UserError("a picture of the record's gallery is no data URI of an image")
     names = record.data.classes
-    shown = sorted({box.label for panel in panels for box in panel.boxes})
-    if shown and not 0 <= shown[0] <= shown[-1] < len(names):
+    if any(not 0 <= box.label < len(names) for panel in panels for box in panel.boxes):
         raise UserError("a box of the record's gallery has no class of the data")
-    colours = [_hex(colour) for colour in colours_of(len(names))]
     return ScenesView(
         scenes=stored.scenes,
-        legend=[LegendEntry(name=names[k], colour=colours[k]) for k in shown],
         names=names,
-        colours=colours,
+        colours=["#{:02x}{:02x}{:02x}".format(*colour_of(k + 1)) for k in range(len(names))],
         seed=getattr(stored, "seed", None),
         missing=getattr(stored, "missing", {}),
         prefix=name[0],
     )
-
-
-def _hex(colour: Colour) -> str:
-    return "#{:02x}{:02x}{:02x}".format(*colour)

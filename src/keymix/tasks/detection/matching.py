@@ -17,18 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from faster_coco_eval.core import mask as coco_masks
 from numpy.typing import NDArray
 
 from keymix.analysis.answers import FloatArray, IntArray
+from keymix.data.detection.outlines import RunLengths
 
 BoolArray = NDArray[np.bool_]
 Bits = NDArray[np.uint64]
-Runs = Mapping[str, Any]
-"""A mask by its run lengths: ``size`` (h, w) and ``counts``, bytes as COCO compresses them."""
 
 THRESHOLDS = np.linspace(0.5, 0.95, 10)
 """IoU from which on an instance is found: T = 10 of them."""
@@ -58,7 +56,7 @@ class Instances:
 
     boxes: FloatArray
     labels: IntArray
-    masks: Sequence[Runs]
+    masks: Sequence[RunLengths]
     area: FloatArray
     crowd: BoolArray
 
@@ -69,7 +67,7 @@ class Found:
 
     boxes: FloatArray
     labels: IntArray
-    masks: Sequence[Runs]
+    masks: Sequence[RunLengths]
     scores: FloatArray
 
     def chosen(self, rows: IntArray) -> Found:
@@ -95,7 +93,7 @@ class Matched:
     ignored: Mapping[str, Bits]
 
 
-def encoded(masks: NDArray[np.uint8]) -> list[Runs]:
+def encoded(masks: NDArray[np.uint8]) -> list[RunLengths]:
     """Encode masks ``[n, h, w]`` of 0 and 1 as run lengths."""
     if not len(masks):
         return []
@@ -103,7 +101,7 @@ def encoded(masks: NDArray[np.uint8]) -> list[Runs]:
     return list(coco_masks.encode(columns))
 
 
-def decoded(runs: Sequence[Runs], size: tuple[int, int]) -> NDArray[np.uint8]:
+def decoded(runs: Sequence[RunLengths], size: tuple[int, int]) -> NDArray[np.uint8]:
     """Decode run lengths to masks ``[n, h, w]`` of 0 and 1."""
     if not runs:
         return np.zeros((0, *size), dtype=np.uint8)
@@ -111,7 +109,7 @@ def decoded(runs: Sequence[Runs], size: tuple[int, int]) -> NDArray[np.uint8]:
     return masks
 
 
-def rectangles(boxes: FloatArray, size: tuple[int, int]) -> list[Runs]:
+def rectangles(boxes: FloatArray, size: tuple[int, int]) -> list[RunLengths]:
     """Encode filled boxes as the masks of an image of a size."""
     return list(coco_masks.frPyObjects(wide(boxes), *size)) if len(boxes) else []
 

@@ -9,11 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from keymix.analysis.mask_pictures import Colour, colours_of, rim
+from keymix.analysis.mask_pictures import PALETTE, Colour, rim
 
 FILL = 0.4
 """Opacity of a mask over the image."""
 _DARK, _LIGHT = (0, 0, 0), (255, 255, 255)
+
+
+def colour_of(label: int) -> Colour:
+    """Return the colour of a class, by its number from 1 on.
+
+    Beyond the palette colours repeat, as bright as before: a box has the name of its class on it.
+    """
+    return PALETTE[(label - 1) % len(PALETTE)]
 
 
 def overlay(
@@ -22,26 +30,15 @@ def overlay(
     masks: NDArray[np.bool_],
     labels: Sequence[int],
     texts: Sequence[str],
-    *,
-    classes: int,
 ) -> Image.Image:
-    """Draw instances over an image; the first ones, which are the surest, on top.
-
-    Args:
-        pixels: The image.
-        boxes: Left, top, right and bottom of each instance, pixels.
-        masks: The mask of each.
-        labels: Class of each, from 1 on.
-        texts: What stands at each box.
-        classes: Number of classes; each has its colour.
+    """Draw instances over an image, the first ones on top; `texts` stand at the boxes.
 
     Shape: uint8 ``[C, h, w]`` of one or three channels; ``[n, 4]``, ``[n, h, w]``.
     """
-    paint = colours_of(classes)
     drawn = np.ascontiguousarray(pixels[:3].transpose(1, 2, 0))
     drawn = np.repeat(drawn, 3 // drawn.shape[2], axis=2)
     for i in reversed(range(len(labels))):
-        filled = np.array(paint[labels[i] - 1])
+        filled = np.array(colour_of(labels[i]))
         mixed = drawn[masks[i]] * (1 - FILL) + filled * FILL
         drawn[masks[i]] = mixed.round().astype(np.uint8)
         drawn[rim(masks[i])] = filled
@@ -50,7 +47,7 @@ def overlay(
     side = max(10, min(picture.size) // 32)
     font = ImageFont.load_default(side)
     for i in reversed(range(len(labels))):
-        colour = paint[labels[i] - 1]
+        colour = colour_of(labels[i])
         left, top, right, bottom = (round(float(x)) for x in boxes[i])
         corner = (max(left, right), max(top, bottom))
         draw.rectangle(((left, top), corner), outline=colour, width=max(1, side // 6))

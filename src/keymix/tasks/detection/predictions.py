@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +21,14 @@ from torchvision.models.detection.roi_heads import paste_masks_in_image
 from keymix._version import __version__
 from keymix.analysis.answers import IntArray
 from keymix.data.decode import Size, convert, to_array
+from keymix.data.detection.outlines import RunLengths
 from keymix.data.detection.table import InstanceTargets
 from keymix.data.record import DataRecord
 from keymix.data.shown import file_pixels
 from keymix.data.specs import parse
 from keymix.errors import UserError
 from keymix.tasks.detection.facts import TASK
-from keymix.tasks.detection.matching import Found, Runs, decoded, encoded, wide
+from keymix.tasks.detection.matching import Found, decoded, encoded, wide
 from keymix.tasks.detection.pictures import overlay
 from keymix.train import files
 from keymix.train.evaluation import SplitName, data_for
@@ -48,6 +49,23 @@ SURE = 0.5
 RESULTS, OVERLAYS, MANIFEST = "detections.json", "overlays", "predictions.json"
 _PASTED = 16  # masks that are brought to an image's size together
 _PROBABLE = 0.5  # from which on a pixel belongs to a mask
+
+
+class ResultMask(TypedDict):
+    """The mask of an entry of COCO's results: height and width, compressed run lengths."""
+
+    size: list[int]
+    counts: str
+
+
+class Result(TypedDict):
+    """An entry of COCO's results; the box is left, top, width and height in pixels."""
+
+    image_id: int | str | None
+    category_id: int
+    bbox: list[float]
+    score: float
+    segmentation: ResultMask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +94,7 @@ class InstancePrediction(Prediction):
     numbers: tuple[int, ...] = ()
     category_ids: tuple[int, ...] = ()
     scores: tuple[float, ...] = ()
-    runs: tuple[Runs, ...] = field(default=(), repr=False)
+    runs: tuple[RunLengths, ...] = field(default=(), repr=False)
 
     @property
     def masks(self) -> NDArray[np.bool_]:
@@ -87,12 +105,8 @@ class InstancePrediction(Prediction):
         """List the detections with a score or more, the surest first."""
         return [i for i, each in enumerate(self.scores) if each >= score]
 
-    def results(self) -> list[dict[str, object]]:
-        """Return the detections as entries of COCO's results.
-
-        Each has ``image_id``, ``category_id``, ``bbox`` (left, top, width, height in pixels),
-        ``score``, and ``segmentation`` (``size`` and compressed ``counts``).
-        """
+    def results(self) -> list[Result]:
+        """Return the detections as entries of COCO's results."""
         boxes = wide(self.boxes.astype(np.float64)).round(2).tolist()
         return [
             {
@@ -100,30 +114,24 @@ class InstancePrediction(Prediction):
                 "category_id": self.category_ids[i],
                 "bbox": boxes[i],
                 "score": round(self.scores[i], 5),
-                "segmentation": {"size": list(run["size"]), "counts": _text(run["counts"])},
+                "segmentation": {
+                    "size": list(run["size"]),
+                    "counts": run["counts"].decode("ascii"),
+                },
             }
             for i, run in enumerate(self.runs)
         ]
 
 
-def _text(counts: bytes | str) -> str:
-    return counts.decode("ascii") if isinstance(counts, bytes) else counts
-
-
 def found_at(output: Mapping[str, Tensor], size: Size) -> Found:
-    """Bring a model's detections in an image to the image's own size.
-
-    Args:
-        output: ``boxes``, ``labels``, ``scores``, ``masks`` and ``size``, as detectors return them.
-        size: Height and width.
-    """
+    """Bring what a detector returned for an image to the image's own height and width."""
     output = {name: each.detach().cpu() for name, each in output.items()}
     shown = output["size"].tolist()
     scale = output["boxes"].new_tensor([size[1] / shown[1], size[0] / shown[0]] * 2)
     boxes = (output["boxes"] * scale).float()
     boxes[:, 0::2] = boxes[:, 0::2].clamp(0, size[1])
     boxes[:, 1::2] = boxes[:, 1::2].clamp(0, size[0])
-    runs: list[Runs] = []
+    runs: list[RunLengths] = []
     for start in range(0, len(boxes), _PASTED):
         some = slice(start, start + _PASTED)
         likely = paste_masks_in_image(output["masks"][some, None].float(), boxes[some], size)
@@ -346,15 +354,11 @@ def _written(
             continue
         size = (pixels.shape[-2], pixels.shape[-1])
         found = with_found(replace(named, size=size), next(outputs), trained.data)
-        files.write_bytes(
-            folder / OVERLAYS / f"{item.name}.jpg", drawn(found, pixels, trained, score)
-        )
+        files.write_bytes(folder / OVERLAYS / f"{item.name}.jpg", drawn(found, pixels, score))
         yield found
 
 
-def drawn(
-    found: InstancePrediction, pixels: NDArray[np.uint8], trained: TrainedModel, score: float
-) -> bytes:
+def drawn(found: InstancePrediction, pixels: NDArray[np.uint8], score: float) -> bytes:
     """Draw the detections with a score or more over their image, as a JPEG."""
     sure = found.surely(score)
     picture = overlay(
@@ -363,7 +367,6 @@ def drawn(
         found.masks[sure],
         [found.numbers[i] for i in sure],
         [f"{found.labels[i]} {found.scores[i]:.2f}" for i in sure],
-        classes=len(trained.classes),
     )
     stream = io.BytesIO()
     picture.save(stream, "JPEG", quality=90)
