@@ -40,6 +40,10 @@ _UNFIT = (AssertionError, RuntimeError, TypeError, ValueError)
 """What models raise over an input that they cannot take; UserErrors are among them."""
 
 
+_OF_THE_MODEL = "--model.options."
+"""What options begin with that are arguments of a model."""
+
+
 def _input_size(text: str) -> tuple[int, int, int]:
     try:
         size = tuple(int(part) for part in text.replace("x", ",").split(","))
@@ -97,9 +101,7 @@ def parser() -> VerbParser:
 
 def main(argv: list[str]) -> int:
     """Run ``keymix count`` with the words after the verb."""
-    from keymix.cli.recipe_options import split_model_options
-
-    words, of_the_model = split_model_options(argv)
+    words, of_the_model = _split_model_options(argv)
     args = parser().parse_args(words)
     if None not in (args.image_size, args.input_size):
         raise UserError("--image-size and --input-size exclude each other: give one.")
@@ -122,9 +124,7 @@ def main(argv: list[str]) -> int:
     widths: dict[str, str] = {}
     for spec in specs:
         label = "" if spec is None else spec.label
-        options = dict(of_the_model) | _options(
-            args.model, spec, size, args.num_classes, args.match
-        )
+        options = of_the_model | _options(args.model, spec, size, args.num_classes, args.match)
         counts[label], width = _count(args.model, options, size, args.time_steps)
         if args.match is not None:
             widths[label] = width
@@ -150,6 +150,24 @@ def main(argv: list[str]) -> int:
     if steps is not None and not args.json:
         note(_over(args.model, steps))
     return 0
+
+
+def _split_model_options(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """Take a model's arguments, ``--model.options.depth 2``, out of words, and return both."""
+    from keymix.train.recipe import parse_value
+
+    rest, options = [], {}
+    words = iter(argv)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name.startswith(_OF_THE_MODEL):
+            rest.append(word)
+            continue
+        value = value if equals else next(words, "")
+        if not value.strip() or value.startswith("--"):
+            raise UserError(f"option {name} needs a value.")
+        options[name.removeprefix(_OF_THE_MODEL)] = parse_value(name[2:], value)
+    return rest, options
 
 
 def _over(model: str, steps: int) -> str:

@@ -135,27 +135,6 @@ def sort_words(
     return words
 
 
-OF_THE_MODEL = "--model.options."
-"""What options begin with that are arguments of a model."""
-
-
-def split_model_options(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, object]]]:
-    """Take a model's arguments, ``--model.options.depth 2``, out of words, and return both."""
-    rest: list[str] = []
-    options: list[tuple[str, object]] = []
-    words = iter(argv)
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not name.startswith(OF_THE_MODEL):
-            rest.append(word)
-            continue
-        value = value if equals else next(words, "")
-        if not value.strip() or value.startswith("--"):
-            raise UserError(f"option {name} needs a value.")
-        options.append((name.removeprefix(OF_THE_MODEL), parse_value(name[2:], value)))
-    return rest, options
-
-
 def add_fields(
     parser: VerbParser,
     recipe: Recipe | None,

@@ -66,7 +66,7 @@ class OnBackbone(FeatureModel, Encoded):
         return found if wanted.alone else (maps[-1], found)
 
     def take_mixers(self, backbone: str, mixer: MixerNames | None, options: MixerOptions) -> None:
-        """Put mixers into the backbone, if any are named; refuse options without one."""
+        """Put mixers into the backbone, if any are named; refuse options alone."""
         if mixer is not None:
             find_host(self.body)  # its refusal names the backbone's class
             put_mixers(self, mixer, options)

@@ -114,7 +114,7 @@ def mask_rcnn_small() -> Recipe:
 
     Paper: none. Short sides are 192 pixels, long ones 320 at most; the pyramid has 32 channels
     and batches have 2 images.
-    Measured: docs/detection.md.
+    Measured: not yet on photographs.
     """
     return Recipe(
         name="mask_rcnn_small",
