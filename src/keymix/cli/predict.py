@@ -38,7 +38,8 @@ a line per image and class, with areas. It writes a folder: masks/<id>.png with
 class numbers (masks/<class>/<id>.png with 0 and 255 where a pixel may have
 several classes), overlays/<id>.png, predictions.csv with run lengths at the size
 of each image (id,class,segmentation), and predictions.json. A run on stacks of
-slices finds the neighbours next to a file."""
+slices finds the neighbours next to a file. A detector's folder has detections.json,
+in COCO's format, overlays/<id>.jpg and predictions.json."""
 
 
 def main(argv: list[str]) -> int:
@@ -126,7 +127,7 @@ def parser() -> VerbParser:
     """Return the parser of the command line."""
     made = VerbParser(
         prog="keymix predict",
-        description="Classify images, or predict their masks, with a trained run.\n"
+        description="Classify images, or predict masks or boxes, with a trained run.\n"
         "Broken images are named, the others are predicted, and the exit code is then 2.",
         epilog=EXAMPLES,
     )
@@ -142,21 +143,23 @@ def parser() -> VerbParser:
         "--per-image",
         action="store_true",
         default=None,
-        help="for masks: print a line per image, in place of one summary of all",
+        help="for masks and boxes: a line per image in place of a summary",
     )
     made.add_out(
-        "the predictions, or a folder of masks,",
+        "the predictions, or a folder of masks or boxes,",
         metavar="PATH",
-        default="printed; masks: predictions",
+        default="printed; a folder: predictions",
     )
     made.add_argument("--top", type=int, metavar="K", help="classes per image (default: 5)")
     made.add_argument(
-        "--data", metavar="SPEC", help="for masks: other data to predict (default: the run's)"
+        "--data",
+        metavar="SPEC",
+        help="for masks and boxes: other data to predict (default: the run's)",
     )
     made.add_argument(
         "--split",
         choices=("test", "val", "train"),
-        help="for masks: the split of the data (default: test)",
+        help="for masks and boxes: the split of the data (default: test)",
     )
     made.add_argument(
         "--weights",
