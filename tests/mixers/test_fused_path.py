@@ -209,6 +209,15 @@ def test_16_bits_train_by_whole_maps_where_these_are_small(autocast) -> None:
 
 
 @pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("autocast", [False, True])
+def test_logits_of_float16_are_formed_in_32_bits(autocast: bool) -> None:
+    """As whole maps they would overflow."""
+    mixer = make("softmax", grid=(8, 8)).to(torch.float32 if autocast else torch.float16)
+    with torch.autocast("cpu", torch.float16, enabled=autocast):
+        assert path(mixer, SMALL_MAP) == "sdpa"
+
+
+@pytest.mark.usefixtures("two_threads")
 def test_another_output_projection_needs_no_weight() -> None:
     mixer = make("softmax", grid=(8, 8)).float()
     mixer.proj = torch.nn.Identity()
