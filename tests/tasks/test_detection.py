@@ -81,7 +81,8 @@ def compared(made_once: Callable[..., Path], data: Path) -> Path:
     """A finished comparison of two mixers at one seed."""
 
     def write(folder: Path) -> None:
-        with quick_comparisons():
+        with quick_comparisons(), pytest.MonkeyPatch.context() as patch:
+            patch.setattr("keymix.compare.costs.BATCH_SIZE", 2)  # 64 images take a minute
             found = keymix.compare(
                 recipe=small(data),
                 mixers="mhsa,identity",
