@@ -31,7 +31,7 @@ SMALL: dict[str, Any] = {
     "proposals": 40,
 }
 NAMES = ("mask_rcnn", "cascade_mask_rcnn")
-both = pytest.mark.parametrize("name", NAMES)
+both = pytest.mark.parametrize("name", [NAMES[0], pytest.param(NAMES[1], marks=pytest.mark.slow)])
 
 
 def small(name: str = "mask_rcnn", **options: Any) -> Any:
@@ -194,6 +194,7 @@ def test_a_seed_draws_the_samples_and_evaluation_draws_nothing(name: str) -> Non
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.slow
 @both
 def test_in_double_precision_all_is_double(name: str) -> None:
     model = small(name, score_threshold=0.0).double()
@@ -301,6 +302,7 @@ class Seen(nn.Module):
         return pooled
 
 
+@pytest.mark.slow
 def test_scores_and_masks_are_averaged_over_stages() -> None:
     model = small("cascade_mask_rcnn", score_threshold=0.0)
     logits = torch.tensor([[0.0, 1, 2, -1], [0.5, -1, 0, 2], [0.0, 0, 0, 3]])
@@ -318,6 +320,7 @@ def test_scores_and_masks_are_averaged_over_stages() -> None:
     close(found["masks"], mean.expand_as(found["masks"]))
 
 
+@pytest.mark.slow
 def test_losses_of_later_stages_count_less() -> None:
     model = sure(small("cascade_mask_rcnn"), 0.0, 1, 2, 3)
     found = losses(model, count=0)  # all proposals are background, in all stages
@@ -541,6 +544,7 @@ def test_mixers_keep_their_keys_where_the_backbone_was_trained() -> None:
     assert {m.resize for m in find_mixers(chosen).values()} == {"interpolate"}  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_with_static_keys_cost_is_linear_in_pixels() -> None:
     counts = {}
     for mixer in ("static_key", "softmax"):
