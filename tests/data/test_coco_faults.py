@@ -390,7 +390,9 @@ def _places(found: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path, *(place for key, each in items for place in _places(each, (*path, key)))]
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.data())
 def test_any_content_is_read_whole_or_refused(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
