@@ -29,6 +29,7 @@ NEEDS: dict[str, dict[str, Any]] = {  # what a number is refused without
     "loss.mixup_prob": {"loss.mixup": 0.2},
     "loss.mixup_off_epoch": {"loss.mixup": 0.2},
     "loss.similarity_blocks": {"loss.similarity": 0.5},
+    "schedule.milestones": {"schedule.name": "multistep", "schedule.milestones": (1, 2)},
     "loss.distill_temperature": {"loss.distill": 0.5, "loss.distill_teacher": "run"},
 }
 

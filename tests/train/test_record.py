@@ -135,7 +135,7 @@ def test_a_data_record_has_the_keys_of_its_kind(
 
 
 @pytest.mark.parametrize(
-    "changes", [{"classes": ()}, {"sizes": {"train": 1}}, {"task": "detection"}]
+    "changes", [{"classes": ()}, {"sizes": {"train": 1}}, {"task": "tracking"}]
 )
 def test_a_data_record_that_lacks_something_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=next(iter(changes))):

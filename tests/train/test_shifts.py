@@ -86,7 +86,7 @@ def age(folder: Path) -> None:
     """Take what older versions did not write out of a run's folder."""
     record = files.read_json(folder / files.RECIPE)
     del record["model"]["options"]["shifts"], record["data"]["cell_mib"], record["compile"]
-    del record["task"]
+    del record["task"], record["augment"]["multi_scale"], record["schedule"]["milestones"]
     record["data"]["masks"], record["loss"]["dice"] = None, 0.0
     files.write_json(folder / files.RECIPE, record)
     for path in folder.glob("weights_*.safetensors"):

@@ -109,6 +109,7 @@ BOUNDS: Mapping[str, Bound | tuple[Bound, ...]] = {
     "schedule.cooldown_epochs": _whole(0, _EPOCHS),
     "schedule.warmup_lr": Bound(least=0, most=_RATE),
     "schedule.min_lr": Bound(least=0, most=_RATE),
+    "schedule.milestones": (_whole(1, _EPOCHS), _whole(1, _EPOCHS)),
     "schedule.power": Bound(least=0.001, most=100),
     "loss.label_smoothing": _BELOW_ONE,
     "loss.mixup": Bound(least=0.001, most=100, off=True),
