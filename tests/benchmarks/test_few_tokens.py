@@ -27,7 +27,7 @@ def test_both_phases_of_every_shape_have_a_line(option, capsys: pytest.CaptureFi
     shapes = few_tokens.shapes(quick=True)
     assert sum(line.startswith("training ") for line in lines) == len(shapes) > 0
     assert sum(line.startswith("inference ") for line in lines) == len(shapes)
-    assert any(line.endswith("reference") for line in lines) is (option == "--autocast")
+    assert not any(line.endswith("reference") for line in lines)  # by one thread
     assert lines[-1].startswith("auto: ")
 
 
