@@ -24,7 +24,7 @@ IntArray = npt.NDArray[np.int64]
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 RESAMPLES = 1000
-"""Times that units are drawn anew, with replacement, for a bootstrap."""
+"""Bootstrap resamples: draws of all units, with replacement."""
 
 
 class Answers(ABC):

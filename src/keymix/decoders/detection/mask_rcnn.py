@@ -88,7 +88,7 @@ class MaskPredictor(MaskRCNNPredictor):
 
 
 class LevelRoIAlign(MultiScaleRoIAlign):
-    """torchvision's, told the reductions of the levels, which it would guess from sizes of images.
+    """torchvision's, with the reductions of the levels given; it infers them from sizes of images.
 
     Args:
         reductions: Of the levels for instances.

@@ -79,7 +79,7 @@ class Scene:
 
 @dataclass(frozen=True, kw_only=True)
 class Gallery:
-    """What the models of a seed detect in the same few test images; or why not, by label.
+    """Detections of the models of a seed in the same few test images; or why not, by label.
 
     `names` are of all test images.
     """
