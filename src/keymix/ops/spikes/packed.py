@@ -204,9 +204,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, kept: Kept | None = N
 
     Its backward pass cannot be differentiated and says so. Maps of the same ``x`` share ``kept``.
     """
-    if (
-        not torch.is_grad_enabled()
-    ):  # an autograd function cannot see this, and would keep its input
+    if not torch.is_grad_enabled():  # an autograd function would keep its input all the same
         return _product(x, weight, bias)
     out: Tensor = _Linear.apply(x, weight, bias, kept or Kept())
     return out

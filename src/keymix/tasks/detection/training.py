@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +12,10 @@ from torch import Tensor, nn
 from keymix.analysis import passes
 from keymix.errors import require
 from keymix.tasks.detection.facts import TASK
-from keymix.train.nonfinite import Losses
 from keymix.train.parts import TrainingPart
 from keymix.train.recipe import Recipe
 from keymix.train.scoring import Inputs
 from keymix.train.task import StepLoss, TrainingTask
-
-if TYPE_CHECKING:
-    from keymix.data.dataset import ImageData
 
 SIDE = 3  # made-up instances of an example lie in as many rows and columns
 MADE_LABEL = 1
@@ -33,17 +29,6 @@ class DetectionTask(TrainingTask):
     """
 
     kind = TASK
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        model: nn.Module,
-        *,
-        data: ImageData,
-        steps_per_epoch: int,
-        losses: Losses,
-    ) -> None:
-        super().__init__(recipe, model, data=data, steps_per_epoch=steps_per_epoch, losses=losses)
 
     def step_loss(self, images: Inputs, targets: Any) -> StepLoss:
         """Return the losses; images without instances have those of the background."""
