@@ -19,6 +19,7 @@ from keymix.hosts import find_mixers
 from keymix.hosts.base import find_host
 from keymix.mixers.resize import GridBound
 from keymix.models import create_model, load_weights
+from keymix.models.detectors import _draw_first_bias as draw_first_bias
 from keymix.models.detectors import padded
 from tolerances import close, differs
 
@@ -154,6 +155,22 @@ def test_images_are_padded_at_the_bottom_and_the_right() -> None:
     assert batch[0, :, :33, :64].eq(1).all()
     assert batch[1, :, :10, :65].eq(1).all()
     assert int(batch.sum()) == 3 * (33 * 64 + 10 * 65)
+
+
+@pytest.mark.parametrize("backbone", ["caformer_micro_32", "convnext_atto", "resnet18"])
+def test_gradients_of_padded_images_stay_small(backbone: str) -> None:
+    model = small(backbone=backbone).train()
+    batch = images((60, 90), (90, 60))
+    sum(model(batch, instances(batch)).values()).backward()
+    norms = [each.grad.norm() for each in model.parameters() if each.grad is not None]
+    assert torch.stack(norms).max() < 100
+
+
+def test_a_first_bias_that_was_trained_stays() -> None:
+    conv = nn.Conv2d(3, 2, 3)
+    nn.init.constant_(conv.bias, 0.5)
+    draw_first_bias(nn.Sequential(conv), 3)
+    assert conv.bias.tolist() == [0.5, 0.5]
 
 
 @both

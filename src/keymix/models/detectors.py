@@ -131,6 +131,7 @@ class Detector(OnBackbone):
         self.img_size: Grid = (height, width)
         self.in_chans, self.num_features = in_chans, out_channels
         self.encoder, reductions = _encoder(backbone, options)
+        _draw_first_bias(self.encoder, in_chans)
         batch_norms = any(isinstance(m, nn.BatchNorm2d) for m in self.encoder.modules())
         if freeze_norm and batch_norms:
             self.encoder.model = freeze_batch_norm_2d(self.encoder.model)
@@ -323,6 +324,20 @@ def _encoder(name: str, options: Mapping[str, Any]) -> tuple[Any, list[int]]:
             )
     reductions = [reductions[index] for index in taken]
     return FeatureGetterNet(body, out_indices=tuple(taken)), reductions
+
+
+def _draw_first_bias(encoder: nn.Module, in_chans: int) -> None:
+    """Draw the bias of the convolution that reads the image, if it is 0, as PyTorch draws it.
+
+    Where images are padded it alone is what the convolution returns. At 0 a norm behind it would
+    multiply gradients by the inverse root of its epsilon, one in each of several norms.
+    """
+    for conv in encoder.modules():
+        if isinstance(conv, nn.Conv2d) and conv.in_channels == in_chans:
+            if conv.bias is not None and not conv.bias.is_meta and not conv.bias.any():
+                bound = conv.weight[0].numel() ** -0.5
+                nn.init.uniform_(conv.bias, -bound, bound)
+            return
 
 
 def _try_other_size(encoder: nn.Module, backbone: str, in_chans: int) -> None:
