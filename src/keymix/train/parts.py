@@ -212,20 +212,22 @@ class Wanted:
         data: A data spec of which a split is predicted; None for the run's own.
         split: Of the data; None for the test split.
         which: Weights of the ``last`` or the ``best`` epoch.
-        image_size: Height and width, pixels, of the images that the model sees; None for those of
-            the training.
+        image_size: Side, or height and width, pixels, of the images that the model sees; None for
+            those of the training.
         resize: What mixers with parameters per position do at another size.
+        score_threshold: Score from which on what is found is drawn; None for the task's own.
         overwrite: Replace predictions that the folder holds.
     """
 
     run: Path
-    paths: Sequence[str]
+    paths: Sequence[str | Path]
     out: Path
     data: str | None = None
     split: Literal["train", "val", "test"] | None = None
     which: Literal["last", "best"] = "last"
-    image_size: tuple[int, int] | None = None
+    image_size: int | tuple[int, int] | None = None
     resize: str | None = None
+    score_threshold: float | None = None
     overwrite: bool = False
 
 

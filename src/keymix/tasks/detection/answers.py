@@ -45,22 +45,21 @@ from keymix.tasks.detection.predictions import (
     AT_ONCE,
     SURE,
     InstancePrediction,
+    InstanceWriter,
     found_at,
-    predict_instances,
     predictions_of,
 )
 from keymix.tasks.detection.reference import frequent_boxes
 from keymix.tasks.detection.scoring import Ranked, averaged, averaged_without, of_each_image
 from keymix.train.parts import (
     Answered,
-    AnswersPart,
     DetailsTable,
     Evaluated,
     Prediction,
     PredictionRows,
     Reference,
-    Wanted,
 )
+from keymix.train.predict_folder import FolderAnswers
 from keymix.train.record import SplitScores
 from keymix.train.scoring import ImageBatch, answered
 
@@ -365,11 +364,11 @@ def instance_targets(split: Split) -> InstanceTargets:
     return split.targets
 
 
-class DetectionAnswersPart(AnswersPart):
+class DetectionAnswersPart(FolderAnswers[InstancePrediction]):
     """How detectors are evaluated, at the images' own sizes."""
 
     prediction = InstancePrediction
-    predict_options = frozenset({"data", "per_image", "split"})
+    folder_writer = InstanceWriter
     writer = "predict_instances"
     at_once = AT_ONCE
     chance = "the boxes that are frequent in training, which are the same for every image"
@@ -448,27 +447,10 @@ class DetectionAnswersPart(AnswersPart):
                 "categories."
             )
 
-    def write(self, wanted: Wanted) -> tuple[Sequence[Prediction], str]:
-        """Write detections and overlays; see `predict_instances`."""
-        found = predict_instances(
-            wanted.run,
-            wanted.paths,
-            out=wanted.out,
-            data=wanted.data,
-            split=wanted.split,
-            which=wanted.which,
-            image_size=wanted.image_size,
-            resize=wanted.resize,
-            overwrite=wanted.overwrite,
-        )
-        good = sum(each.error is None for each in found)
-        what = f"detections in {good} image{'s' * (good != 1)} as COCO's results, and overlays"
-        return found, f"{what}: {wanted.out}"
-
     def table(self, found: Sequence[Prediction], noun: str) -> PredictionRows:
         """Make a row per image, with how many instances of each class it shows."""
         rows: list[list[str | int | float | None]] = []
-        for each in _predicted(found):
+        for each in self.known(found):
             sure = each.surely(SURE)
             names = list(dict.fromkeys(each.labels[i] for i in sure))
             counted = {name: sum(each.labels[i] == name for i in sure) for name in names}
@@ -481,7 +463,7 @@ class DetectionAnswersPart(AnswersPart):
         """Make a row per class: the images where it was found, and how often."""
         images: dict[str, int] = {}
         instances: dict[str, int] = {}
-        several = _predicted(found)
+        several = self.known(found)
         for each in several:
             sure = [each.labels[i] for i in each.surely(SURE)]
             for name in sure:
@@ -499,7 +481,7 @@ class DetectionAnswersPart(AnswersPart):
         """Make a row per detection, boxes in pixels of the image."""
         rows: list[list[str | int | float | None]] = [
             [each.path, name, round(float(score), 4), *(round(float(x), 2) for x in box)]
-            for each in _predicted(found)
+            for each in self.known(found)
             for name, score, box in zip(each.labels, each.scores, each.boxes, strict=True)
         ]
         heads = ["image", "class", "score", "left", "top", "right", "bottom"]
@@ -584,10 +566,6 @@ def _flat_faults(
 
 def _more(names: Sequence[str]) -> str:
     return " …" if len(names) > 5 else ""
-
-
-def _predicted(found: Sequence[Prediction]) -> list[InstancePrediction]:
-    return [each for each in found if isinstance(each, InstancePrediction)]
 
 
 ANSWERS = DetectionAnswersPart()

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from keymix.analysis.mask_pictures import rim
-from keymix.data.decode import convert, to_array
 from keymix.data.detection.outlines import RunLengths
 from keymix.errors import UserError
 from keymix.report.formats import percent
@@ -24,7 +23,7 @@ from keymix.report.pictures import IMAGE, image_uri, png_uri
 from keymix.report.record import ComparisonRecord, Sparse
 from keymix.tasks.detection.matching import decoded, matched, unpacked
 from keymix.tasks.detection.pictures import colour_of
-from keymix.tasks.detection.predictions import SURE, found_at
+from keymix.tasks.detection.predictions import SURE, found_at, split_pixels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -168,7 +167,7 @@ class _Drawing:
         targets = instance_targets(data.test)
         self.id, self.own = data.test.ids(i), targets.size(i)
         self.instances = instances_of(targets, i)
-        pixels = to_array(convert(data.test.decoded(i), data.in_chans))
+        pixels = split_pixels(data.test, i)
         self.uri = image_uri(pixels, most=min(MOST, WIDTH * max(self.own) // self.own[1]))
         self.size = (max(1, round(WIDTH * self.own[0] / self.own[1])), WIDTH)
 

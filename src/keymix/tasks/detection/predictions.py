@@ -18,35 +18,40 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchvision.models.detection.roi_heads import paste_masks_in_image
 
-from keymix._version import __version__
 from keymix.analysis.answers import IntArray
 from keymix.data.decode import Size, convert, to_array
 from keymix.data.detection.outlines import RunLengths
 from keymix.data.detection.table import InstanceTargets
 from keymix.data.record import DataRecord
+from keymix.data.segmentation.table import Pixels
 from keymix.data.shown import file_pixels
-from keymix.data.specs import parse
 from keymix.errors import UserError
 from keymix.tasks.detection.facts import TASK
 from keymix.tasks.detection.matching import Found, decoded, encoded, wide
 from keymix.tasks.detection.pictures import overlay
 from keymix.train import files
-from keymix.train.evaluation import SplitName, data_for
+from keymix.train.evaluation import SplitName
 from keymix.train.folder import Which
-from keymix.train.model import enough_memory
-from keymix.train.parts import Answered, Prediction
-from keymix.train.predict import TrainedModel, load
-from keymix.train.recipe import as_name, is_part
-from keymix.train.runs import Run, image_files, load_run, refuse_lone
+from keymix.train.parts import Answered, Prediction, Wanted
+from keymix.train.predict_folder import (
+    MANIFEST,
+    OVERLAYS,
+    FolderManifest,
+    FolderWriter,
+    Item,
+    of_before,
+)
+from keymix.train.recipe import as_name
+from keymix.train.runs import Run, load_run
 
 if TYPE_CHECKING:
-    from keymix.data.dataset import ImageData
+    from keymix.data.dataset import Split
 
 AT_ONCE = 4
 """Images that a model is given together."""
 SURE = 0.5
 """Score from which on a detection is drawn and counted, unless another is asked for."""
-RESULTS, OVERLAYS, MANIFEST = "detections.json", "overlays", "predictions.json"
+RESULTS = "detections.json"
 _PASTED = 16  # masks that are brought to an image's size together
 _PROBABLE = 0.5  # from which on a pixel belongs to a mask
 
@@ -191,48 +196,121 @@ class PredictedImage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class Manifest(FolderManifest):
     """What was predicted by which run: ``predictions.json``.
 
     Args:
-        keymix: Version of keymix.
-        run: The run's folder.
-        weights: Weights of the ``last`` or the ``best`` epoch.
-        data: Spec of the data; None of image files.
-        split: Split of the data; None of image files.
-        image_size: Short and long side of the images as the model sees them, pixels.
         classes: The classes.
         category_ids: The data's own number of each.
         score_threshold: Score from which on detections are drawn; all are in the results.
-        complete: Whether all is written.
         images: The images.
     """
 
-    keymix: str
-    run: str
-    weights: str
-    data: str | None
-    split: str | None
-    image_size: Size
     classes: tuple[str, ...]
     category_ids: tuple[int, ...] | None
     score_threshold: float
-    complete: bool = False
     images: tuple[PredictedImage, ...]
 
 
-@dataclass(frozen=True)
-class _Item:
-    """An image to be answered, and how to read it at its own size."""
+class InstanceWriter(FolderWriter[InstancePrediction]):
+    """Writes detections as COCO's results, and draws those with a score or more."""
 
-    path: str
-    image_id: int | str
-    pixels: Callable[[], NDArray[np.uint8]]
+    task = TASK
+    what = "detections"
+    content = "detections in {images} as COCO's results, and overlays"
+    at_once = AT_ONCE
 
-    @property
-    def name(self) -> str:
-        """Name of its overlay."""
-        return as_name(str(self.image_id))
+    def __init__(self, wanted: Wanted) -> None:
+        super().__init__(wanted)
+        self.sure = SURE if wanted.score_threshold is None else wanted.score_threshold
+        if not 0 <= self.sure <= 1:
+            raise UserError(f"score_threshold = {self.sure!r}: must lie in [0, 1].")
+
+    def of_files(self, paths: Sequence[Path]) -> list[Item[InstancePrediction]]:
+        """List files by the number that a name is."""
+        return [
+            _item(str(path), image_id_of(str(path)), partial(file_pixels, path, self.seen))
+            for path in paths
+        ]
+
+    def of_split(self, split: Split) -> list[Item[InstancePrediction]]:
+        """List images by the data's number."""
+        targets = split.targets
+        assert isinstance(targets, InstanceTargets)
+        return [
+            _item(split.ids(i), targets.image_id(i), partial(split_pixels, split, i))
+            for i in range(len(split))
+        ]
+
+    def begin(self, about: FolderManifest) -> None:
+        """Begin the folder."""
+        for name in of_before(self.folder, "images", "overlay"):
+            (self.folder / OVERLAYS / name).unlink(missing_ok=True)
+        (self.folder / RESULTS).unlink(missing_ok=True)
+        files.make_folder(self.folder / OVERLAYS)
+        self.manifest = Manifest(
+            **vars(about),
+            classes=self.seen.classes,
+            category_ids=self.seen.class_ids,
+            score_threshold=self.sure,
+            images=tuple(_planned(item) for item in self.items),
+        )
+        files.write_json(self.folder / MANIFEST, self.manifest)
+
+    def write(
+        self, item: Item[InstancePrediction], image: Pixels, truth: Pixels | None, output: Any
+    ) -> InstancePrediction:
+        """Draw what is found."""
+        del truth
+        size = (image.shape[-2], image.shape[-1])
+        found = with_found(replace(item.named, size=size), output, self.seen)
+        files.write_bytes(
+            self.folder / OVERLAYS / f"{item.name}.jpg", drawn(found, image, self.sure)
+        )
+        return found
+
+    def finish(self, found: Sequence[InstancePrediction]) -> None:
+        """Write the results and the whole manifest."""
+        entries = [entry for each in found for entry in each.results()]
+        files.write_json(self.folder / RESULTS, entries)
+        images = tuple(
+            replace(
+                _planned(item), error=each.error, detections=None if each.error else len(each.runs)
+            )
+            for item, each in zip(self.items, found, strict=True)
+        )
+        whole = replace(self.manifest, complete=True, images=images)
+        files.write_json(self.folder / MANIFEST, whole)
+
+
+def _item(path: str, image_id: int | str, pixels: Callable[[], Pixels]) -> Item[InstancePrediction]:
+    named = InstancePrediction(path=path, image_id=image_id)
+    return Item(name=as_name(str(image_id)), named=named, pixels=pixels)
+
+
+def _planned(item: Item[InstancePrediction]) -> PredictedImage:
+    named = item.named
+    return PredictedImage(path=named.path, image_id=named.image_id, overlay=f"{item.name}.jpg")
+
+
+def split_pixels(split: Split, i: int) -> Pixels:
+    """Read an image of a split at its own size, uint8 ``[C, h, w]``."""
+    return to_array(convert(split.decoded(i), split.in_chans))
+
+
+def drawn(found: InstancePrediction, pixels: Pixels, score: float) -> bytes:
+    """Draw the detections with a score or more over their image, as a JPEG."""
+    sure = found.surely(score)
+    picture = overlay(
+        pixels,
+        found.boxes[sure],
+        found.masks[sure],
+        [found.numbers[i] for i in sure],
+        [f"{found.labels[i]} {found.scores[i]:.2f}" for i in sure],
+    )
+    stream = io.BytesIO()
+    picture.save(stream, "JPEG", quality=90)
+    return stream.getvalue()
 
 
 def predict_instances(
@@ -274,134 +352,17 @@ def predict_instances(
             exist, two images have one name, a number is out of range, weights or data are unfit, or
             the model, or the memory, cannot take the image size.
     """
-    refuse_lone(resize, image_size)
-    if not 0 <= score_threshold <= 1:
-        raise UserError(f"score_threshold = {score_threshold!r}: must lie in [0, 1].")
     run = run if isinstance(run, Run) else load_run(run)
-    if parse(run.recipe.data.spec)[0].task != TASK.name:
-        raise UserError(f"the run {str(run.folder)!r} does not detect instances.")
-    if paths and (data is not None or split is not None):
-        raise UserError("give either image files or a data set and its split, not both.")
-    folder = files.checked_output(
-        Path(out), manifest=MANIFEST, what="detections", overwrite=overwrite
+    wanted = Wanted(
+        run=run.folder,
+        paths=paths,
+        out=Path(out),
+        data=data,
+        split=split,
+        which=which,
+        image_size=image_size,
+        resize=resize,
+        score_threshold=score_threshold,
+        overwrite=overwrite,
     )
-    trained = load(run, which=which, image_size=image_size, resize=resize)
-    seen, chosen = trained.data, split or "test"
-    with enough_memory(image_size):
-        loaded = None if paths else data_for(run.recipe.data, seen, data, trained.image_size)[0]
-        items = _of_files(paths, seen) if loaded is None else _of_split(loaded, chosen)
-        _refuse_same_names(items)
-        manifest = Manifest(
-            keymix=__version__,
-            run=str(run.folder),
-            weights=which,
-            data=None if loaded is None else loaded.spec,
-            split=None if loaded is None else chosen,
-            image_size=trained.image_size,
-            classes=seen.classes,
-            category_ids=seen.class_ids,
-            score_threshold=score_threshold,
-            images=tuple(_planned(item) for item in items),
-        )
-        _begin(folder, manifest)
-        found = [
-            each
-            for start in range(0, len(items), AT_ONCE)
-            for each in _written(trained, items[start : start + AT_ONCE], folder, score_threshold)
-        ]
-    files.write_json(folder / RESULTS, [entry for each in found for entry in each.results()])
-    images = tuple(
-        replace(_planned(item), error=each.error, detections=None if each.error else len(each.runs))
-        for item, each in zip(items, found, strict=True)
-    )
-    files.write_json(folder / MANIFEST, replace(manifest, complete=True, images=images))
-    return found
-
-
-def _planned(item: _Item) -> PredictedImage:
-    return PredictedImage(path=item.path, image_id=item.image_id, overlay=f"{item.name}.jpg")
-
-
-def _begin(folder: Path, manifest: Manifest) -> None:
-    """Make the folder, take out the predictions of before, and note what will be written."""
-    if (folder / MANIFEST).exists():
-        rows = files.read_json(folder / MANIFEST).get("images")
-        for row in rows if isinstance(rows, list) else []:
-            name = row.get("overlay") if isinstance(row, dict) else None
-            if is_part(name):
-                (folder / OVERLAYS / str(name)).unlink(missing_ok=True)
-        (folder / RESULTS).unlink(missing_ok=True)
-    files.make_folder(folder / OVERLAYS)
-    files.write_json(folder / MANIFEST, manifest)
-
-
-def _written(
-    trained: TrainedModel, items: Sequence[_Item], folder: Path, score: float
-) -> Iterator[InstancePrediction]:
-    """Answer some images and draw what is found."""
-    read: list[NDArray[np.uint8] | str] = []
-    for item in items:
-        try:
-            read.append(item.pixels())
-        except UserError as error:
-            read.append(str(error))
-    shown = [trained.prepare(each) for each in read if not isinstance(each, str)]
-    outputs = iter(trained.outputs(shown) if shown else ())
-    for item, pixels in zip(items, read, strict=True):
-        named = InstancePrediction(path=item.path, image_id=item.image_id)
-        if isinstance(pixels, str):
-            yield replace(named, error=pixels)
-            continue
-        size = (pixels.shape[-2], pixels.shape[-1])
-        found = with_found(replace(named, size=size), next(outputs), trained.data)
-        files.write_bytes(folder / OVERLAYS / f"{item.name}.jpg", drawn(found, pixels, score))
-        yield found
-
-
-def drawn(found: InstancePrediction, pixels: NDArray[np.uint8], score: float) -> bytes:
-    """Draw the detections with a score or more over their image, as a JPEG."""
-    sure = found.surely(score)
-    picture = overlay(
-        pixels,
-        found.boxes[sure],
-        found.masks[sure],
-        [found.numbers[i] for i in sure],
-        [f"{found.labels[i]} {found.scores[i]:.2f}" for i in sure],
-    )
-    stream = io.BytesIO()
-    picture.save(stream, "JPEG", quality=90)
-    return stream.getvalue()
-
-
-def _of_files(paths: Sequence[str | Path], seen: DataRecord) -> list[_Item]:
-    found = dict.fromkeys(image_files(paths))
-    return [_Item(str(p), image_id_of(str(p)), partial(file_pixels, p, seen)) for p in found]
-
-
-def _of_split(data: ImageData, name: str) -> list[_Item]:
-    if name not in ("train", "val", "test"):
-        raise UserError(f"split {name!r}: choose 'train', 'val' or 'test'.")
-    split = getattr(data, name)
-    targets = split.targets
-    assert isinstance(targets, InstanceTargets)
-    return [
-        _Item(split.ids(i), targets.image_id(i), partial(_decoded, data, name, i))
-        for i in range(len(split))
-    ]
-
-
-def _decoded(data: ImageData, name: str, i: int) -> NDArray[np.uint8]:
-    """Read an image of a split at its own size."""
-    return to_array(convert(getattr(data, name).decoded(i), data.in_chans))
-
-
-def _refuse_same_names(items: Sequence[_Item]) -> None:
-    """Refuse two images of one name: results could not tell them apart."""
-    first: dict[str, str] = {}
-    for item in items:
-        if item.name in first:
-            raise UserError(
-                f"{first[item.name]} and {item.path} have the same name {item.name!r}. Predict "
-                "them apart, each into its own --out."
-            )
-        first[item.name] = item.path
+    return InstanceWriter(wanted).predict(run)

@@ -34,20 +34,19 @@ from keymix.tasks.segmentation.facts import ClassScores, MaskDetails
 from keymix.tasks.segmentation.predict_masks import (
     AT_ONCE,
     MaskPrediction,
-    predict_masks,
+    MaskWriter,
     predictions_of,
 )
 from keymix.tasks.segmentation.scoring import MaskScores, overlap_scores, predicted_masks
 from keymix.train.parts import (
     Answered,
-    AnswersPart,
     DetailsTable,
     Evaluated,
     Prediction,
     PredictionRows,
     Reference,
-    Wanted,
 )
+from keymix.train.predict_folder import FolderAnswers
 from keymix.train.record import SplitScores
 from keymix.train.scoring import ImageBatch, answered
 
@@ -162,11 +161,11 @@ def _mean(values: FloatArray) -> float | None:
     return float(there.mean()) if len(there) else None
 
 
-class SegmentationAnswers(AnswersPart):
+class SegmentationAnswers(FolderAnswers[MaskPrediction]):
     """How segmenters are evaluated, at the size that the model sees."""
 
     prediction = MaskPrediction
-    predict_options = frozenset({"data", "per_image", "split"})
+    folder_writer = MaskWriter
     writer = "predict_masks"
     at_once = AT_ONCE
     chance = "the per-pixel mode, which is blind to the image"
@@ -274,36 +273,19 @@ class SegmentationAnswers(AnswersPart):
                 f"on {', '.join(seen.classes)}, in this order. Rename or reorder its classes."
             )
 
-    def write(self, wanted: Wanted) -> tuple[Sequence[Prediction], str]:
-        """Write masks, overlays and run lengths; see `predict_masks`."""
-        found = predict_masks(
-            wanted.run,
-            wanted.paths,
-            out=wanted.out,
-            data=wanted.data,
-            split=wanted.split,
-            which=wanted.which,
-            image_size=wanted.image_size,
-            resize=wanted.resize,
-            overwrite=wanted.overwrite,
-        )
-        good = sum(each.error is None for each in found)
-        what = f"masks of {good} image{'s' * (good != 1)}, overlays and predictions.csv"
-        return found, f"{what} with run lengths: {wanted.out}"
-
     def table(self, found: Sequence[Prediction], noun: str) -> PredictionRows:
         """Make a row per image, with the share of its pixels that each class has."""
-        shares = [_shares(each) for each in _predicted(found)]
+        shares = [_shares(each) for each in self.known(found)]
         heads = [noun, *(f"{name} %" for name in (shares[0] if shares else ()))]
         rows = [
             [each.id, *(percent(share, 2) for share in own.values())]
-            for each, own in zip(_predicted(found), shares, strict=True)
+            for each, own in zip(self.known(found), shares, strict=True)
         ]
         return PredictionRows(heads=heads, rows=rows)
 
     def summary(self, found: Sequence[Prediction], noun: str) -> PredictionRows:
         """Make a row per class: the images where it was found, and its mean share of all."""
-        shares = [_shares(each) for each in _predicted(found)]
+        shares = [_shares(each) for each in self.known(found)]
         of_class = {name: [own[name] for own in shares] for name in (shares[0] if shares else ())}
         rows = [
             [
@@ -319,7 +301,7 @@ class SegmentationAnswers(AnswersPart):
         """Make a row per image and class."""
         rows = [
             [each.id, name, number, None if each.area is None else round(each.area[name], 2)]
-            for each in _predicted(found)
+            for each in self.known(found)
             for name, number in (each.pixels or {}).items()
         ]
         return PredictionRows(heads=["id", "class", "pixels", "area_mm2"], rows=rows)
@@ -392,10 +374,6 @@ def _always(mode: NDArray[Any], data: ImageData, split: Split, scores: MaskScore
         classes=data.classes,
         scored=tuple(scores.scored),
     )
-
-
-def _predicted(found: Sequence[Prediction]) -> list[MaskPrediction]:
-    return [each for each in found if isinstance(each, MaskPrediction)]
 
 
 def _shares(found: MaskPrediction) -> dict[str, float]:
