@@ -22,7 +22,7 @@ from keymix.data.specs import task_name
 from keymix.errors import UserError, require
 from keymix.records import to_json
 from keymix.task import Score, Task, get_task
-from keymix.train.scoring import ImageBatch
+from keymix.train.scoring import ImageBatch, Outputs, answered
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData, Split
@@ -247,7 +247,7 @@ class AnswersPart(ABC):
     at_once: int = 64
     chance: str = ""
 
-    @abstractmethod
+    @torch.inference_mode()
     def evaluate(
         self,
         model: nn.Module,
@@ -256,7 +256,7 @@ class AnswersPart(ABC):
         data: ImageData,
         *,
         device: torch.device,
-        precision: str,
+        precision: str = "32",
     ) -> Evaluated:
         """Answer every input of a split and score the answers.
 
@@ -267,6 +267,21 @@ class AnswersPart(ABC):
             data: The data set.
             device: Where to compute.
             precision: As in a recipe.
+        """
+        outputs = answered(model, batches, device=device, precision=precision)
+        return self.evaluated(outputs, split, data, device)
+
+    @abstractmethod
+    def evaluated(
+        self, outputs: Outputs, split: Split, data: ImageData, device: torch.device
+    ) -> Evaluated:
+        """Score what a model gives for a split, which it does batch by batch in inference mode.
+
+        Args:
+            outputs: Pairs of a batch and what the model returned for it; of all inputs, once.
+            split: The split.
+            data: The data set.
+            device: Where both are.
         """
 
     @abstractmethod

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from keymix.analysis import statistics
 from keymix.analysis.answers import (
@@ -61,7 +60,7 @@ from keymix.train.parts import (
 )
 from keymix.train.predict_folder import FolderAnswers
 from keymix.train.record import SplitScores
-from keymix.train.scoring import ImageBatch, answered
+from keymix.train.scoring import Outputs
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData, Split
@@ -373,22 +372,15 @@ class DetectionAnswersPart(FolderAnswers[InstancePrediction]):
     at_once = AT_ONCE
     chance = "the boxes that are frequent in training, which are the same for every image"
 
-    @torch.inference_mode()
-    def evaluate(
-        self,
-        model: nn.Module,
-        batches: Iterable[ImageBatch],
-        split: Split,
-        data: ImageData,
-        *,
-        device: torch.device,
-        precision: str = "32",
+    def evaluated(
+        self, outputs: Outputs, split: Split, data: ImageData, device: torch.device
     ) -> Evaluated:
-        """Detect the instances in every image of a split."""
+        """Match the instances that are found in every image."""
+        del device
         targets = instance_targets(split)
         images = []
-        for batch, outputs in answered(model, batches, device=device, precision=precision):
-            for i, output in zip(batch.index.tolist(), outputs, strict=True):
+        for batch, found in outputs:
+            for i, output in zip(batch.index.tolist(), found, strict=True):
                 truth = instances_of(targets, i)
                 images.append((i, truth, matched(truth, found_at(output, targets.size(i)))))
         return _evaluated(_gathered(images, data.classes))

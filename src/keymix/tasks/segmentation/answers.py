@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from keymix.analysis import overlap, statistics
 from keymix.analysis.answers import (
@@ -48,7 +47,7 @@ from keymix.train.parts import (
 )
 from keymix.train.predict_folder import FolderAnswers
 from keymix.train.record import SplitScores
-from keymix.train.scoring import ImageBatch, answered
+from keymix.train.scoring import Outputs
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData, Split
@@ -170,23 +169,15 @@ class SegmentationAnswers(FolderAnswers[MaskPrediction]):
     at_once = AT_ONCE
     chance = "the per-pixel mode, which is blind to the image"
 
-    @torch.inference_mode()
-    def evaluate(
-        self,
-        model: nn.Module,
-        batches: Iterable[ImageBatch],
-        split: Split,
-        data: ImageData,
-        *,
-        device: torch.device,
-        precision: str = "32",
+    def evaluated(
+        self, outputs: Outputs, split: Split, data: ImageData, device: torch.device
     ) -> Evaluated:
-        """Segment every image of a split."""
+        """Count the pixels of every image."""
         scores = MaskScores(data).to(device)
         millimetres = _in_millimetres(split)
         index, counts, distances = [], [], []
-        for batch, outputs in answered(model, batches, device=device, precision=precision):
-            logits = outputs.float()
+        for batch, output in outputs:
+            logits = output.float()
             counts.append(scores.update(logits, batch.targets).cpu().numpy())
             found = predicted_masks(logits, multilabel=scores.multilabel).cpu()
             places = batch.index.cpu().numpy()
