@@ -215,7 +215,8 @@ class Wanted:
         image_size: Side, or height and width, pixels, of the images that the model sees; None for
             those of the training.
         resize: What mixers with parameters per position do at another size.
-        score_threshold: Score from which on what is found is drawn; None for the task's own.
+        score_threshold: Score from which on what is found is drawn and counted; None for the
+            task's own.
         overwrite: Replace predictions that the folder holds.
     """
 
@@ -236,9 +237,10 @@ class AnswersPart(ABC):
 
     ``prediction`` is what is said of a file, and ``predict_options`` are the options that
     ``keymix predict`` takes besides those of all tasks: ``top``, ``time_steps``, ``data``,
-    ``split``, ``per_image``. Predictions are printed; a task that writes them into a folder names
-    keymix's public function that does so as ``writer``. ``at_once`` is how many inputs a model is
-    given together to predict. ``chance`` is what `skill` compares with, in a clause.
+    ``split``, ``per_image``, ``score_threshold``. Predictions are printed; a task that writes them
+    into a folder names keymix's public function that does so as ``writer``. ``at_once`` is how many
+    inputs a model is given together to predict. ``chance`` is what `skill` compares with, in a
+    clause.
     """
 
     prediction: type[Prediction] = Prediction

@@ -368,6 +368,7 @@ class DetectionAnswersPart(FolderAnswers[InstancePrediction]):
 
     prediction = InstancePrediction
     folder_writer = InstanceWriter
+    predict_options = FolderAnswers.predict_options | {"score_threshold"}
     writer = "predict_instances"
     at_once = AT_ONCE
     chance = "the boxes that are frequent in training, which are the same for every image"
@@ -442,13 +443,14 @@ class DetectionAnswersPart(FolderAnswers[InstancePrediction]):
     def table(self, found: Sequence[Prediction], noun: str) -> PredictionRows:
         """Make a row per image, with how many instances of each class it shows."""
         rows: list[list[str | int | float | None]] = []
-        for each in self.known(found):
-            sure = each.surely(SURE)
+        several = self.known(found)
+        for each in several:
+            sure = each.surely()
             names = list(dict.fromkeys(each.labels[i] for i in sure))
             counted = {name: sum(each.labels[i] == name for i in sure) for name in names}
             text = ", ".join(f"{name} {number}" for name, number in counted.items())
             rows.append([each.path, len(sure), text or "–"])
-        heads = [noun, f"found, score ≥ {SURE}", "of each class"]
+        heads = [noun, _counted(several), "of each class"]
         return PredictionRows(heads=heads, rows=rows)
 
     def summary(self, found: Sequence[Prediction], noun: str) -> PredictionRows:
@@ -457,7 +459,7 @@ class DetectionAnswersPart(FolderAnswers[InstancePrediction]):
         instances: dict[str, int] = {}
         several = self.known(found)
         for each in several:
-            sure = [each.labels[i] for i in each.surely(SURE)]
+            sure = [each.labels[i] for i in each.surely()]
             for name in sure:
                 instances[name] = instances.get(name, 0) + 1
             for name in set(sure):
@@ -466,7 +468,7 @@ class DetectionAnswersPart(FolderAnswers[InstancePrediction]):
             [name, f"{images[name]} of {len(several)}", number]
             for name, number in sorted(instances.items(), key=lambda pair: (-pair[1], pair[0]))
         ]
-        heads = ["class", f"{noun}s with it", f"found, score ≥ {SURE}"]
+        heads = ["class", f"{noun}s with it", _counted(several)]
         return PredictionRows(heads=heads, rows=rows or [["nothing", f"0 of {len(several)}", 0]])
 
     def csv(self, found: Sequence[Prediction]) -> PredictionRows:
@@ -528,6 +530,11 @@ class DetectionAnswersPart(FolderAnswers[InstancePrediction]):
             learned=False,
             validated=answers["val"].scores()["box_ap"],
         )
+
+
+def _counted(found: Sequence[InstancePrediction]) -> str:
+    """Say in a head which detections are counted."""
+    return f"found, score ≥ {found[0].score_threshold if found else SURE:g}"
 
 
 def _evaluated(answers: DetectionAnswers) -> Evaluated:

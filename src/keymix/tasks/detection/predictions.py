@@ -87,6 +87,7 @@ class InstancePrediction(Prediction):
         category_ids: The data's own number of the class of each.
         scores: Its probability, ``[n]``.
         runs: Its mask as COCO's run lengths, ``size`` and ``counts``.
+        score_threshold: Score from which on a detection is drawn and counted.
         error: Why there is no answer, or None.
     """
 
@@ -100,15 +101,16 @@ class InstancePrediction(Prediction):
     category_ids: tuple[int, ...] = ()
     scores: tuple[float, ...] = ()
     runs: tuple[RunLengths, ...] = field(default=(), repr=False)
+    score_threshold: float = SURE
 
     @property
     def masks(self) -> NDArray[np.bool_]:
         """The masks at the image's own size, ``[n, h, w]``."""
         return decoded(self.runs, self.size or (0, 0)).astype(bool)
 
-    def surely(self, score: float) -> list[int]:
-        """List the detections with a score or more, the surest first."""
-        return [i for i, each in enumerate(self.scores) if each >= score]
+    def surely(self) -> list[int]:
+        """List the detections that are drawn and counted, the surest first."""
+        return [i for i, score in enumerate(self.scores) if score >= self.score_threshold]
 
     def results(self) -> list[Result]:
         """Return the detections as entries of COCO's results."""
@@ -229,7 +231,7 @@ class InstanceWriter(FolderWriter[InstancePrediction]):
     def of_files(self, paths: Sequence[Path]) -> list[Item[InstancePrediction]]:
         """List files by the number that a name is."""
         return [
-            _item(str(path), image_id_of(str(path)), partial(file_pixels, path, self.seen))
+            self._item(str(path), image_id_of(str(path)), partial(file_pixels, path, self.seen))
             for path in paths
         ]
 
@@ -238,9 +240,15 @@ class InstanceWriter(FolderWriter[InstancePrediction]):
         targets = split.targets
         assert isinstance(targets, InstanceTargets)
         return [
-            _item(split.ids(i), targets.image_id(i), partial(split_pixels, split, i))
+            self._item(split.ids(i), targets.image_id(i), partial(split_pixels, split, i))
             for i in range(len(split))
         ]
+
+    def _item(
+        self, path: str, image_id: int | str, pixels: Callable[[], Pixels]
+    ) -> Item[InstancePrediction]:
+        named = InstancePrediction(path=path, image_id=image_id, score_threshold=self.sure)
+        return Item(name=as_name(str(image_id)), named=named, pixels=pixels)
 
     def begin(self, about: FolderManifest) -> None:
         """Begin the folder."""
@@ -264,9 +272,7 @@ class InstanceWriter(FolderWriter[InstancePrediction]):
         del truth
         size = (image.shape[-2], image.shape[-1])
         found = with_found(replace(item.named, size=size), output, self.seen)
-        files.write_bytes(
-            self.folder / OVERLAYS / f"{item.name}.jpg", drawn(found, image, self.sure)
-        )
+        files.write_bytes(self.folder / OVERLAYS / f"{item.name}.jpg", drawn(found, image))
         return found
 
     def finish(self, found: Sequence[InstancePrediction]) -> None:
@@ -283,11 +289,6 @@ class InstanceWriter(FolderWriter[InstancePrediction]):
         files.write_json(self.folder / MANIFEST, whole)
 
 
-def _item(path: str, image_id: int | str, pixels: Callable[[], Pixels]) -> Item[InstancePrediction]:
-    named = InstancePrediction(path=path, image_id=image_id)
-    return Item(name=as_name(str(image_id)), named=named, pixels=pixels)
-
-
 def _planned(item: Item[InstancePrediction]) -> PredictedImage:
     named = item.named
     return PredictedImage(path=named.path, image_id=named.image_id, overlay=f"{item.name}.jpg")
@@ -298,9 +299,9 @@ def split_pixels(split: Split, i: int) -> Pixels:
     return to_array(convert(split.decoded(i), split.in_chans))
 
 
-def drawn(found: InstancePrediction, pixels: Pixels, score: float) -> bytes:
-    """Draw the detections with a score or more over their image, as a JPEG."""
-    sure = found.surely(score)
+def drawn(found: InstancePrediction, pixels: Pixels) -> bytes:
+    """Draw sure detections over their image, as a JPEG."""
+    sure = found.surely()
     picture = overlay(
         pixels,
         found.boxes[sure],
@@ -344,7 +345,7 @@ def predict_instances(
         which: Weights of the ``last`` or the ``best`` epoch.
         image_size: As in `keymix.train.runs.evaluate`.
         resize: As in `keymix.train.runs.evaluate`.
-        score_threshold: Score from which on detections are drawn, probability.
+        score_threshold: Score from which on detections are drawn and counted, probability.
         overwrite: Replace predictions that the folder holds.
 
     Raises:
