@@ -19,7 +19,8 @@ from keymix.analysis.mask_pictures import rim
 from keymix.data.detection.outlines import RunLengths
 from keymix.errors import UserError
 from keymix.report.formats import percent
-from keymix.report.pictures import IMAGE, image_uri, png_uri
+from keymix.report.part import ImageOutputs
+from keymix.report.pictures import check_pictures, hex_colour, image_uri, png_uri
 from keymix.report.record import ComparisonRecord, Sparse
 from keymix.tasks.detection.matching import decoded, matched, unpacked
 from keymix.tasks.detection.pictures import colour_of
@@ -117,22 +118,15 @@ def representative(answers: DetectionAnswers) -> list[int]:
     return [int(answers.index[row]) for row in (*chosen, *empty)]
 
 
-def draw(
-    data: ImageData,
-    chosen: Sequence[int],
-    outputs: Mapping[str, Sequence[Mapping[str, Tensor]]],
-    missing: Mapping[str, str],
-    *,
-    seed: int,
-) -> Gallery:
+def draw(data: ImageData, given: ImageOutputs) -> Gallery:
     """Draw what each mixer's model detects in some test images, next to the truth."""
     scenes = []
-    for at, i in enumerate(chosen):
+    for at, i in enumerate(given.chosen):
         scene = _Drawing(data, i)
-        panels = [scene.of_model(label, found[at]) for label, found in outputs.items()]
+        panels = [scene.of_model(label, found[at]) for label, found in given.outputs.items()]
         scenes.append(scene.made([scene.truth(), *panels]))
     names = tuple(data.test.ids(i) for i in range(len(data.test)))
-    return Gallery(seed=seed, scenes=tuple(scenes), missing=missing, names=names)
+    return Gallery(seed=given.seed, scenes=tuple(scenes), missing=given.missing, names=names)
 
 
 def differing(data: ImageData, tested: Mapping[str, DetectionAnswers]) -> Differing | None:
@@ -290,15 +284,14 @@ def scenes_view(record: ComparisonRecord, name: str) -> ScenesView | None:
     pictures = [scene.picture for scene in stored.scenes]
     panels = [panel for scene in stored.scenes for panel in scene.panels]
     pictures += [panel.masks for panel in panels if panel.masks is not None]
-    if not all(IMAGE.fullmatch(uri) for uri in pictures):
-        raise UserError("a picture of the record's gallery is no data URI of an image")
+    check_pictures(pictures)
     names = record.data.classes
     if any(not 0 <= box.label < len(names) for panel in panels for box in panel.boxes):
         raise UserError("a box of the record's gallery has no class of the data")
     return ScenesView(
         scenes=stored.scenes,
         names=names,
-        colours=["#{:02x}{:02x}{:02x}".format(*colour_of(k + 1)) for k in range(len(names))],
+        colours=[hex_colour(colour_of(k + 1)) for k in range(len(names))],
         seed=getattr(stored, "seed", None),
         missing=getattr(stored, "missing", {}),
         prefix=name[0],
