@@ -43,10 +43,13 @@ class TrainingPart:
     Attributes:
         module: The `keymix.train.task.TrainingTask` that says what the loss of a step is.
         losses: Those of `OF_CLASSES` that it takes.
+        dense: What a model is called that reads every token out, such as ``segmenter``, and so has
+            no pooled readout; empty where models may pool.
     """
 
     module: type[TrainingTask]
     losses: frozenset[str] = frozenset()
+    dense: str = ""
 
     def outputs(self, data: DataRecord) -> int:
         """Outputs of the model's head; one per class unless the task says otherwise."""
@@ -64,6 +67,9 @@ class TrainingPart:
         for name in OF_CLASSES:
             value = getattr(recipe.loss, name)
             require(not value or name in self.losses, f"loss.{name}", value, remedy)
+        pool = recipe.model.global_pool
+        remedy = f"is for classifiers: a {self.dense} reads every token out; leave it out"
+        require(not self.dense or pool is None, "model.global_pool", pool, remedy)
 
     def make(
         self,

@@ -6,23 +6,28 @@ A task's `FolderWriter` says which images there are and what is written of each.
 
 from __future__ import annotations
 
+import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from PIL import Image
 
 from keymix._version import __version__
 from keymix.data.decode import Size
 from keymix.data.record import DataRecord
 from keymix.data.segmentation.table import Pixels
+from keymix.data.shown import file_pixels
 from keymix.data.specs import task_name
 from keymix.errors import UserError
 from keymix.task import Task, get_task
 from keymix.train import files
 from keymix.train.evaluation import data_for
 from keymix.train.model import enough_memory
-from keymix.train.parts import AnswersPart, Prediction, Wanted
+from keymix.train.parts import Answered, AnswersPart, Prediction, Wanted
 from keymix.train.predict import TrainedModel, load
 from keymix.train.recipe import is_part
 from keymix.train.runs import Run, image_files, load_run, refuse_lone
@@ -62,19 +67,18 @@ PredictionT = TypeVar("PredictionT", bound=Prediction)
 
 @dataclass(frozen=True, kw_only=True)
 class Item(Generic[PredictionT]):
-    """An image to be answered: its name in the folder, what is said before it is read, its pixels.
+    """An image to be answered: what is said before it is read, and its pixels at its own size.
 
-    `pixels` are uint8 ``[C, h, w]`` at its own size, `truth` what is true of it, if that is drawn.
+    `pixels` are uint8 ``[C, h, w]``; `truth` is what is true of it, if that is drawn.
     """
 
-    name: str
     named: PredictionT
     pixels: Callable[[], Pixels]
     truth: Callable[[], Pixels] | None = None
 
 
 class FolderWriter(ABC, Generic[PredictionT]):
-    """Predicts into a folder: items, `begin`, `write` of each, `finish` are a task's.
+    """Predicts into a folder: what images are called and how they are answered and written.
 
     `what` the folder holds, such as ``predicted masks``; `content` says with ``{images}`` what is
     written; `at_once` images are given to the model together. `seen` is the record of the data that
@@ -92,9 +96,20 @@ class FolderWriter(ABC, Generic[PredictionT]):
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
 
+    @staticmethod
     @abstractmethod
-    def of_files(self, paths: Sequence[Path]) -> list[Item[PredictionT]]:
-        """List image files."""
+    def named(path: str, seen: DataRecord) -> PredictionT:
+        """Say of a file what is known before it is read."""
+
+    @staticmethod
+    @abstractmethod
+    def name(named: PredictionT) -> str:
+        """Name an image in the folder, as no other may be named."""
+
+    @staticmethod
+    @abstractmethod
+    def answer(named: PredictionT, size: Size, output: Any, seen: DataRecord) -> PredictionT:
+        """Add what a model returned for an image, at the image's own height and width."""
 
     @abstractmethod
     def of_split(self, split: Split) -> list[Item[PredictionT]]:
@@ -105,10 +120,8 @@ class FolderWriter(ABC, Generic[PredictionT]):
         """Take out what was predicted before, and note in the manifest what will be written."""
 
     @abstractmethod
-    def write(
-        self, item: Item[PredictionT], image: Pixels, truth: Pixels | None, output: Any
-    ) -> PredictionT:
-        """Say what the model's output means for an image, and write it."""
+    def write(self, found: PredictionT, image: Pixels, truth: Pixels | None) -> PredictionT:
+        """Write and draw an answer; return what is kept of it."""
 
     @abstractmethod
     def finish(self, found: Sequence[PredictionT]) -> None:
@@ -132,24 +145,32 @@ class FolderWriter(ABC, Generic[PredictionT]):
         )
         size = wanted.image_size
         trained = load(run, which=wanted.which, image_size=size, resize=wanted.resize)
-        self.seen, data, split = trained.data, None, None
+        self.seen = seen = trained.data
+        data, split = None, None
         with enough_memory(size):
             if wanted.paths:
-                self.items = self.of_files([*dict.fromkeys(image_files(wanted.paths))])
+                self.items = [
+                    Item(named=self.named(str(path), seen), pixels=partial(file_pixels, path, seen))
+                    for path in dict.fromkeys(image_files(wanted.paths))
+                ]
             else:
-                data = data_for(run.recipe.data, self.seen, wanted.data, trained.image_size)[0]
+                data = data_for(run.recipe.data, seen, wanted.data, trained.image_size)[0]
                 split = wanted.split or "test"
-                self.items = self.of_split(_split(data, split))
-            _refuse_same_names(self.items)
-            about = FolderManifest(
-                keymix=__version__,
-                run=str(run.folder),
-                weights=wanted.which,
-                data=None if data is None else data.spec,
-                split=split,
-                image_size=trained.image_size,
+                splits = {each.name: each for each in data.splits}
+                if split not in splits:
+                    raise UserError(f"split {split!r}: choose 'train', 'val' or 'test'.")
+                self.items = self.of_split(splits[split])
+            self._refuse_same_names()
+            self.begin(
+                FolderManifest(
+                    keymix=__version__,
+                    run=str(run.folder),
+                    weights=wanted.which,
+                    data=None if data is None else data.spec,
+                    split=split,
+                    image_size=trained.image_size,
+                )
             )
-            self.begin(about)
             found = [
                 each
                 for start in range(0, len(self.items), self.at_once)
@@ -169,26 +190,21 @@ class FolderWriter(ABC, Generic[PredictionT]):
             if isinstance(image, str):
                 yield replace(item.named, error=image)
             else:
-                yield self.write(item, image, truth, next(outputs))
+                size = (image.shape[-2], image.shape[-1])
+                found = self.answer(item.named, size, next(outputs), self.seen)
+                yield self.write(found, image, truth)
 
-
-def _split(data: ImageData, name: str) -> Split:
-    if name not in ("train", "val", "test"):
-        raise UserError(f"split {name!r}: choose 'train', 'val' or 'test'.")
-    split: Split = getattr(data, name)
-    return split
-
-
-def _refuse_same_names(items: Sequence[Item[Any]]) -> None:
-    """Refuse two images of one name: what is written could not tell them apart."""
-    first: dict[str, str] = {}
-    for item in items:
-        if item.name in first:
-            raise UserError(
-                f"{first[item.name]} and {item.named.path} have the same name {item.name!r}. "
-                "Predict them apart, each into its own --out."
-            )
-        first[item.name] = item.named.path
+    def _refuse_same_names(self) -> None:
+        """Refuse two images of one name: what is written could not tell them apart."""
+        first: dict[str, str] = {}
+        for named in (item.named for item in self.items):
+            name = self.name(named)
+            if name in first:
+                raise UserError(
+                    f"{first[name]} and {named.path} have the same name {name!r}. Predict them "
+                    "apart, each into its own --out."
+                )
+            first[name] = named.path
 
 
 def _read(item: Item[Any]) -> tuple[Pixels | str, Pixels | None]:
@@ -211,8 +227,15 @@ def of_before(folder: Path, field: str, key: str) -> list[str]:
     return [row[key] for row in found if isinstance(row, dict) and is_part(row.get(key))]
 
 
+def write_picture(path: Path, picture: Image.Image, kind: str = "PNG") -> None:
+    """Write a picture whole or not at all."""
+    stream = io.BytesIO()
+    picture.save(stream, kind, quality=90)
+    files.write_bytes(path, stream.getvalue())
+
+
 class FolderAnswers(AnswersPart, Generic[PredictionT]):
-    """Answers of a task whose predictions a `folder_writer` writes."""
+    """Answers of a task whose predictions a `folder_writer` writes, with numbers of classes."""
 
     prediction: type[PredictionT]
     folder_writer: type[FolderWriter[PredictionT]]
@@ -225,6 +248,28 @@ class FolderAnswers(AnswersPart, Generic[PredictionT]):
         good = sum(each.error is None for each in found)
         content = writer.content.format(images=f"{good} image{'s' * (good != 1)}")
         return found, f"{content}: {wanted.out}"
+
+    def predicted(
+        self, outputs: Any, inputs: Sequence[Answered], seen: DataRecord, *, top: int
+    ) -> Iterator[PredictionT]:
+        """Say what a model gave for some inputs at their own sizes."""
+        del top
+        writer = self.folder_writer
+        for output, each in zip(outputs, inputs, strict=True):
+            named = writer.named(each.path, seen) if each.path else self.prediction(path="")
+            yield writer.answer(named, each.size, output, seen)
+
+    def check_data(self, data: ImageData, seen: DataRecord) -> None:
+        """Refuse other classes, and the same in another order."""
+        if data.classes != seen.classes:
+            ours, theirs = (
+                ", ".join(each[:5]) + " …" * (len(each) > 5)
+                for each in (data.classes, seen.classes)
+            )
+            raise UserError(
+                f"data {data.spec!r} has the classes {ours}; the run was trained on {theirs}, in "
+                "this order. Rename or reorder its classes, or name data with the same."
+            )
 
     def known(self, found: Sequence[Prediction]) -> list[PredictionT]:
         """Return the predictions that are this task's."""

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,12 +18,12 @@ from keymix.analysis.answers import (
     Arrays,
     FloatArray,
     IntArray,
+    known,
     resamples,
     whole,
 )
 from keymix.data.detection.table import InstanceTargets
 from keymix.data.record import DataRecord
-from keymix.errors import UserError
 from keymix.report.formats import percent
 from keymix.task import Task
 from keymix.tasks.detection.facts import TASK, ClassPrecision, DetectionDetails
@@ -46,12 +45,10 @@ from keymix.tasks.detection.predictions import (
     InstancePrediction,
     InstanceWriter,
     found_at,
-    predictions_of,
 )
 from keymix.tasks.detection.reference import frequent_boxes
 from keymix.tasks.detection.scoring import Ranked, averaged, averaged_without, of_each_image
 from keymix.train.parts import (
-    Answered,
     DetailsTable,
     Evaluated,
     Prediction,
@@ -224,7 +221,7 @@ class DetectionAnswers(Answers):
             for area in list(AREAS)[1:]:
                 of_area = averaged(self.ranked(shape, area), one)
                 found[f"{shape}_ap_{area}"] = float(of_area.mean())
-        return {each.key: _number(found[each.key]) for each in TASK.scores}
+        return {each.key: known(found[each.key]) for each in TASK.scores}
 
     def by_class(self, shape: str) -> FloatArray:
         """AP of each class over all areas and thresholds, ``[K]``; NaN without true instances."""
@@ -289,18 +286,14 @@ class DetectionAnswers(Answers):
             classes=tuple(
                 ClassPrecision(
                     name=name,
-                    box_ap=_number(boxes[k]),
-                    mask_ap=_number(masks[k]),
+                    box_ap=known(boxes[k]),
+                    mask_ap=known(masks[k]),
                     instances=int(instances[k]),
                     images=int(images[k]),
                 )
                 for k, name in enumerate(self.classes)
             ),
         )
-
-
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)
 
 
 def scored(
@@ -423,23 +416,6 @@ class DetectionAnswersPart(FolderAnswers[InstancePrediction]):
         """Compare two mixers over resampled images (`keymix.analysis.statistics`)."""
         return statistics.over_resamples(mixer, baseline, score=task.score, unit=task.unit)
 
-    def predicted(
-        self, outputs: Any, inputs: Sequence[Answered], seen: DataRecord, *, top: int
-    ) -> Iterator[InstancePrediction]:
-        """Bring the detections of each image to its own size."""
-        del top
-        return predictions_of(outputs, inputs, seen)
-
-    def check_data(self, data: ImageData, seen: DataRecord) -> None:
-        """Refuse other classes, and the same in another order."""
-        if data.classes != seen.classes:
-            ours, theirs = (", ".join(each[:5]) for each in (data.classes, seen.classes))
-            raise UserError(
-                f"data {data.spec!r} has the classes {ours}{_more(data.classes)}; the run was "
-                f"trained on {theirs}{_more(seen.classes)}, in this order. Name data with the same "
-                "categories."
-            )
-
     def table(self, found: Sequence[Prediction], noun: str) -> PredictionRows:
         """Make a row per image, with how many instances of each class it shows."""
         rows: list[list[str | int | float | None]] = []
@@ -561,10 +537,6 @@ def _flat_faults(
         yield f"{prefix}image names images that index does not"
     if len(labels) and not 1 <= labels.min() <= labels.max() <= classes:
         yield f"{prefix}label holds numbers that are no class"
-
-
-def _more(names: Sequence[str]) -> str:
-    return " …" if len(names) > 5 else ""
 
 
 ANSWERS = DetectionAnswersPart()

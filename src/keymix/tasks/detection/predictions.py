@@ -6,8 +6,7 @@ The folder has COCO's results as JSON, overlays, and a manifest of what was pred
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 from torchvision.models.detection.roi_heads import paste_masks_in_image
 
@@ -24,7 +24,6 @@ from keymix.data.detection.outlines import RunLengths
 from keymix.data.detection.table import InstanceTargets
 from keymix.data.record import DataRecord
 from keymix.data.segmentation.table import Pixels
-from keymix.data.shown import file_pixels
 from keymix.errors import UserError
 from keymix.tasks.detection.facts import TASK
 from keymix.tasks.detection.matching import Found, decoded, encoded, wide
@@ -32,7 +31,7 @@ from keymix.tasks.detection.pictures import overlay
 from keymix.train import files
 from keymix.train.evaluation import SplitName
 from keymix.train.folder import Which
-from keymix.train.parts import Answered, Prediction, Wanted
+from keymix.train.parts import Prediction, Wanted
 from keymix.train.predict_folder import (
     MANIFEST,
     OVERLAYS,
@@ -40,6 +39,7 @@ from keymix.train.predict_folder import (
     FolderWriter,
     Item,
     of_before,
+    write_picture,
 )
 from keymix.train.recipe import as_name
 from keymix.train.runs import Run, load_run
@@ -151,16 +151,18 @@ def found_at(output: Mapping[str, Tensor], size: Size) -> Found:
     )
 
 
-def with_found(named: InstancePrediction, output: Any, seen: DataRecord) -> InstancePrediction:
+def with_found(
+    named: InstancePrediction, size: Size, output: Any, seen: DataRecord
+) -> InstancePrediction:
     """Add to an image's prediction what a model returned for it."""
-    assert named.size is not None
-    found = found_at(output, named.size)
+    found = found_at(output, size)
     order: IntArray = np.argsort(-found.scores, kind="stable")
     found = found.chosen(order)
     numbers = tuple(found.labels.tolist())
     ids = seen.class_ids or tuple(range(1, len(seen.classes) + 1))
     return replace(
         named,
+        size=size,
         boxes=found.boxes.astype(np.float32),
         labels=tuple(seen.classes[number - 1] for number in numbers),
         numbers=numbers,
@@ -168,16 +170,6 @@ def with_found(named: InstancePrediction, output: Any, seen: DataRecord) -> Inst
         scores=tuple(found.scores.tolist()),
         runs=tuple(found.masks),
     )
-
-
-def predictions_of(
-    outputs: Sequence[Mapping[str, Tensor]], inputs: Sequence[Answered], seen: DataRecord
-) -> Iterator[InstancePrediction]:
-    """Say what a model found in some images, at their own sizes."""
-    for output, each in zip(outputs, inputs, strict=True):
-        name = image_id_of(each.path) if each.path else None
-        named = InstancePrediction(path=each.path, image_id=name, size=each.size)
-        yield with_found(named, output, seen)
 
 
 def image_id_of(path: str) -> int | str:
@@ -228,27 +220,30 @@ class InstanceWriter(FolderWriter[InstancePrediction]):
         if not 0 <= self.sure <= 1:
             raise UserError(f"score_threshold = {self.sure!r}: must lie in [0, 1].")
 
-    def of_files(self, paths: Sequence[Path]) -> list[Item[InstancePrediction]]:
-        """List files by the number that a name is."""
-        return [
-            self._item(str(path), image_id_of(str(path)), partial(file_pixels, path, self.seen))
-            for path in paths
-        ]
+    @staticmethod
+    def named(path: str, seen: DataRecord) -> InstancePrediction:
+        """Call a file by the number that its name is."""
+        del seen
+        return InstancePrediction(path=path, image_id=image_id_of(path))
+
+    @staticmethod
+    def name(named: InstancePrediction) -> str:
+        """Name an overlay."""
+        return as_name(str(named.image_id))
+
+    answer = staticmethod(with_found)
 
     def of_split(self, split: Split) -> list[Item[InstancePrediction]]:
         """List images by the data's number."""
         targets = split.targets
         assert isinstance(targets, InstanceTargets)
         return [
-            self._item(split.ids(i), targets.image_id(i), partial(split_pixels, split, i))
+            Item(
+                named=InstancePrediction(path=split.ids(i), image_id=targets.image_id(i)),
+                pixels=partial(split_pixels, split, i),
+            )
             for i in range(len(split))
         ]
-
-    def _item(
-        self, path: str, image_id: int | str, pixels: Callable[[], Pixels]
-    ) -> Item[InstancePrediction]:
-        named = InstancePrediction(path=path, image_id=image_id, score_threshold=self.sure)
-        return Item(name=as_name(str(image_id)), named=named, pixels=pixels)
 
     def begin(self, about: FolderManifest) -> None:
         """Begin the folder."""
@@ -261,18 +256,18 @@ class InstanceWriter(FolderWriter[InstancePrediction]):
             classes=self.seen.classes,
             category_ids=self.seen.class_ids,
             score_threshold=self.sure,
-            images=tuple(_planned(item) for item in self.items),
+            images=tuple(_planned(item.named) for item in self.items),
         )
         files.write_json(self.folder / MANIFEST, self.manifest)
 
     def write(
-        self, item: Item[InstancePrediction], image: Pixels, truth: Pixels | None, output: Any
+        self, found: InstancePrediction, image: Pixels, truth: Pixels | None
     ) -> InstancePrediction:
         """Draw what is found."""
         del truth
-        size = (image.shape[-2], image.shape[-1])
-        found = with_found(replace(item.named, size=size), output, self.seen)
-        files.write_bytes(self.folder / OVERLAYS / f"{item.name}.jpg", drawn(found, image))
+        found = replace(found, score_threshold=self.sure)
+        place = self.folder / OVERLAYS / _planned(found).overlay
+        write_picture(place, drawn(found, image), "JPEG")
         return found
 
     def finish(self, found: Sequence[InstancePrediction]) -> None:
@@ -281,17 +276,17 @@ class InstanceWriter(FolderWriter[InstancePrediction]):
         files.write_json(self.folder / RESULTS, entries)
         images = tuple(
             replace(
-                _planned(item), error=each.error, detections=None if each.error else len(each.runs)
+                _planned(each), error=each.error, detections=None if each.error else len(each.runs)
             )
-            for item, each in zip(self.items, found, strict=True)
+            for each in found
         )
         whole = replace(self.manifest, complete=True, images=images)
         files.write_json(self.folder / MANIFEST, whole)
 
 
-def _planned(item: Item[InstancePrediction]) -> PredictedImage:
-    named = item.named
-    return PredictedImage(path=named.path, image_id=named.image_id, overlay=f"{item.name}.jpg")
+def _planned(named: InstancePrediction) -> PredictedImage:
+    overlay = f"{InstanceWriter.name(named)}.jpg"
+    return PredictedImage(path=named.path, image_id=named.image_id, overlay=overlay)
 
 
 def split_pixels(split: Split, i: int) -> Pixels:
@@ -299,19 +294,16 @@ def split_pixels(split: Split, i: int) -> Pixels:
     return to_array(convert(split.decoded(i), split.in_chans))
 
 
-def drawn(found: InstancePrediction, pixels: Pixels) -> bytes:
-    """Draw sure detections over their image, as a JPEG."""
+def drawn(found: InstancePrediction, pixels: Pixels) -> Image.Image:
+    """Draw sure detections over their image."""
     sure = found.surely()
-    picture = overlay(
+    return overlay(
         pixels,
         found.boxes[sure],
         found.masks[sure],
         [found.numbers[i] for i in sure],
         [f"{found.labels[i]} {found.scores[i]:.2f}" for i in sure],
     )
-    stream = io.BytesIO()
-    picture.save(stream, "JPEG", quality=90)
-    return stream.getvalue()
 
 
 def predict_instances(

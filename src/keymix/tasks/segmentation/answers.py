@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -21,6 +20,7 @@ from keymix.analysis.answers import (
     IntArray,
     WholeNumbers,
     array_faults,
+    known,
     whole,
 )
 from keymix.data.kinds import IGNORE
@@ -34,11 +34,9 @@ from keymix.tasks.segmentation.predict_masks import (
     AT_ONCE,
     MaskPrediction,
     MaskWriter,
-    predictions_of,
 )
 from keymix.tasks.segmentation.scoring import MaskScores, overlap_scores, predicted_masks
 from keymix.train.parts import (
-    Answered,
     DetailsTable,
     Evaluated,
     Prediction,
@@ -141,18 +139,14 @@ class MaskAnswers(Answers):
             classes=tuple(
                 ClassScores(
                     name=self.classes[k],
-                    jaccard=_number(jaccard[k]),
-                    dice=_number(dice[k]),
+                    jaccard=known(jaccard[k]),
+                    dice=known(dice[k]),
                     hausdorff_mm=_mean(self.hausdorff[:, k]),
                     missed=int(one_empty[:, k].sum()),
                 )
                 for k in chosen
             ),
         )
-
-
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)
 
 
 def _mean(values: FloatArray) -> float | None:
@@ -212,13 +206,6 @@ class SegmentationAnswers(FolderAnswers[MaskPrediction]):
             scored=data.scored_classes,
         )
 
-    def predicted(
-        self, outputs: Any, inputs: Sequence[Answered], seen: DataRecord, *, top: int
-    ) -> Iterator[MaskPrediction]:
-        """Predict the mask of each image at its own size."""
-        del top
-        return predictions_of(outputs, inputs, seen)
-
     def faults(self, stored: Arrays, data: DataRecord) -> Iterator[str]:
         """Say what is wrong with stored counts."""
         pixels = WholeNumbers(shape=(len(data.classes), 3))
@@ -258,11 +245,7 @@ class SegmentationAnswers(FolderAnswers[MaskPrediction]):
                 f"on {trained} ones. Arrange them as {layout}, or take a run on masks of their "
                 "kind."
             )
-        if data.classes != seen.classes:
-            raise UserError(
-                f"data {data.spec!r} has masks of {', '.join(data.classes)}; the run was trained "
-                f"on {', '.join(seen.classes)}, in this order. Rename or reorder its classes."
-            )
+        super().check_data(data, seen)
 
     def table(self, found: Sequence[Prediction], noun: str) -> PredictionRows:
         """Make a row per image, with the share of its pixels that each class has."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from keymix.tasks.segmentation.scoring import predicted_masks
 from keymix.train import files
 from keymix.train.evaluation import SplitName
 from keymix.train.folder import Which
-from keymix.train.parts import Answered, Prediction, Wanted
+from keymix.train.parts import Prediction, Wanted
 from keymix.train.predict_folder import (
     MANIFEST,
     OVERLAYS,
@@ -41,6 +41,7 @@ from keymix.train.predict_folder import (
     FolderWriter,
     Item,
     of_before,
+    write_picture,
 )
 from keymix.train.recipe import is_part
 from keymix.train.runs import Run, load_run
@@ -203,12 +204,12 @@ class MaskFolder:
         if self.multilabel:
             for k in self.organs:
                 plane = Image.fromarray(planes[k].astype(np.uint8) * 255)
-                _write_picture(self.path / MASKS / self.classes[k] / f"{name}.png", plane)
+                write_picture(self.path / MASKS / self.classes[k] / f"{name}.png", plane)
         else:
             picture = mask_pictures.mask_picture(mask, self.colours)
-            _write_picture(self.path / MASKS / f"{name}.png", picture)
+            write_picture(self.path / MASKS / f"{name}.png", picture)
         drawn = Image.fromarray(mask_pictures.overlay(image, mask, self.colours, truth))
-        _write_picture(self.path / OVERLAYS / f"{name}.png", drawn)
+        write_picture(self.path / OVERLAYS / f"{name}.png", drawn)
         self.rows += [(name, self.classes[k], rle.encode(planes[k])) for k in self.organs]
 
     def finish(self, manifest: Manifest) -> None:
@@ -237,12 +238,6 @@ def _of_before(path: Path) -> list[Path]:
     return [*inside, path / RUN_LENGTHS]
 
 
-def _write_picture(path: Path, picture: Image.Image) -> None:
-    stream = io.BytesIO()
-    picture.save(stream, "PNG")
-    files.write_bytes(path, stream.getvalue())
-
-
 class MaskWriter(FolderWriter[MaskPrediction]):
     """Writes masks into a `MaskFolder`."""
 
@@ -251,16 +246,30 @@ class MaskWriter(FolderWriter[MaskPrediction]):
     content = "masks of {images}, overlays and predictions.csv with run lengths"
     at_once = AT_ONCE
 
-    def of_files(self, paths: Sequence[Path]) -> list[Item[MaskPrediction]]:
-        """List files by what the data would call them."""
-        return [
-            Item(
-                name=scan.id,
-                named=MaskPrediction(path=str(scan.path), id=scan.id, spacing=scan.spacing),
-                pixels=scan.pixels,
-            )
-            for scan in (scan_file(path, self.seen) for path in paths)
-        ]
+    @staticmethod
+    def named(path: str, seen: DataRecord) -> MaskPrediction:
+        """Call a file as the data would."""
+        file = scan_file(Path(path), seen)
+        return MaskPrediction(path=path, id=file.id, spacing=file.spacing)
+
+    @staticmethod
+    def name(named: MaskPrediction) -> str:
+        """Name a mask."""
+        return named.id
+
+    @staticmethod
+    def answer(
+        named: MaskPrediction, size: Size, output: Tensor, seen: DataRecord
+    ) -> MaskPrediction:
+        """Add the mask of logits ``[K, H, W]``, with its pixels and areas."""
+        mask = at_native_size(output.float().cpu(), size, multilabel=bool(seen.multilabel))
+        planes = mask_pictures.planes(mask, len(seen.classes))
+        pixels = {seen.classes[k]: int(planes[k].sum()) for k in seen.scored_classes}
+        area = None
+        if named.spacing is not None:
+            pixel = named.spacing[0] * named.spacing[1]
+            area = {name: number * pixel for name, number in pixels.items()}
+        return replace(named, size=size, mask=mask, pixels=pixels, area=area)
 
     def of_split(self, split: Split) -> list[Item[MaskPrediction]]:
         """List images with their truth."""
@@ -268,13 +277,13 @@ class MaskWriter(FolderWriter[MaskPrediction]):
         assert scans is not None
         return [
             Item(
-                name=name,
-                named=MaskPrediction(path=scans.name(i), id=name, spacing=scans.spacing(i)),
+                named=MaskPrediction(
+                    path=scans.name(i), id=scans.scan_id(i), spacing=scans.spacing(i)
+                ),
                 pixels=partial(scans.pixels, i),
                 truth=partial(scans.mask, i),
             )
             for i in range(len(scans))
-            for name in (scans.scan_id(i),)
         ]
 
     def begin(self, about: FolderManifest) -> None:
@@ -290,20 +299,16 @@ class MaskWriter(FolderWriter[MaskPrediction]):
                 ClassColour(name=name, colour=colour)
                 for name, colour in zip(seen.classes, self.masks.colours, strict=True)
             ),
-            images=tuple(PlannedImage(id=item.name) for item in self.items),
+            images=tuple(PlannedImage(id=item.named.id) for item in self.items),
         )
         self.masks.begin(self.manifest)
 
-    def write(
-        self, item: Item[MaskPrediction], image: Pixels, truth: Pixels | None, output: Any
-    ) -> MaskPrediction:
+    def write(self, found: MaskPrediction, image: Pixels, truth: Pixels | None) -> MaskPrediction:
         """Write the mask; of a stack the middle slice is drawn."""
-        size = (image.shape[-2], image.shape[-1])
-        found = with_mask(replace(item.named, size=size), output, self.seen)
         stacked = (self.seen.stack or 1) > 1
         shown = image[len(image) // 2][None] if stacked else image
         if found.mask is not None:
-            self.masks.write(item.name, shown, found.mask, truth)
+            self.masks.write(found.id, shown, found.mask, truth)
         return replace(found, mask=None)
 
     def finish(self, found: Sequence[MaskPrediction]) -> None:
@@ -362,31 +367,6 @@ def predict_masks(
         overwrite=overwrite,
     )
     return MaskWriter(wanted).predict(run)
-
-
-def predictions_of(
-    logits: Tensor, inputs: Sequence[Answered], seen: DataRecord
-) -> Iterator[MaskPrediction]:
-    """Predict the masks of some images at their own sizes: of logits ``[B, K, H, W]``."""
-    for row, each in zip(logits, inputs, strict=True):
-        named = MaskPrediction(path=each.path, size=each.size)
-        if each.path:
-            file = scan_file(Path(each.path), seen)
-            named = replace(named, id=file.id, spacing=file.spacing)
-        yield with_mask(named, row, seen)
-
-
-def with_mask(named: MaskPrediction, logits: Tensor, seen: DataRecord) -> MaskPrediction:
-    """Add the mask to an image's prediction, with its pixels and areas: of ``[K, H, W]``."""
-    size = named.size or (logits.shape[-2], logits.shape[-1])
-    mask = at_native_size(logits.float().cpu(), size, multilabel=bool(seen.multilabel))
-    planes = mask_pictures.planes(mask, len(seen.classes))
-    pixels = {seen.classes[k]: int(planes[k].sum()) for k in seen.scored_classes}
-    area = None
-    if named.spacing is not None:
-        pixel = named.spacing[0] * named.spacing[1]
-        area = {name: number * pixel for name, number in pixels.items()}
-    return replace(named, mask=mask, pixels=pixels, area=area)
 
 
 def at_native_size(logits: Tensor, size: Size, *, multilabel: bool) -> Pixels:
