@@ -108,22 +108,11 @@ class ValuesAnswered(AnswersPart):
 
     prediction = Value
 
-    @torch.inference_mode()
-    def evaluate(
-        self,
-        model: Any,
-        batches: Iterable[Any],
-        split: Any,
-        data: Any,
-        *,
-        device: Any,
-        precision: str = "32",
-    ) -> Evaluated:
-        """Answer every image of a split."""
-        model = model.to(device).eval()
+    def evaluated(self, outputs: Iterable[Any], split: Any, data: Any, device: Any) -> Evaluated:
+        """Score what the model gives for every batch of a split."""
         parts = [
-            (batch.index.cpu(), batch.targets.cpu(), model(batch.images).float().squeeze(1).cpu())
-            for batch in batches
+            (batch.index.cpu(), batch.targets.cpu(), output.float().squeeze(1).cpu())
+            for batch, output in outputs
         ]
         index, target, found = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
         answers = ValueAnswers(index=index, target=target, found=found.astype(np.float64))

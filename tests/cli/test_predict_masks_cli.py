@@ -142,6 +142,7 @@ def test_a_broken_image_is_named_and_the_others_are_answered(
         (["--top", "3"], "--top 3 is not for the run"),
         (["--json", "--format", "csv"], "--format csv"),
         (["--time-steps", "4"], "--time-steps 4 is not for the run"),
+        (["--score-threshold", "0.3"], "--score-threshold 0.3 is not for the run"),
         (["gone.png"], "gone.png"),
         (["lone.png", "--split", "val"], "not both"),
         (["--data", "digits"], "digits"),
@@ -179,6 +180,7 @@ def test_options_of_masks_are_refused_where_a_run_classifies(
         (["--data", "digits"], "--data digits is not for the run"),
         (["0.png", "--split", "val"], "--split val is not for the run"),
         (["0.png", "--per-image"], "--per-image is not for the run"),
+        (["0.png", "--score-threshold", "0"], "--score-threshold 0.0 is not for the run"),
         ([], "no IMAGE"),
     ):
         assert main(["predict", run, *words]) == 2

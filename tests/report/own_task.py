@@ -50,7 +50,7 @@ class Numbers(Answers):
 class NumbersPart(AnswersPart):
     """How numbers are read: the interval over images is the jackknife."""
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> Evaluated:
+    def evaluated(self, *args: Any, **kwargs: Any) -> Evaluated:
         raise NotImplementedError
 
     def read(self, stored: Arrays, which: str, data: Any) -> Numbers:

@@ -179,7 +179,7 @@ def test_the_script_gets_every_image_s_overlap(page):
     for run, stored in zip(record["runs"], payload["runs"], strict=True):
         assert stored["score"] == run["last"]["test"]["jaccard"]
         assert stored["classes"] == [row["jaccard"] for row in run["classes"]]
-        assert shares(stored["overlaps"]).shape == (120,)
+        assert shares(stored["shares"]).shape == (120,)
         assert list(stored["history"]) == ["train_loss", "val_loss", "val_jaccard"]
 
 

@@ -307,6 +307,17 @@ def test_the_command_predicts_into_a_folder(
     assert len(rows) == len(first["detections"])
     assert main([*given, "--per-image"]) == 0
     assert "found" in capsys.readouterr().out
+    drawn = {}
+    for threshold, counted in (("0", len(rows)), ("1", 0)):
+        assert main([*given, "--per-image", "--score-threshold", threshold]) == 0
+        _, (_, number, _) = (line.split("\t") for line in capsys.readouterr().out.splitlines())
+        assert int(number) == counted
+        assert _manifest(Path(out))["score_threshold"] == float(threshold)
+        assert len(json.loads((Path(out) / "detections.json").read_text("utf-8"))) == len(rows)
+        drawn[threshold] = (Path(out) / "overlays" / f"{int(file.stem)}.jpg").read_bytes()
+    assert drawn["0"] != drawn["1"]
+    assert main([*given, "--score-threshold", "1.5"]) == 2
+    assert "score_threshold" in capsys.readouterr().err
 
 
 def test_two_images_of_one_name_are_refused(trained: Path, data: Path, tmp_path: Path) -> None:
@@ -327,6 +338,15 @@ def test_tables_count_sure_detections() -> None:
     ]
     assert ANSWERS.table(found, "image").rows == [["a.png", 2, "ant 2"], ["b.png", 1, "bee 1"]]
     assert ANSWERS.summary(found, "image").rows == [["ant", "1 of 2", 2], ["bee", "1 of 2", 1]]
+    for threshold, ants, bees in ((0.65, 1, 1), (0.2, 2, 2), (0.95, 0, 0)):
+        other = [replace(each, score_threshold=threshold) for each in found]
+        rows = [["ant", "1 of 2", ants], ["bee", f"{bees} of 2", bees]]
+        summary = ANSWERS.summary(other, "image")
+        assert sorted(summary.rows) == (rows if ants else [["nothing", "0 of 2", 0]])
+        assert [row[1] for row in ANSWERS.table(other, "image").rows] == [
+            len(each.surely()) for each in other
+        ]
+        assert f"{threshold}" in summary.heads[2]
 
 
 # ---- compare and report ----------------------------------------------------------------------

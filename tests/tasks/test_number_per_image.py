@@ -8,7 +8,7 @@ evaluate, predict, compare and report it without a change under ``src``.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -48,6 +48,7 @@ from keymix.train.recipe import (
     ScheduleConfig,
     replace_path,
 )
+from keymix.train.scoring import Outputs
 from keymix.train.task import StepLoss, TrainingTask
 
 SIDE = 12
@@ -146,15 +147,10 @@ class Regression(TrainingTask):
 
 
 class RadiusAnswers(AnswersPart):
-    def evaluate(
-        self, model: nn.Module, batches: Iterable[Any], split: Any, data: Any, **more: Any
-    ) -> Evaluated:
-        model = model.to(more["device"]).eval()
-        found = []
-        with torch.inference_mode():
-            for batch in batches:
-                said = model(batch.images)[:, 0].float()
-                found.append((batch.index, batch.targets[:, 0], said))
+    def evaluated(self, outputs: Outputs, split: Any, data: Any, device: Any) -> Evaluated:
+        found = [
+            (batch.index, batch.targets[:, 0], output[:, 0].float()) for batch, output in outputs
+        ]
         index, target, value = (torch.cat(part).cpu().numpy() for part in zip(*found, strict=True))
         answers = Radii(index, target.astype(np.float64), value.astype(np.float64))
         loss = float(np.abs(answers.value - answers.target).mean())

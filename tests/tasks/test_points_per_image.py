@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -45,6 +45,7 @@ from keymix.train.recipe import (
     ScheduleConfig,
     replace_path,
 )
+from keymix.train.scoring import Outputs
 from keymix.train.task import StepLoss, TrainingTask
 
 PATCH, NEAR = 4, 4.0  # pixels: of a patch, and between a point and one that counts as found
@@ -245,16 +246,12 @@ class FromTheModel(TrainingTask):
 class PointAnswers(AnswersPart):
     """Points found, within `NEAR` pixels."""
 
-    def evaluate(
-        self, model: nn.Module, batches: Iterable[Any], split: Any, data: Any, **more: Any
-    ) -> Evaluated:
-        model = model.to(more["device"]).eval()
+    def evaluated(self, outputs: Outputs, split: Any, data: Any, device: Any) -> Evaluated:
         index, true, said = [], [], []
-        with torch.inference_mode():
-            for batch in batches:
-                index.append(batch.index)
-                true += [each.double().cpu().numpy() for each in batch.targets]
-                said += [each.double().cpu().numpy() for each in model(batch.images)]
+        for batch, output in outputs:
+            index.append(batch.index)
+            true += [each.double().cpu().numpy() for each in batch.targets]
+            said += [each.double().cpu().numpy() for each in output]
         answers = Points(torch.cat(index).cpu().numpy(), true, said)
         return Evaluated(scores={"f1": whole(answers)}, answers=answers)
 

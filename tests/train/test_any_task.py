@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from keymix.train import loop
 from keymix.train.nonfinite import Losses, Step
 from keymix.train.parts import AnswersPart, Evaluated, Prediction
 from keymix.train.recipe import Recipe
-from keymix.train.scoring import ImageBatch, Inputs
+from keymix.train.scoring import Inputs, Outputs
 from keymix.train.step import Training, make_fabric
 from keymix.train.task import StepLoss, TrainingForward, TrainingTask
 
@@ -66,20 +66,10 @@ class Level(Prediction):
 class LevelAnswers(AnswersPart):
     prediction = Level
 
-    def evaluate(
-        self,
-        model: nn.Module,
-        batches: Iterable[ImageBatch],
-        split: Any,
-        data: Any,
-        *,
-        device: torch.device,
-        precision: str,
-    ) -> Evaluated:
-        assert not model.training
+    def evaluated(self, outputs: Outputs, split: Any, data: Any, device: Any) -> Evaluated:
         said, index = [], []
-        for batch in batches:
-            said += [float(level) for level in model(batch.images)]
+        for batch, levels in outputs:
+            said += [float(level) for level in levels]
             index += batch.index.tolist()
         answers = Levels(index=np.array(index), said=np.array(said))
         return Evaluated(scores={"rmse": whole(answers)}, answers=answers)

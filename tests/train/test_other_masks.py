@@ -85,7 +85,7 @@ def test_masks_of_another_kind_are_refused_though_the_classes_are_the_same(
 def test_classes_in_another_order_are_refused(kinds: dict[bool, Run], tmp_path: Path) -> None:
     for several, run in kinds.items():
         turned = write_masks(tmp_path / str(several), several=several, classes=LEAVES[::-1])
-        with pytest.raises(UserError, match=r"masks of root, leaf; .* leaf, root, in this order"):
+        with pytest.raises(UserError, match=r"classes root, leaf; .* leaf, root, in this order"):
             evaluate(run, turned)
 
 

@@ -8,6 +8,7 @@ from which a delete-one jackknife follows for any score.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,11 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 RESAMPLES = 1000
 """Bootstrap resamples: draws of all units, with replacement."""
+
+
+def known(value: float) -> float | None:
+    """Return a score as a number, None where it is not defined (NaN)."""
+    return None if math.isnan(value) else float(value)
 
 
 class Answers(ABC):

@@ -19,7 +19,7 @@ from keymix.task import Task, get_task
 if TYPE_CHECKING:
     from keymix.train.parts import AnswersPart, Prediction, PredictionRows
 
-OPTIONS = frozenset({"data", "per_image", "split", "time_steps", "top"})
+OPTIONS = frozenset({"data", "per_image", "score_threshold", "split", "time_steps", "top"})
 """Options that not every task takes."""
 FOLDER = "predictions"
 """Where predictions go that are written into a folder."""
@@ -109,6 +109,7 @@ def _into_folder(part: AnswersPart, given: argparse.Namespace, size: tuple[int, 
             which=given.weights,
             image_size=size,
             resize=given.resize,
+            score_threshold=given.score_threshold,
             overwrite=given.overwrite,
         )
     )
@@ -160,6 +161,12 @@ def parser() -> VerbParser:
         "--split",
         choices=("test", "val", "train"),
         help="for masks and boxes: the split of the data (default: test)",
+    )
+    made.add_argument(
+        "--score-threshold",
+        type=float,
+        metavar="X",
+        help="for boxes: the score from which on they are drawn and counted (default: 0.5)",
     )
     made.add_argument(
         "--weights",

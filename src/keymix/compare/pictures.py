@@ -25,7 +25,7 @@ from keymix.data.dataset import ImageData, Split
 from keymix.errors import UserError
 from keymix.hosts import find_host, find_mixers
 from keymix.records import Own
-from keymix.report.part import Page, page_of
+from keymix.report.part import ImageOutputs, Page, page_of
 from keymix.report.pictures import image_uri
 from keymix.report.record import Attention, Collapse, MapImage, PackedMaps
 from keymix.train.runs import load_run
@@ -163,7 +163,8 @@ def _drawn(
         outputs, missing = _of_each(
             models, lambda model: model.eval()(images), what="answers", notes=notes
         )
-    return page.draw(data, chosen, outputs, missing, seed=seed)
+    given = ImageOutputs(chosen=chosen, outputs=outputs, missing=missing, seed=seed)
+    return page.draw(data, given)
 
 
 def _of_each(

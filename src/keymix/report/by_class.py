@@ -14,6 +14,7 @@ from keymix.report import formats
 from keymix.report.charts import WIDTH, Look, row_label
 from keymix.report.labels import shorten, text_width
 from keymix.report.page import breakable
+from keymix.report.part import SHARES
 from keymix.report.record import ComparisonRecord, DoneRun
 from keymix.report.svg import Drawing, Scale, el, lower_axis, marker, number, ticks
 from keymix.report.tables import Cell, Column
@@ -31,6 +32,23 @@ class Classes:
 
     names: tuple[str, ...]
     test_images: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptRun:
+    """What ``shares.js`` reads of a run: each image's share, packed, and each class's score."""
+
+    shares: str | None
+    classes: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptComparison:
+    """What ``shares.js`` reads: the classes, the level that is 1, and names of all test images."""
+
+    classes: Classes
+    levels: int = SHARES
+    names: tuple[str, ...] | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,6 +37,7 @@ def render(record: ComparisonRecord) -> str:
     )
     page = page_of(record.task_kind)
     own: list[Script] = [(page.package, name) for name in page.scripts] or ["contrast"]
+    own = [*page.shared_scripts, *own]
     done = [run for run in record.runs if isinstance(run, DoneRun)]
     made = list(sections_of(Shown(record=record, looks=looks, page=page)))
     said = answer(record)

@@ -86,6 +86,23 @@ class RunAnswers:
     details: Own
 
 
+@dataclass(frozen=True, kw_only=True)
+class ImageOutputs:
+    """What a model of each mixer returned for the same few test images.
+
+    Args:
+        chosen: The images' positions.
+        outputs: What each mixer's model returned for them, by label.
+        missing: Why a model returned nothing, by label.
+        seed: Whose weights they are.
+    """
+
+    chosen: Sequence[int]
+    outputs: Mapping[str, Output]
+    missing: Mapping[str, str]
+    seed: int
+
+
 class Page:
     """What a task keeps in a comparison's record and shows in its report.
 
@@ -96,6 +113,7 @@ class Page:
         package: The package in which ``templates`` and ``script`` are; empty for none.
         scripts: Files of ``script``; one of them defines ``contrast(a, b)`` for two runs next to
             each other. Without any, their scores and curves are compared.
+        shared_scripts: Files of the report's own that these rest on.
         run: The dataclass of what the record keeps of a finished run; None for nothing.
         comparison: That of what it keeps of the comparison.
         pictures: That of what it keeps of the models' answers in pictures.
@@ -115,6 +133,7 @@ class Page:
 
     package: ClassVar[str] = ""
     scripts: ClassVar[Sequence[str]] = ()
+    shared_scripts: ClassVar[Sequence[str]] = ()
     run: ClassVar[type[Any] | None] = None
     comparison: ClassVar[type[Any] | None] = None
     pictures: ClassVar[type[Any] | None] = None
@@ -183,25 +202,9 @@ class Page:
         del answers
         return ()
 
-    def draw(
-        self,
-        data: ImageData,
-        chosen: Sequence[int],
-        outputs: Mapping[str, Output],
-        missing: Mapping[str, str],
-        *,
-        seed: int,
-    ) -> object:
-        """Draw the models' answers to some test images: a `pictures`, or None for nothing.
-
-        Args:
-            data: The data.
-            chosen: The images, as `drawn` chose them.
-            outputs: What each mixer's model returned for them, by label.
-            missing: Why a model returned nothing, by label.
-            seed: Whose weights they are.
-        """
-        del data, chosen, outputs, missing, seed
+    def draw(self, data: ImageData, given: ImageOutputs) -> object:
+        """Draw the models' answers to the images of `drawn`: a `pictures`, or None for nothing."""
+        del data, given
         return None
 
     def check(self, record: ComparisonRecord, *, where: str) -> None:

@@ -22,7 +22,7 @@ from keymix.data.specs import task_name
 from keymix.errors import UserError, require
 from keymix.records import to_json
 from keymix.task import Score, Task, get_task
-from keymix.train.scoring import ImageBatch
+from keymix.train.scoring import ImageBatch, Outputs, answered
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData, Split
@@ -43,10 +43,13 @@ class TrainingPart:
     Attributes:
         module: The `keymix.train.task.TrainingTask` that says what the loss of a step is.
         losses: Those of `OF_CLASSES` that it takes.
+        dense: What a model is called that reads every token out, such as ``segmenter``, and so has
+            no pooled readout; empty where models may pool.
     """
 
     module: type[TrainingTask]
     losses: frozenset[str] = frozenset()
+    dense: str = ""
 
     def outputs(self, data: DataRecord) -> int:
         """Outputs of the model's head; one per class unless the task says otherwise."""
@@ -64,6 +67,9 @@ class TrainingPart:
         for name in OF_CLASSES:
             value = getattr(recipe.loss, name)
             require(not value or name in self.losses, f"loss.{name}", value, remedy)
+        pool = recipe.model.global_pool
+        remedy = f"is for classifiers: a {self.dense} reads every token out; leave it out"
+        require(not self.dense or pool is None, "model.global_pool", pool, remedy)
 
     def make(
         self,
@@ -212,20 +218,23 @@ class Wanted:
         data: A data spec of which a split is predicted; None for the run's own.
         split: Of the data; None for the test split.
         which: Weights of the ``last`` or the ``best`` epoch.
-        image_size: Height and width, pixels, of the images that the model sees; None for those of
-            the training.
+        image_size: Side, or height and width, pixels, of the images that the model sees; None for
+            those of the training.
         resize: What mixers with parameters per position do at another size.
+        score_threshold: Score from which on what is found is drawn and counted; None for the
+            task's own.
         overwrite: Replace predictions that the folder holds.
     """
 
     run: Path
-    paths: Sequence[str]
+    paths: Sequence[str | Path]
     out: Path
     data: str | None = None
     split: Literal["train", "val", "test"] | None = None
     which: Literal["last", "best"] = "last"
-    image_size: tuple[int, int] | None = None
+    image_size: int | tuple[int, int] | None = None
     resize: str | None = None
+    score_threshold: float | None = None
     overwrite: bool = False
 
 
@@ -234,9 +243,10 @@ class AnswersPart(ABC):
 
     ``prediction`` is what is said of a file, and ``predict_options`` are the options that
     ``keymix predict`` takes besides those of all tasks: ``top``, ``time_steps``, ``data``,
-    ``split``, ``per_image``. Predictions are printed; a task that writes them into a folder names
-    keymix's public function that does so as ``writer``. ``at_once`` is how many inputs a model is
-    given together to predict. ``chance`` is what `skill` compares with, in a clause.
+    ``split``, ``per_image``, ``score_threshold``. Predictions are printed; a task that writes them
+    into a folder names keymix's public function that does so as ``writer``. ``at_once`` is how many
+    inputs a model is given together to predict. ``chance`` is what `skill` compares with, in a
+    clause.
     """
 
     prediction: type[Prediction] = Prediction
@@ -245,7 +255,7 @@ class AnswersPart(ABC):
     at_once: int = 64
     chance: str = ""
 
-    @abstractmethod
+    @torch.inference_mode()
     def evaluate(
         self,
         model: nn.Module,
@@ -254,7 +264,7 @@ class AnswersPart(ABC):
         data: ImageData,
         *,
         device: torch.device,
-        precision: str,
+        precision: str = "32",
     ) -> Evaluated:
         """Answer every input of a split and score the answers.
 
@@ -265,6 +275,21 @@ class AnswersPart(ABC):
             data: The data set.
             device: Where to compute.
             precision: As in a recipe.
+        """
+        outputs = answered(model, batches, device=device, precision=precision)
+        return self.evaluated(outputs, split, data, device)
+
+    @abstractmethod
+    def evaluated(
+        self, outputs: Outputs, split: Split, data: ImageData, device: torch.device
+    ) -> Evaluated:
+        """Score what a model gives for a split, which it does batch by batch in inference mode.
+
+        Args:
+            outputs: Pairs of a batch and what the model returned for it; of all inputs, once.
+            split: The split.
+            data: The data set.
+            device: Where both are.
         """
 
     @abstractmethod

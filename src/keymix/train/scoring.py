@@ -29,6 +29,10 @@ class ImageBatch(Protocol):
     def index(self) -> Tensor: ...  # noqa: D102
 
 
+Outputs = Iterator[tuple[ImageBatch, Any]]
+"""Batches, each with what a model returned for it."""
+
+
 def stacked(inputs: Inputs) -> Tensor:
     """Return a batch as one tensor, for what takes no list."""
     return inputs if isinstance(inputs, Tensor) else torch.stack(inputs)
@@ -41,7 +45,7 @@ def device_of(inputs: Inputs) -> torch.device:
 
 def answered(
     model: nn.Module, batches: Iterable[ImageBatch], *, device: torch.device, precision: str
-) -> Iterator[tuple[ImageBatch, Any]]:
+) -> Outputs:
     """Put a model in eval mode on a device, and yield each batch with what it returns for it."""
     model = model.to(device).eval()
     for batch in batches:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics import MeanMetric, Metric
 
 from keymix.analysis import statistics
@@ -30,7 +30,7 @@ from keymix.data.record import DataRecord
 from keymix.task import LOSS, Score, Task
 from keymix.tasks.classification.references import largest_class, logistic_regression
 from keymix.train.parts import AnswersPart, Evaluated, Prediction, PredictionRows, Reference
-from keymix.train.scoring import ImageBatch, Metrics, ValidationScores, answered
+from keymix.train.scoring import Metrics, Outputs, ValidationScores
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData, Split
@@ -302,24 +302,16 @@ class ClassificationAnswers(AnswersPart):
     predict_options = frozenset({"top", "time_steps"})
     chance = "the balanced accuracy of one answer for all images"
 
-    @torch.inference_mode()
-    def evaluate(
-        self,
-        model: nn.Module,
-        batches: Iterable[ImageBatch],
-        split: Split,
-        data: ImageData,
-        *,
-        device: torch.device,
-        precision: str = "32",
+    def evaluated(
+        self, outputs: Outputs, split: Split, data: ImageData, device: torch.device
     ) -> Evaluated:
-        """Classify every image of a split."""
+        """Score the class of every image."""
         del split
         classes = len(data.classes)
         scores = Scores(classes).to(device)
         parts: list[tuple[Tensor, ...]] = []
-        for batch, outputs in answered(model, batches, device=device, precision=precision):
-            logits, targets = outputs.float(), batch.targets
+        for batch, output in outputs:
+            logits, targets = output.float(), batch.targets
             scores.update(logits, targets)
             best = logits.topk(min(5, classes), dim=1).indices
             hit = (best == targets[:, None]).any(1)

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from keymix.analysis.answers import FloatArray, IntArray
-from keymix.errors import UserError
 from keymix.report.formats import percent
-from keymix.report.pictures import IMAGE, TINY, image_uri
+from keymix.report.pictures import TINY, check_pictures, image_uri
 from keymix.report.record import ComparisonRecord, Said, Sparse
 
 if TYPE_CHECKING:
@@ -230,9 +229,7 @@ def gallery_view(record: ComparisonRecord, names: Sequence[str]) -> GalleryView 
     stored = record.own.read(OfPictures).gallery
     if stored is None:
         return None
-    for image in (*stored.disagreements, *stored.errors):
-        if not IMAGE.fullmatch(image.png):
-            raise UserError("a picture of the record's gallery is no data URI of an image")
+    check_pictures(image.png for image in (*stored.disagreements, *stored.errors))
     return GalleryView(
         stored=stored,
         disagreements=[_card(image, names) for image in stored.disagreements],

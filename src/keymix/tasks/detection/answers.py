@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from keymix.analysis import statistics
 from keymix.analysis.answers import (
@@ -20,12 +18,12 @@ from keymix.analysis.answers import (
     Arrays,
     FloatArray,
     IntArray,
+    known,
     resamples,
     whole,
 )
 from keymix.data.detection.table import InstanceTargets
 from keymix.data.record import DataRecord
-from keymix.errors import UserError
 from keymix.report.formats import percent
 from keymix.task import Task
 from keymix.tasks.detection.facts import TASK, ClassPrecision, DetectionDetails
@@ -45,24 +43,21 @@ from keymix.tasks.detection.predictions import (
     AT_ONCE,
     SURE,
     InstancePrediction,
+    InstanceWriter,
     found_at,
-    predict_instances,
-    predictions_of,
 )
 from keymix.tasks.detection.reference import frequent_boxes
 from keymix.tasks.detection.scoring import Ranked, averaged, averaged_without, of_each_image
 from keymix.train.parts import (
-    Answered,
-    AnswersPart,
     DetailsTable,
     Evaluated,
     Prediction,
     PredictionRows,
     Reference,
-    Wanted,
 )
+from keymix.train.predict_folder import FolderAnswers
 from keymix.train.record import SplitScores
-from keymix.train.scoring import ImageBatch, answered
+from keymix.train.scoring import Outputs
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData, Split
@@ -226,7 +221,7 @@ class DetectionAnswers(Answers):
             for area in list(AREAS)[1:]:
                 of_area = averaged(self.ranked(shape, area), one)
                 found[f"{shape}_ap_{area}"] = float(of_area.mean())
-        return {each.key: _number(found[each.key]) for each in TASK.scores}
+        return {each.key: known(found[each.key]) for each in TASK.scores}
 
     def by_class(self, shape: str) -> FloatArray:
         """AP of each class over all areas and thresholds, ``[K]``; NaN without true instances."""
@@ -291,18 +286,14 @@ class DetectionAnswers(Answers):
             classes=tuple(
                 ClassPrecision(
                     name=name,
-                    box_ap=_number(boxes[k]),
-                    mask_ap=_number(masks[k]),
+                    box_ap=known(boxes[k]),
+                    mask_ap=known(masks[k]),
                     instances=int(instances[k]),
                     images=int(images[k]),
                 )
                 for k, name in enumerate(self.classes)
             ),
         )
-
-
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)
 
 
 def scored(
@@ -365,31 +356,25 @@ def instance_targets(split: Split) -> InstanceTargets:
     return split.targets
 
 
-class DetectionAnswersPart(AnswersPart):
+class DetectionAnswersPart(FolderAnswers[InstancePrediction]):
     """How detectors are evaluated, at the images' own sizes."""
 
     prediction = InstancePrediction
-    predict_options = frozenset({"data", "per_image", "split"})
+    folder_writer = InstanceWriter
+    predict_options = FolderAnswers.predict_options | {"score_threshold"}
     writer = "predict_instances"
     at_once = AT_ONCE
     chance = "the boxes that are frequent in training, which are the same for every image"
 
-    @torch.inference_mode()
-    def evaluate(
-        self,
-        model: nn.Module,
-        batches: Iterable[ImageBatch],
-        split: Split,
-        data: ImageData,
-        *,
-        device: torch.device,
-        precision: str = "32",
+    def evaluated(
+        self, outputs: Outputs, split: Split, data: ImageData, device: torch.device
     ) -> Evaluated:
-        """Detect the instances in every image of a split."""
+        """Match the instances that are found in every image."""
+        del device
         targets = instance_targets(split)
         images = []
-        for batch, outputs in answered(model, batches, device=device, precision=precision):
-            for i, output in zip(batch.index.tolist(), outputs, strict=True):
+        for batch, found in outputs:
+            for i, output in zip(batch.index.tolist(), found, strict=True):
                 truth = instances_of(targets, i)
                 images.append((i, truth, matched(truth, found_at(output, targets.size(i)))))
         return _evaluated(_gathered(images, data.classes))
@@ -431,59 +416,26 @@ class DetectionAnswersPart(AnswersPart):
         """Compare two mixers over resampled images (`keymix.analysis.statistics`)."""
         return statistics.over_resamples(mixer, baseline, score=task.score, unit=task.unit)
 
-    def predicted(
-        self, outputs: Any, inputs: Sequence[Answered], seen: DataRecord, *, top: int
-    ) -> Iterator[InstancePrediction]:
-        """Bring the detections of each image to its own size."""
-        del top
-        return predictions_of(outputs, inputs, seen)
-
-    def check_data(self, data: ImageData, seen: DataRecord) -> None:
-        """Refuse other classes, and the same in another order."""
-        if data.classes != seen.classes:
-            ours, theirs = (", ".join(each[:5]) for each in (data.classes, seen.classes))
-            raise UserError(
-                f"data {data.spec!r} has the classes {ours}{_more(data.classes)}; the run was "
-                f"trained on {theirs}{_more(seen.classes)}, in this order. Name data with the same "
-                "categories."
-            )
-
-    def write(self, wanted: Wanted) -> tuple[Sequence[Prediction], str]:
-        """Write detections and overlays; see `predict_instances`."""
-        found = predict_instances(
-            wanted.run,
-            wanted.paths,
-            out=wanted.out,
-            data=wanted.data,
-            split=wanted.split,
-            which=wanted.which,
-            image_size=wanted.image_size,
-            resize=wanted.resize,
-            overwrite=wanted.overwrite,
-        )
-        good = sum(each.error is None for each in found)
-        what = f"detections in {good} image{'s' * (good != 1)} as COCO's results, and overlays"
-        return found, f"{what}: {wanted.out}"
-
     def table(self, found: Sequence[Prediction], noun: str) -> PredictionRows:
         """Make a row per image, with how many instances of each class it shows."""
         rows: list[list[str | int | float | None]] = []
-        for each in _predicted(found):
-            sure = each.surely(SURE)
+        several = self.known(found)
+        for each in several:
+            sure = each.surely()
             names = list(dict.fromkeys(each.labels[i] for i in sure))
             counted = {name: sum(each.labels[i] == name for i in sure) for name in names}
             text = ", ".join(f"{name} {number}" for name, number in counted.items())
             rows.append([each.path, len(sure), text or "–"])
-        heads = [noun, f"found, score ≥ {SURE}", "of each class"]
+        heads = [noun, _counted(several), "of each class"]
         return PredictionRows(heads=heads, rows=rows)
 
     def summary(self, found: Sequence[Prediction], noun: str) -> PredictionRows:
         """Make a row per class: the images where it was found, and how often."""
         images: dict[str, int] = {}
         instances: dict[str, int] = {}
-        several = _predicted(found)
+        several = self.known(found)
         for each in several:
-            sure = [each.labels[i] for i in each.surely(SURE)]
+            sure = [each.labels[i] for i in each.surely()]
             for name in sure:
                 instances[name] = instances.get(name, 0) + 1
             for name in set(sure):
@@ -492,14 +444,14 @@ class DetectionAnswersPart(AnswersPart):
             [name, f"{images[name]} of {len(several)}", number]
             for name, number in sorted(instances.items(), key=lambda pair: (-pair[1], pair[0]))
         ]
-        heads = ["class", f"{noun}s with it", f"found, score ≥ {SURE}"]
+        heads = ["class", f"{noun}s with it", _counted(several)]
         return PredictionRows(heads=heads, rows=rows or [["nothing", f"0 of {len(several)}", 0]])
 
     def csv(self, found: Sequence[Prediction]) -> PredictionRows:
         """Make a row per detection, boxes in pixels of the image."""
         rows: list[list[str | int | float | None]] = [
             [each.path, name, round(float(score), 4), *(round(float(x), 2) for x in box)]
-            for each in _predicted(found)
+            for each in self.known(found)
             for name, score, box in zip(each.labels, each.scores, each.boxes, strict=True)
         ]
         heads = ["image", "class", "score", "left", "top", "right", "bottom"]
@@ -556,6 +508,11 @@ class DetectionAnswersPart(AnswersPart):
         )
 
 
+def _counted(found: Sequence[InstancePrediction]) -> str:
+    """Say in a head which detections are counted."""
+    return f"found, score ≥ {found[0].score_threshold if found else SURE:g}"
+
+
 def _evaluated(answers: DetectionAnswers) -> Evaluated:
     return Evaluated(scores=answers.scores(), answers=answers, own=answers.details())
 
@@ -580,14 +537,6 @@ def _flat_faults(
         yield f"{prefix}image names images that index does not"
     if len(labels) and not 1 <= labels.min() <= labels.max() <= classes:
         yield f"{prefix}label holds numbers that are no class"
-
-
-def _more(names: Sequence[str]) -> str:
-    return " …" if len(names) > 5 else ""
-
-
-def _predicted(found: Sequence[Prediction]) -> list[InstancePrediction]:
-    return [each for each in found if isinstance(each, InstancePrediction)]
 
 
 ANSWERS = DetectionAnswersPart()

@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from keymix.analysis.mask_pictures import rim
-from keymix.data.decode import convert, to_array
 from keymix.data.detection.outlines import RunLengths
 from keymix.errors import UserError
 from keymix.report.formats import percent
-from keymix.report.pictures import IMAGE, image_uri, png_uri
+from keymix.report.part import ImageOutputs
+from keymix.report.pictures import check_pictures, hex_colour, image_uri, png_uri
 from keymix.report.record import ComparisonRecord, Sparse
 from keymix.tasks.detection.matching import decoded, matched, unpacked
 from keymix.tasks.detection.pictures import colour_of
-from keymix.tasks.detection.predictions import SURE, found_at
+from keymix.tasks.detection.predictions import SURE, found_at, split_pixels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,22 +118,15 @@ def representative(answers: DetectionAnswers) -> list[int]:
     return [int(answers.index[row]) for row in (*chosen, *empty)]
 
 
-def draw(
-    data: ImageData,
-    chosen: Sequence[int],
-    outputs: Mapping[str, Sequence[Mapping[str, Tensor]]],
-    missing: Mapping[str, str],
-    *,
-    seed: int,
-) -> Gallery:
+def draw(data: ImageData, given: ImageOutputs) -> Gallery:
     """Draw what each mixer's model detects in some test images, next to the truth."""
     scenes = []
-    for at, i in enumerate(chosen):
+    for at, i in enumerate(given.chosen):
         scene = _Drawing(data, i)
-        panels = [scene.of_model(label, found[at]) for label, found in outputs.items()]
+        panels = [scene.of_model(label, found[at]) for label, found in given.outputs.items()]
         scenes.append(scene.made([scene.truth(), *panels]))
     names = tuple(data.test.ids(i) for i in range(len(data.test)))
-    return Gallery(seed=seed, scenes=tuple(scenes), missing=missing, names=names)
+    return Gallery(seed=given.seed, scenes=tuple(scenes), missing=given.missing, names=names)
 
 
 def differing(data: ImageData, tested: Mapping[str, DetectionAnswers]) -> Differing | None:
@@ -168,7 +161,7 @@ class _Drawing:
         targets = instance_targets(data.test)
         self.id, self.own = data.test.ids(i), targets.size(i)
         self.instances = instances_of(targets, i)
-        pixels = to_array(convert(data.test.decoded(i), data.in_chans))
+        pixels = split_pixels(data.test, i)
         self.uri = image_uri(pixels, most=min(MOST, WIDTH * max(self.own) // self.own[1]))
         self.size = (max(1, round(WIDTH * self.own[0] / self.own[1])), WIDTH)
 
@@ -291,15 +284,14 @@ def scenes_view(record: ComparisonRecord, name: str) -> ScenesView | None:
     pictures = [scene.picture for scene in stored.scenes]
     panels = [panel for scene in stored.scenes for panel in scene.panels]
     pictures += [panel.masks for panel in panels if panel.masks is not None]
-    if not all(IMAGE.fullmatch(uri) for uri in pictures):
-        raise UserError("a picture of the record's gallery is no data URI of an image")
+    check_pictures(pictures)
     names = record.data.classes
     if any(not 0 <= box.label < len(names) for panel in panels for box in panel.boxes):
         raise UserError("a box of the record's gallery has no class of the data")
     return ScenesView(
         scenes=stored.scenes,
         names=names,
-        colours=["#{:02x}{:02x}{:02x}".format(*colour_of(k + 1)) for k in range(len(names))],
+        colours=[hex_colour(colour_of(k + 1)) for k in range(len(names))],
         seed=getattr(stored, "seed", None),
         missing=getattr(stored, "missing", {}),
         prefix=name[0],

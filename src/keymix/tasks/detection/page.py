@@ -12,10 +12,18 @@ import numpy as np
 from keymix.analysis.answers import Answers, FloatArray
 from keymix.analysis.statistics import percentiles
 from keymix.data.record import DataRecord
-from keymix.report.by_class import ByClass, Classes, by_class, by_seed, mean
+from keymix.report.by_class import (
+    ByClass,
+    Classes,
+    ScriptComparison,
+    ScriptRun,
+    by_class,
+    by_seed,
+    mean,
+)
 from keymix.report.charts import Look
 from keymix.report.formats import percent, points
-from keymix.report.part import SHARES, Output, Page, RunAnswers, Section, packed_shares
+from keymix.report.part import ImageOutputs, Page, RunAnswers, Section, packed_shares
 from keymix.report.record import ComparisonRecord, DoneRun, Sparse
 from keymix.report.tables import Cell, Column, Table
 from keymix.task import Task
@@ -67,21 +75,10 @@ class OfComparison(Sparse):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScriptRun:
-    """What the script reads of a run: AP by image, packed, and by class."""
+class OfScript(ScriptComparison):
+    """What the script reads besides: the number of images with instances."""
 
-    images: str | None
-    classes: tuple[float | None, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScriptComparison:
-    """What the script reads: classes, images with instances, the level that is 1, names."""
-
-    classes: Classes
     full: int
-    levels: int = SHARES
-    names: tuple[str, ...] | None
 
 
 def _answers(answers: Answers) -> DetectionAnswers:
@@ -191,6 +188,7 @@ class DetectionPage(Page):
 
     package = "keymix.tasks.detection"
     scripts = ("precision",)
+    shared_scripts = ("shares",)
     run = OfRun
     comparison = OfComparison
     pictures = OfPictures
@@ -244,17 +242,9 @@ class DetectionPage(Page):
         """Choose images by the truth alone."""
         return gallery.representative(_answers(answers))
 
-    def draw(
-        self,
-        data: ImageData,
-        chosen: Sequence[int],
-        outputs: Mapping[str, Output],
-        missing: Mapping[str, str],
-        *,
-        seed: int,
-    ) -> OfPictures:
+    def draw(self, data: ImageData, given: ImageOutputs) -> OfPictures:
         """Draw what every mixer's model detects, next to the truth."""
-        return OfPictures(gallery=gallery.draw(data, chosen, outputs, missing, seed=seed))
+        return OfPictures(gallery=gallery.draw(data, given))
 
     def gallery(self, data: ImageData, tested: Sequence[RunAnswers]) -> OfPictures:
         """Draw the images on which two mixers differ most, the first model of each."""
@@ -334,14 +324,14 @@ class DetectionPage(Page):
         """Give the script the AP of images and classes."""
         own = run.own.read(OfRun)
         return ScriptRun(
-            images=own.images, classes=tuple(each.box_ap for each in own.classes or ())
+            shares=own.images, classes=tuple(each.box_ap for each in own.classes or ())
         )
 
-    def of_comparison(self, record: ComparisonRecord) -> ScriptComparison:
+    def of_comparison(self, record: ComparisonRecord) -> OfScript:
         """Give the script the classes."""
         own, drawn = record.own.read(OfComparison), record.own.read(OfPictures).gallery
         names = None if drawn is None else drawn.names
-        return ScriptComparison(classes=own.classes, full=own.full or 0, names=names)
+        return OfScript(classes=own.classes, full=own.full or 0, names=names)
 
 
 PAGE = DetectionPage()

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from keymix.analysis import passes
-from keymix.errors import require
 from keymix.tasks.detection.facts import TASK
 from keymix.train.parts import TrainingPart
-from keymix.train.recipe import Recipe
 from keymix.train.scoring import Inputs
 from keymix.train.task import StepLoss, TrainingTask
 
@@ -48,13 +46,7 @@ class Detection(TrainingPart):
     """The training of detection."""
 
     module = DetectionTask
-
-    def check(self, recipe: Recipe) -> None:
-        """Refuse losses of classes, and the readout of classifiers."""
-        super().check(recipe)
-        pool = recipe.model.global_pool
-        remedy = "is for classifiers: a detector reads every token out; leave it out"
-        require(pool is None, "model.global_pool", pool, remedy)
+    dense = "detector"
 
     def example(self, shape: tuple[int, ...], batch_size: int) -> Inputs:
         """Make images of one size, as a list."""

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from keymix.analysis import overlap, statistics
 from keymix.analysis.answers import (
@@ -22,6 +20,7 @@ from keymix.analysis.answers import (
     IntArray,
     WholeNumbers,
     array_faults,
+    known,
     whole,
 )
 from keymix.data.kinds import IGNORE
@@ -34,22 +33,19 @@ from keymix.tasks.segmentation.facts import ClassScores, MaskDetails
 from keymix.tasks.segmentation.predict_masks import (
     AT_ONCE,
     MaskPrediction,
-    predict_masks,
-    predictions_of,
+    MaskWriter,
 )
 from keymix.tasks.segmentation.scoring import MaskScores, overlap_scores, predicted_masks
 from keymix.train.parts import (
-    Answered,
-    AnswersPart,
     DetailsTable,
     Evaluated,
     Prediction,
     PredictionRows,
     Reference,
-    Wanted,
 )
+from keymix.train.predict_folder import FolderAnswers
 from keymix.train.record import SplitScores
-from keymix.train.scoring import ImageBatch, answered
+from keymix.train.scoring import Outputs
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData, Split
@@ -143,8 +139,8 @@ class MaskAnswers(Answers):
             classes=tuple(
                 ClassScores(
                     name=self.classes[k],
-                    jaccard=_number(jaccard[k]),
-                    dice=_number(dice[k]),
+                    jaccard=known(jaccard[k]),
+                    dice=known(dice[k]),
                     hausdorff_mm=_mean(self.hausdorff[:, k]),
                     missed=int(one_empty[:, k].sum()),
                 )
@@ -153,41 +149,29 @@ class MaskAnswers(Answers):
         )
 
 
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)
-
-
 def _mean(values: FloatArray) -> float | None:
     there = values[~np.isnan(values)]
     return float(there.mean()) if len(there) else None
 
 
-class SegmentationAnswers(AnswersPart):
+class SegmentationAnswers(FolderAnswers[MaskPrediction]):
     """How segmenters are evaluated, at the size that the model sees."""
 
     prediction = MaskPrediction
-    predict_options = frozenset({"data", "per_image", "split"})
+    folder_writer = MaskWriter
     writer = "predict_masks"
     at_once = AT_ONCE
     chance = "the per-pixel mode, which is blind to the image"
 
-    @torch.inference_mode()
-    def evaluate(
-        self,
-        model: nn.Module,
-        batches: Iterable[ImageBatch],
-        split: Split,
-        data: ImageData,
-        *,
-        device: torch.device,
-        precision: str = "32",
+    def evaluated(
+        self, outputs: Outputs, split: Split, data: ImageData, device: torch.device
     ) -> Evaluated:
-        """Segment every image of a split."""
+        """Count the pixels of every image."""
         scores = MaskScores(data).to(device)
         millimetres = _in_millimetres(split)
         index, counts, distances = [], [], []
-        for batch, outputs in answered(model, batches, device=device, precision=precision):
-            logits = outputs.float()
+        for batch, output in outputs:
+            logits = output.float()
             counts.append(scores.update(logits, batch.targets).cpu().numpy())
             found = predicted_masks(logits, multilabel=scores.multilabel).cpu()
             places = batch.index.cpu().numpy()
@@ -221,13 +205,6 @@ class SegmentationAnswers(AnswersPart):
             classes=data.classes,
             scored=data.scored_classes,
         )
-
-    def predicted(
-        self, outputs: Any, inputs: Sequence[Answered], seen: DataRecord, *, top: int
-    ) -> Iterator[MaskPrediction]:
-        """Predict the mask of each image at its own size."""
-        del top
-        return predictions_of(outputs, inputs, seen)
 
     def faults(self, stored: Arrays, data: DataRecord) -> Iterator[str]:
         """Say what is wrong with stored counts."""
@@ -268,42 +245,21 @@ class SegmentationAnswers(AnswersPart):
                 f"on {trained} ones. Arrange them as {layout}, or take a run on masks of their "
                 "kind."
             )
-        if data.classes != seen.classes:
-            raise UserError(
-                f"data {data.spec!r} has masks of {', '.join(data.classes)}; the run was trained "
-                f"on {', '.join(seen.classes)}, in this order. Rename or reorder its classes."
-            )
-
-    def write(self, wanted: Wanted) -> tuple[Sequence[Prediction], str]:
-        """Write masks, overlays and run lengths; see `predict_masks`."""
-        found = predict_masks(
-            wanted.run,
-            wanted.paths,
-            out=wanted.out,
-            data=wanted.data,
-            split=wanted.split,
-            which=wanted.which,
-            image_size=wanted.image_size,
-            resize=wanted.resize,
-            overwrite=wanted.overwrite,
-        )
-        good = sum(each.error is None for each in found)
-        what = f"masks of {good} image{'s' * (good != 1)}, overlays and predictions.csv"
-        return found, f"{what} with run lengths: {wanted.out}"
+        super().check_data(data, seen)
 
     def table(self, found: Sequence[Prediction], noun: str) -> PredictionRows:
         """Make a row per image, with the share of its pixels that each class has."""
-        shares = [_shares(each) for each in _predicted(found)]
+        shares = [_shares(each) for each in self.known(found)]
         heads = [noun, *(f"{name} %" for name in (shares[0] if shares else ()))]
         rows = [
             [each.id, *(percent(share, 2) for share in own.values())]
-            for each, own in zip(_predicted(found), shares, strict=True)
+            for each, own in zip(self.known(found), shares, strict=True)
         ]
         return PredictionRows(heads=heads, rows=rows)
 
     def summary(self, found: Sequence[Prediction], noun: str) -> PredictionRows:
         """Make a row per class: the images where it was found, and its mean share of all."""
-        shares = [_shares(each) for each in _predicted(found)]
+        shares = [_shares(each) for each in self.known(found)]
         of_class = {name: [own[name] for own in shares] for name in (shares[0] if shares else ())}
         rows = [
             [
@@ -319,7 +275,7 @@ class SegmentationAnswers(AnswersPart):
         """Make a row per image and class."""
         rows = [
             [each.id, name, number, None if each.area is None else round(each.area[name], 2)]
-            for each in _predicted(found)
+            for each in self.known(found)
             for name, number in (each.pixels or {}).items()
         ]
         return PredictionRows(heads=["id", "class", "pixels", "area_mm2"], rows=rows)
@@ -392,10 +348,6 @@ def _always(mode: NDArray[Any], data: ImageData, split: Split, scores: MaskScore
         classes=data.classes,
         scored=tuple(scores.scored),
     )
-
-
-def _predicted(found: Sequence[Prediction]) -> list[MaskPrediction]:
-    return [each for each in found if isinstance(each, MaskPrediction)]
 
 
 def _shares(found: MaskPrediction) -> dict[str, float]:

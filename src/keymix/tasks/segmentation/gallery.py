@@ -17,14 +17,12 @@ from PIL import Image
 from keymix.analysis.mask_pictures import GREY, Colour, colours_of, rim
 from keymix.analysis.overlap import mean_jaccard, overlap_counts
 from keymix.data.kinds import IGNORE
-from keymix.errors import UserError
 from keymix.report.formats import percent
-from keymix.report.pictures import IMAGE, image_uri, png_uri
+from keymix.report.part import ImageOutputs
+from keymix.report.pictures import check_pictures, hex_colour, image_uri, png_uri
 from keymix.report.record import ComparisonRecord, Sparse
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from keymix.data.dataset import ImageData
     from keymix.data.segmentation.table import ScanTable
 
@@ -111,8 +109,7 @@ def sheet(record: ComparisonRecord) -> Sheet | None:
     slices = stored.slices
     pictures = [uri for each in slices for uri in (each.png, each.truth)]
     pictures += [cell.png for cells in stored.predictions.values() for cell in cells]
-    if not all(IMAGE.fullmatch(uri) for uri in pictures):
-        raise UserError("a picture of the record's gallery is no data URI of an image")
+    check_pictures(pictures)
     qualities = {
         label: [_quality(each, mask) for each, mask in zip(slices, masks, strict=True)]
         for label, masks in stored.predictions.items()
@@ -131,25 +128,18 @@ def _quality(each: GallerySlice, mask: PredictedMask) -> str:
     return f"{mask.found:,} {pixels} where nothing is"
 
 
-def draw(
-    data: ImageData,
-    chosen: Sequence[int],
-    outputs: Mapping[str, Tensor],
-    missing: Mapping[str, str],
-    *,
-    seed: int,
-) -> Gallery:
+def draw(data: ImageData, given: ImageOutputs) -> Gallery:
     """Draw what each mixer's logits find on some test images, next to the truth."""
     from keymix.tasks.segmentation.scoring import predicted_masks
 
     record = data.record()
     scans, multilabel, scored = scans_of(data), bool(record.multilabel), record.scored_classes
-    truth = np.stack([data.test.mask(i).numpy() for i in chosen])
+    truth = np.stack([data.test.mask(i).numpy() for i in given.chosen])
     truths = _planes(truth, scored, multilabel=multilabel)
     ignored = (truth == IGNORE).reshape(len(truth), -1, *truth.shape[-2:]).any(1)
     paint = colours_of(len(scored))
     predictions: dict[str, tuple[PredictedMask, ...]] = {}
-    for label, logits in outputs.items():
+    for label, logits in given.outputs.items():
         found = predicted_masks(logits.float(), multilabel=multilabel).numpy()
         counts = overlap_counts(found, truth, num_classes=len(data.classes), multilabel=multilabel)
         predictions[label] = tuple(
@@ -167,10 +157,10 @@ def draw(
             )
         )
     return Gallery(
-        seed=seed,
+        seed=given.seed,
         size=data.image_size,
         legend=tuple(
-            LegendEntry(name=data.classes[c], colour="#{:02x}{:02x}{:02x}".format(*colour))
+            LegendEntry(name=data.classes[c], colour=hex_colour(colour))
             for c, colour in zip(scored, paint, strict=True)
         ),
         ignored=bool(ignored.any()),
@@ -182,10 +172,10 @@ def draw(
                 truth=layer_uri(truths[at], paint, grey=ignored[at]),
                 area=int(truths[at].sum()),
             )
-            for at, i in enumerate(chosen)
+            for at, i in enumerate(given.chosen)
         ),
         predictions=predictions,
-        missing=missing,
+        missing=given.missing,
         names=tuple(scans.scan_id(i) for i in range(len(data.test))),
     )
 

@@ -16,6 +16,8 @@ from keymix.report.by_class import (
     ByClass,
     Classes,
     Scores,
+    ScriptComparison,
+    ScriptRun,
     by_class,
     by_seed,
     compared,
@@ -24,7 +26,7 @@ from keymix.report.by_class import (
 )
 from keymix.report.charts import Look
 from keymix.report.formats import distance, points
-from keymix.report.part import SHARES, Output, Page, RunAnswers, Section, packed_shares
+from keymix.report.part import ImageOutputs, Page, RunAnswers, Section, packed_shares
 from keymix.report.record import ComparisonRecord, DoneRun, Sparse
 from keymix.report.tables import Cell, Column, Table
 from keymix.task import Score, Task
@@ -71,23 +73,6 @@ class OfComparison(Sparse):
     test_cases: int | None = None
     classes: Classes
     hausdorff_unit: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScriptRun:
-    """What the script reads of a run: overlap by image, packed, and Jaccard index by class."""
-
-    overlaps: str | None
-    classes: tuple[float | None, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScriptComparison:
-    """What the script reads: the classes, the level that is 1, and names of all test images."""
-
-    classes: Classes
-    levels: int = SHARES
-    names: tuple[str, ...] | None
 
 
 def spread_over_cases(answers: MaskAnswers, number: int) -> list[int]:
@@ -265,6 +250,7 @@ class MaskPage(Page):
 
     package = "keymix.tasks.segmentation"
     scripts = ("overlaps",)
+    shared_scripts = ("shares",)
     run = OfRun
     comparison = OfComparison
     pictures = OfPictures
@@ -338,17 +324,9 @@ class MaskPage(Page):
         """Choose the images that show most."""
         return most_informative(_masks(answers), PICTURES)
 
-    def draw(
-        self,
-        data: ImageData,
-        chosen: Sequence[int],
-        outputs: Mapping[str, Output],
-        missing: Mapping[str, str],
-        *,
-        seed: int,
-    ) -> OfPictures:
+    def draw(self, data: ImageData, given: ImageOutputs) -> OfPictures:
         """Draw what every mixer's model finds, next to the truth."""
-        return OfPictures(gallery=gallery.draw(data, chosen, outputs, missing, seed=seed))
+        return OfPictures(gallery=gallery.draw(data, given))
 
     def about_data(self, data: DataRecord) -> str:
         """Count the classes that count."""
@@ -422,7 +400,7 @@ class MaskPage(Page):
         """Give the script the overlaps."""
         own = run.own.read(OfRun)
         classes = tuple(row.jaccard for row in own.classes or ())
-        return ScriptRun(overlaps=own.overlaps, classes=classes)
+        return ScriptRun(shares=own.overlaps, classes=classes)
 
     def of_comparison(self, record: ComparisonRecord) -> ScriptComparison:
         """Give the script the classes and the names of images."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,33 +21,39 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from keymix._version import __version__
 from keymix.analysis import mask_pictures
 from keymix.data.decode import Size
 from keymix.data.record import DataRecord
 from keymix.data.segmentation import rle
 from keymix.data.segmentation.table import Pixels
 from keymix.data.shown import scan_file
-from keymix.data.specs import parse
 from keymix.errors import UserError
 from keymix.tasks.segmentation.facts import TASK
 from keymix.tasks.segmentation.scoring import predicted_masks
 from keymix.train import files
-from keymix.train.evaluation import SplitName, data_for
+from keymix.train.evaluation import SplitName
 from keymix.train.folder import Which
-from keymix.train.model import enough_memory
-from keymix.train.parts import Answered, Prediction
-from keymix.train.predict import TrainedModel, load
+from keymix.train.parts import Prediction, Wanted
+from keymix.train.predict_folder import (
+    MANIFEST,
+    OVERLAYS,
+    FolderManifest,
+    FolderWriter,
+    Item,
+    of_before,
+    write_picture,
+)
 from keymix.train.recipe import is_part
-from keymix.train.runs import Run, image_files, load_run, refuse_lone
+from keymix.train.runs import Run, load_run
 
 if TYPE_CHECKING:
-    from keymix.data.dataset import ImageData
+    from keymix.data.dataset import Split
 
 AT_ONCE = 8
 """Images that a model is given together."""
-MASKS, OVERLAYS = "masks", "overlays"
-RUN_LENGTHS, MANIFEST = "predictions.csv", "predictions.json"
+MASKS = "masks"
+WHAT = "predicted masks"
+RUN_LENGTHS = "predictions.csv"
 COLUMNS = ("id", "class", "segmentation")
 
 
@@ -95,35 +101,21 @@ class ClassColour:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class Manifest(FolderManifest):
     """What was predicted by which run: ``predictions.json``.
 
     Args:
-        keymix: Version of keymix.
-        run: The run's folder.
-        weights: Weights of the ``last`` or the ``best`` epoch.
-        data: Spec of the data; None of image files.
-        split: Split of the data; None of image files.
-        image_size: Height and width of the images as the model sees them, pixels.
         multilabel: Whether a pixel may have several classes.
         classes: The classes.
         answered: Number of images with an answer; None before the end.
         broken: Number of images without one.
-        complete: Whether all is written.
         images: The images.
     """
 
-    keymix: str
-    run: str
-    weights: str
-    data: str | None
-    split: str | None
-    image_size: Size
     multilabel: bool
     classes: tuple[ClassColour, ...]
     answered: int | None = None
     broken: int | None = None
-    complete: bool = False
     images: tuple[MaskPrediction | PlannedImage, ...]
 
     def omitted(self) -> tuple[str, ...]:
@@ -170,7 +162,7 @@ class MaskFolder:
         Raises:
             UserError: If something else is in the folder, or the disk does not take it.
         """
-        checked(self.path, overwrite=True)
+        files.checked_output(self.path, manifest=MANIFEST, what=WHAT, overwrite=True)
         self._refuse_paths([image.id for image in manifest.images])
         for file in _of_before(self.path):
             file.unlink(missing_ok=True)
@@ -212,12 +204,12 @@ class MaskFolder:
         if self.multilabel:
             for k in self.organs:
                 plane = Image.fromarray(planes[k].astype(np.uint8) * 255)
-                _write_picture(self.path / MASKS / self.classes[k] / f"{name}.png", plane)
+                write_picture(self.path / MASKS / self.classes[k] / f"{name}.png", plane)
         else:
             picture = mask_pictures.mask_picture(mask, self.colours)
-            _write_picture(self.path / MASKS / f"{name}.png", picture)
+            write_picture(self.path / MASKS / f"{name}.png", picture)
         drawn = Image.fromarray(mask_pictures.overlay(image, mask, self.colours, truth))
-        _write_picture(self.path / OVERLAYS / f"{name}.png", drawn)
+        write_picture(self.path / OVERLAYS / f"{name}.png", drawn)
         self.rows += [(name, self.classes[k], rle.encode(planes[k])) for k in self.organs]
 
     def finish(self, manifest: Manifest) -> None:
@@ -237,46 +229,93 @@ class MaskFolder:
         files.write_json(self.path / MANIFEST, manifest)
 
 
-def checked(path: Path, *, overwrite: bool) -> Path:
-    """Refuse a file, and a folder with other things or predictions in it, before any work."""
-    return files.checked_output(
-        path, manifest=MANIFEST, what="predicted masks", overwrite=overwrite
-    )
-
-
 def _of_before(path: Path) -> list[Path]:
     """List the files of an earlier prediction, by its manifest."""
-    if not (path / MANIFEST).exists():
-        return []
-    manifest = files.read_json(path / MANIFEST)
-    names = _names(manifest.get("images"), "id")
-    classes = _names(manifest.get("classes"), "name")
+    classes = of_before(path, "classes", "name")
     folders = [path / OVERLAYS, path / MASKS, *(path / MASKS / name for name in classes)]
+    names = of_before(path, "images", "id")
     inside = [folder / f"{name}.png" for name in names for folder in folders]
     return [*inside, path / RUN_LENGTHS]
 
 
-def _names(rows: object, key: str) -> list[str]:
-    """The names in the rows of a manifest, without those that could lead out of the folder."""
-    found = rows if isinstance(rows, list) else []
-    return [row[key] for row in found if isinstance(row, dict) and is_part(row.get(key))]
+class MaskWriter(FolderWriter[MaskPrediction]):
+    """Writes masks into a `MaskFolder`."""
 
+    task = TASK
+    what = WHAT
+    content = "masks of {images}, overlays and predictions.csv with run lengths"
+    at_once = AT_ONCE
 
-def _write_picture(path: Path, picture: Image.Image) -> None:
-    stream = io.BytesIO()
-    picture.save(stream, "PNG")
-    files.write_bytes(path, stream.getvalue())
+    @staticmethod
+    def named(path: str, seen: DataRecord) -> MaskPrediction:
+        """Call a file as the data would."""
+        file = scan_file(Path(path), seen)
+        return MaskPrediction(path=path, id=file.id, spacing=file.spacing)
 
+    @staticmethod
+    def name(named: MaskPrediction) -> str:
+        """Name a mask."""
+        return named.id
 
-@dataclass(frozen=True)
-class _Item:
-    """An image to be answered, and how to read it at its own size."""
+    @staticmethod
+    def answer(
+        named: MaskPrediction, size: Size, output: Tensor, seen: DataRecord
+    ) -> MaskPrediction:
+        """Add the mask of logits ``[K, H, W]``, with its pixels and areas."""
+        mask = at_native_size(output.float().cpu(), size, multilabel=bool(seen.multilabel))
+        planes = mask_pictures.planes(mask, len(seen.classes))
+        pixels = {seen.classes[k]: int(planes[k].sum()) for k in seen.scored_classes}
+        area = None
+        if named.spacing is not None:
+            pixel = named.spacing[0] * named.spacing[1]
+            area = {name: number * pixel for name, number in pixels.items()}
+        return replace(named, size=size, mask=mask, pixels=pixels, area=area)
 
-    path: str
-    id: str
-    spacing: tuple[float, float] | None
-    pixels: Callable[[], Pixels]
-    truth: Callable[[], Pixels] | None = None
+    def of_split(self, split: Split) -> list[Item[MaskPrediction]]:
+        """List images with their truth."""
+        scans = split.scans
+        assert scans is not None
+        return [
+            Item(
+                named=MaskPrediction(
+                    path=scans.name(i), id=scans.scan_id(i), spacing=scans.spacing(i)
+                ),
+                pixels=partial(scans.pixels, i),
+                truth=partial(scans.mask, i),
+            )
+            for i in range(len(scans))
+        ]
+
+    def begin(self, about: FolderManifest) -> None:
+        """Begin the folder."""
+        seen = self.seen
+        self.masks = MaskFolder(
+            self.folder, seen.classes, seen.scored_classes, bool(seen.multilabel)
+        )
+        self.manifest = Manifest(
+            **vars(about),
+            multilabel=self.masks.multilabel,
+            classes=tuple(
+                ClassColour(name=name, colour=colour)
+                for name, colour in zip(seen.classes, self.masks.colours, strict=True)
+            ),
+            images=tuple(PlannedImage(id=item.named.id) for item in self.items),
+        )
+        self.masks.begin(self.manifest)
+
+    def write(self, found: MaskPrediction, image: Pixels, truth: Pixels | None) -> MaskPrediction:
+        """Write the mask; of a stack the middle slice is drawn."""
+        stacked = (self.seen.stack or 1) > 1
+        shown = image[len(image) // 2][None] if stacked else image
+        if found.mask is not None:
+            self.masks.write(found.id, shown, found.mask, truth)
+        return replace(found, mask=None)
+
+    def finish(self, found: Sequence[MaskPrediction]) -> None:
+        """Write the run lengths and the whole manifest."""
+        good = sum(each.error is None for each in found)
+        counted = replace(self.manifest, answered=good, broken=len(found) - good)
+        self.masks.finish(replace(counted, complete=True, images=tuple(found)))
 
 
 def predict_masks(
@@ -315,98 +354,19 @@ def predict_masks(
             two images have one name, weights or data are unfit, or the model, or the memory,
             cannot take the image size.
     """
-    refuse_lone(resize, image_size)
     run = run if isinstance(run, Run) else load_run(run)
-    if parse(run.recipe.data.spec)[0].task != TASK.name:
-        raise UserError(f"the run {str(run.folder)!r} classifies images and predicts no masks.")
-    if paths and (data is not None or split is not None):
-        raise UserError("give either image files or a data set and its split, not both.")
-    folder = checked(Path(out), overwrite=overwrite)
-    trained = load(run, which=which, image_size=image_size, resize=resize)
-    size, seen = trained.image_size, trained.data
-    with enough_memory(image_size):
-        loaded = None if paths else data_for(run.recipe.data, seen, data, size)[0]
-        chosen = split or "test"
-        items = _of_files(paths, seen) if loaded is None else _of_split(loaded, chosen)
-        _refuse_same_names(items)
-        mask_folder = MaskFolder(folder, seen.classes, seen.scored_classes, bool(seen.multilabel))
-        manifest = Manifest(
-            keymix=__version__,
-            run=str(run.folder),
-            weights=which,
-            data=None if loaded is None else loaded.spec,
-            split=None if loaded is None else chosen,
-            image_size=size,
-            multilabel=mask_folder.multilabel,
-            classes=tuple(
-                ClassColour(name=name, colour=colour)
-                for name, colour in zip(seen.classes, mask_folder.colours, strict=True)
-            ),
-            images=tuple(PlannedImage(id=item.id) for item in items),
-        )
-        mask_folder.begin(manifest)
-        found = [
-            each
-            for start in range(0, len(items), AT_ONCE)
-            for each in _written(trained, items[start : start + AT_ONCE], mask_folder)
-        ]
-    good = sum(each.error is None for each in found)
-    mask_folder.finish(
-        replace(
-            manifest,
-            answered=good,
-            broken=len(found) - good,
-            complete=True,
-            images=tuple(found),
-        )
+    wanted = Wanted(
+        run=run.folder,
+        paths=paths,
+        out=Path(out),
+        data=data,
+        split=split,
+        which=which,
+        image_size=image_size,
+        resize=resize,
+        overwrite=overwrite,
     )
-    return found
-
-
-def _written(
-    trained: TrainedModel, items: Sequence[_Item], folder: MaskFolder
-) -> Iterator[MaskPrediction]:
-    """Answer some images and write what is predicted."""
-    read = [_read(item) for item in items]
-    shown = [trained.prepare(image) for image, _ in read if not isinstance(image, str)]
-    logits = iter(trained.outputs(shown) if shown else ())
-    for item, (image, truth) in zip(items, read, strict=True):
-        if isinstance(image, str):
-            yield MaskPrediction(path=item.path, id=item.id, error=image)
-            continue
-        size = (image.shape[-2], image.shape[-1])
-        named = MaskPrediction(path=item.path, id=item.id, size=size, spacing=item.spacing)
-        found = with_mask(named, next(logits), trained.data)
-        stacked = (trained.data.stack or 1) > 1
-        drawn = image[len(image) // 2][None] if stacked else image
-        if found.mask is not None:
-            folder.write(item.id, drawn, found.mask, truth)
-        yield replace(found, mask=None)
-
-
-def predictions_of(
-    logits: Tensor, inputs: Sequence[Answered], seen: DataRecord
-) -> Iterator[MaskPrediction]:
-    """Predict the masks of some images at their own sizes: of logits ``[B, K, H, W]``."""
-    for row, each in zip(logits, inputs, strict=True):
-        named = MaskPrediction(path=each.path, size=each.size)
-        if each.path:
-            file = scan_file(Path(each.path), seen)
-            named = replace(named, id=file.id, spacing=file.spacing)
-        yield with_mask(named, row, seen)
-
-
-def with_mask(named: MaskPrediction, logits: Tensor, seen: DataRecord) -> MaskPrediction:
-    """Add the mask to an image's prediction, with its pixels and areas: of ``[K, H, W]``."""
-    size = named.size or (logits.shape[-2], logits.shape[-1])
-    mask = at_native_size(logits.float().cpu(), size, multilabel=bool(seen.multilabel))
-    planes = mask_pictures.planes(mask, len(seen.classes))
-    pixels = {seen.classes[k]: int(planes[k].sum()) for k in seen.scored_classes}
-    area = None
-    if named.spacing is not None:
-        pixel = named.spacing[0] * named.spacing[1]
-        area = {name: number * pixel for name, number in pixels.items()}
-    return replace(named, mask=mask, pixels=pixels, area=area)
+    return MaskWriter(wanted).predict(run)
 
 
 def at_native_size(logits: Tensor, size: Size, *, multilabel: bool) -> Pixels:
@@ -419,44 +379,3 @@ def at_native_size(logits: Tensor, size: Size, *, multilabel: bool) -> Pixels:
         logits = F.interpolate(logits[None], size, mode="bilinear", align_corners=False)[0]
     mask: Pixels = predicted_masks(logits[None], multilabel=multilabel)[0].to(torch.uint8).numpy()
     return mask
-
-
-def _read(item: _Item) -> tuple[Pixels | str, Pixels | None]:
-    """Read an image and its truth; the error's text if one cannot be read."""
-    try:
-        return item.pixels(), None if item.truth is None else item.truth()
-    except UserError as error:
-        return str(error), None
-
-
-def _of_files(paths: Sequence[str | Path], seen: DataRecord) -> list[_Item]:
-    found = [scan_file(path, seen) for path in dict.fromkeys(image_files(paths))]
-    return [_Item(str(each.path), each.id, each.spacing, each.pixels) for each in found]
-
-
-def _of_split(data: ImageData, split: str) -> list[_Item]:
-    if split not in ("train", "val", "test"):
-        raise UserError(f"split {split!r}: choose 'train', 'val' or 'test'.")
-    scans = getattr(data, split).scans
-    return [
-        _Item(
-            scans.name(i),
-            scans.scan_id(i),
-            scans.spacing(i),
-            partial(scans.pixels, i),
-            partial(scans.mask, i),
-        )
-        for i in range(len(scans))
-    ]
-
-
-def _refuse_same_names(items: Sequence[_Item]) -> None:
-    """Refuse two images of one name: one's masks would replace the other's."""
-    first: dict[str, str] = {}
-    for item in items:
-        if item.id in first:
-            raise UserError(
-                f"{first[item.id]} and {item.path} have the same name {item.id!r}. Predict them "
-                "apart, each into its own --out."
-            )
-        first[item.id] = item.path

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from keymix.errors import require
 from keymix.tasks.segmentation.facts import TASK, MaskOptions
 from keymix.tasks.segmentation.scoring import (
     MaskScores,
@@ -63,13 +62,7 @@ class Segmentation(TrainingPart):
     """The training of segmentation."""
 
     module = SegmentationTask
-
-    def check(self, recipe: Recipe) -> None:
-        """Refuse losses of classes, and the readout of classifiers."""
-        super().check(recipe)
-        pool = recipe.model.global_pool
-        remedy = "is for classifiers: a segmenter reads every token out; leave it out"
-        require(pool is None, "model.global_pool", pool, remedy)
+    dense = "segmenter"
 
 
 TRAINING = Segmentation()

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Predict image files, or a split of data, into a folder: what all tasks that write one share.
+
+A task's `FolderWriter` says which images there are and what is written of each.
+"""
+
+from __future__ import annotations
+
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from PIL import Image
+
+from keymix._version import __version__
+from keymix.data.decode import Size
+from keymix.data.record import DataRecord
+from keymix.data.segmentation.table import Pixels
+from keymix.data.shown import file_pixels
+from keymix.data.specs import task_name
+from keymix.errors import UserError
+from keymix.task import Task, get_task
+from keymix.train import files
+from keymix.train.evaluation import data_for
+from keymix.train.model import enough_memory
+from keymix.train.parts import Answered, AnswersPart, Prediction, Wanted
+from keymix.train.predict import TrainedModel, load
+from keymix.train.recipe import is_part
+from keymix.train.runs import Run, image_files, load_run, refuse_lone
+
+if TYPE_CHECKING:
+    from keymix.data.dataset import ImageData, Split
+
+MANIFEST, OVERLAYS = "predictions.json", "overlays"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderManifest:
+    """What was predicted by which run, ``predictions.json``; a task's own has more fields.
+
+    Args:
+        keymix: Version of keymix.
+        run: The run's folder.
+        weights: Weights of the ``last`` or the ``best`` epoch.
+        data: Spec of the data; None of image files.
+        split: Split of the data; None of image files.
+        image_size: Height and width of the images as the model sees them, pixels; of images that
+            keep their proportions short and long side.
+        complete: Whether all is written.
+    """
+
+    keymix: str
+    run: str
+    weights: str
+    data: str | None
+    split: str | None
+    image_size: Size
+    complete: bool = False
+
+
+PredictionT = TypeVar("PredictionT", bound=Prediction)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item(Generic[PredictionT]):
+    """An image to be answered: what is said before it is read, and its pixels at its own size.
+
+    `pixels` are uint8 ``[C, h, w]``; `truth` is what is true of it, if that is drawn.
+    """
+
+    named: PredictionT
+    pixels: Callable[[], Pixels]
+    truth: Callable[[], Pixels] | None = None
+
+
+class FolderWriter(ABC, Generic[PredictionT]):
+    """Predicts into a folder: what images are called and how they are answered and written.
+
+    `what` the folder holds, such as ``predicted masks``; `content` says with ``{images}`` what is
+    written; `at_once` images are given to the model together. `seen` is the record of the data that
+    the run was trained on.
+    """
+
+    task: Task
+    what: str
+    content: str
+    at_once: int
+    folder: Path
+    seen: DataRecord
+    items: Sequence[Item[PredictionT]]
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted = wanted
+
+    @staticmethod
+    @abstractmethod
+    def named(path: str, seen: DataRecord) -> PredictionT:
+        """Say of a file what is known before it is read."""
+
+    @staticmethod
+    @abstractmethod
+    def name(named: PredictionT) -> str:
+        """Name an image in the folder, as no other may be named."""
+
+    @staticmethod
+    @abstractmethod
+    def answer(named: PredictionT, size: Size, output: Any, seen: DataRecord) -> PredictionT:
+        """Add what a model returned for an image, at the image's own height and width."""
+
+    @abstractmethod
+    def of_split(self, split: Split) -> list[Item[PredictionT]]:
+        """List the images of a split."""
+
+    @abstractmethod
+    def begin(self, about: FolderManifest) -> None:
+        """Take out what was predicted before, and note in the manifest what will be written."""
+
+    @abstractmethod
+    def write(self, found: PredictionT, image: Pixels, truth: Pixels | None) -> PredictionT:
+        """Write and draw an answer; return what is kept of it."""
+
+    @abstractmethod
+    def finish(self, found: Sequence[PredictionT]) -> None:
+        """Write what is of all images together, and the whole manifest."""
+
+    def predict(self, run: Run) -> list[PredictionT]:
+        """Predict by a run; a broken image is answered by its error.
+
+        Nothing is written before task, folder, names, weights and memory are known to fit.
+        """
+        wanted = self.wanted
+        refuse_lone(wanted.resize, wanted.image_size)
+        task = get_task(task_name(run.recipe.data.spec))
+        if task.name != self.task.name:
+            folder = str(run.folder)
+            raise UserError(f"the run {folder!r} {task.does}: name one that {self.task.does}.")
+        if wanted.paths and (wanted.data is not None or wanted.split is not None):
+            raise UserError("give either image files or a data set and its split, not both.")
+        self.folder = files.checked_output(
+            wanted.out, manifest=MANIFEST, what=self.what, overwrite=wanted.overwrite
+        )
+        size = wanted.image_size
+        trained = load(run, which=wanted.which, image_size=size, resize=wanted.resize)
+        self.seen = seen = trained.data
+        data, split = None, None
+        with enough_memory(size):
+            if wanted.paths:
+                self.items = [
+                    Item(named=self.named(str(path), seen), pixels=partial(file_pixels, path, seen))
+                    for path in dict.fromkeys(image_files(wanted.paths))
+                ]
+            else:
+                data = data_for(run.recipe.data, seen, wanted.data, trained.image_size)[0]
+                split = wanted.split or "test"
+                splits = {each.name: each for each in data.splits}
+                if split not in splits:
+                    raise UserError(f"split {split!r}: choose 'train', 'val' or 'test'.")
+                self.items = self.of_split(splits[split])
+            self._refuse_same_names()
+            self.begin(
+                FolderManifest(
+                    keymix=__version__,
+                    run=str(run.folder),
+                    weights=wanted.which,
+                    data=None if data is None else data.spec,
+                    split=split,
+                    image_size=trained.image_size,
+                )
+            )
+            found = [
+                each
+                for start in range(0, len(self.items), self.at_once)
+                for each in self._written(trained, self.items[start : start + self.at_once])
+            ]
+        self.finish(found)
+        return found
+
+    def _written(
+        self, trained: TrainedModel, items: Sequence[Item[PredictionT]]
+    ) -> Iterator[PredictionT]:
+        """Answer some images."""
+        read = [_read(item) for item in items]
+        shown = [trained.prepare(image) for image, _ in read if not isinstance(image, str)]
+        outputs = iter(trained.outputs(shown) if shown else ())
+        for item, (image, truth) in zip(items, read, strict=True):
+            if isinstance(image, str):
+                yield replace(item.named, error=image)
+            else:
+                size = (image.shape[-2], image.shape[-1])
+                found = self.answer(item.named, size, next(outputs), self.seen)
+                yield self.write(found, image, truth)
+
+    def _refuse_same_names(self) -> None:
+        """Refuse two images of one name: what is written could not tell them apart."""
+        first: dict[str, str] = {}
+        for named in (item.named for item in self.items):
+            name = self.name(named)
+            if name in first:
+                raise UserError(
+                    f"{first[name]} and {named.path} have the same name {name!r}. Predict them "
+                    "apart, each into its own --out."
+                )
+            first[name] = named.path
+
+
+def _read(item: Item[Any]) -> tuple[Pixels | str, Pixels | None]:
+    """Read an image and its truth; the error's text if one cannot be read."""
+    try:
+        return item.pixels(), None if item.truth is None else item.truth()
+    except UserError as error:
+        return str(error), None
+
+
+def of_before(folder: Path, field: str, key: str) -> list[str]:
+    """List the names, each under `key`, in a field of an earlier prediction's manifest.
+
+    Without those that lead out of the folder; none without a manifest.
+    """
+    if not (folder / MANIFEST).exists():
+        return []
+    rows = files.read_json(folder / MANIFEST).get(field)
+    found = rows if isinstance(rows, list) else []
+    return [row[key] for row in found if isinstance(row, dict) and is_part(row.get(key))]
+
+
+def write_picture(path: Path, picture: Image.Image, kind: str = "PNG") -> None:
+    """Write a picture whole or not at all."""
+    stream = io.BytesIO()
+    picture.save(stream, kind, quality=90)
+    files.write_bytes(path, stream.getvalue())
+
+
+class FolderAnswers(AnswersPart, Generic[PredictionT]):
+    """Answers of a task whose predictions a `folder_writer` writes, with numbers of classes."""
+
+    prediction: type[PredictionT]
+    folder_writer: type[FolderWriter[PredictionT]]
+    predict_options = frozenset({"data", "per_image", "split"})
+
+    def write(self, wanted: Wanted) -> tuple[Sequence[PredictionT], str]:
+        """Write predictions as the public function that is named as ``writer``."""
+        writer = self.folder_writer(wanted)
+        found = writer.predict(load_run(wanted.run))
+        good = sum(each.error is None for each in found)
+        content = writer.content.format(images=f"{good} image{'s' * (good != 1)}")
+        return found, f"{content}: {wanted.out}"
+
+    def predicted(
+        self, outputs: Any, inputs: Sequence[Answered], seen: DataRecord, *, top: int
+    ) -> Iterator[PredictionT]:
+        """Say what a model gave for some inputs at their own sizes."""
+        del top
+        writer = self.folder_writer
+        for output, each in zip(outputs, inputs, strict=True):
+            named = writer.named(each.path, seen) if each.path else self.prediction(path="")
+            yield writer.answer(named, each.size, output, seen)
+
+    def check_data(self, data: ImageData, seen: DataRecord) -> None:
+        """Refuse other classes, and the same in another order."""
+        if data.classes != seen.classes:
+            ours, theirs = (
+                ", ".join(each[:5]) + " …" * (len(each) > 5)
+                for each in (data.classes, seen.classes)
+            )
+            raise UserError(
+                f"data {data.spec!r} has the classes {ours}; the run was trained on {theirs}, in "
+                "this order. Rename or reorder its classes, or name data with the same."
+            )
+
+    def known(self, found: Sequence[Prediction]) -> list[PredictionT]:
+        """Return the predictions that are this task's."""
+        return [each for each in found if isinstance(each, self.prediction)]
