@@ -340,7 +340,8 @@ def load(
         val_fraction: Share of train that becomes validation, in (0, 1).
         split_seed: Seed of the choice for ``limit`` and validation, apart from training seeds.
         skip_corrupt: Decode every image once and leave the broken ones out; they are counted and
-            named in the record. Otherwise a broken image is an error.
+            named in the record. Of images with instances, unfit annotations are left out alone:
+            what they mark counts as background. Otherwise either is an error.
         time_steps: Frames made of each recording of events; None for 10.
         frames_by: ``number`` for equally many events a frame (None), ``time`` for equally long
             frames.
