@@ -187,7 +187,7 @@ def _own() -> VerbParser:
         "fitted to the images)",
     )
     add("--epochs", metavar="N", help="passes over the training images, each run")
-    add("--limit", metavar="N", help="at most N training and N test images, stratified")
+    add("--limit", metavar="N", help="at most N training and N test images")
     made.add_image_size("fitted")
     add("--skip-corrupt", action="store_true", help="leave what is broken out and report it")
     add("--no-flip", action="store_true", help="mirror no training images")
