@@ -273,6 +273,10 @@ def facts(plan: Plan, data: DataRecord) -> tuple[str, ...]:
     )
 
 
+def _one_left_out(data: DataRecord) -> bool:
+    return data.left_out_count + (data.annotations_left_out or 0) == 1
+
+
 def data_line(data: DataRecord) -> str:
     """Name the data and its fingerprint in one line."""
     return f"{'; '.join((data.spec, *data.notes))}; fingerprint {data.fingerprint[:16]}"
@@ -330,8 +334,8 @@ def method(
             "on validation is shown next to it."
             + (f" {about}" if (about := page.about_splits(data)) else "")
             + (
-                f" Left out: {' and '.join(left_out)}; the splits stayed as they were chosen, and "
-                f"every mixer saw the same {inputs}."
+                f" {' and '.join(left_out)} {'was' if _one_left_out(data) else 'were'} left out; "
+                f"the splits stayed as they were chosen, and every mixer saw the same {inputs}."
                 if left_out
                 else ""
             ),

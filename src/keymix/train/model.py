@@ -96,7 +96,7 @@ def warn_of_data(data: ImageData) -> ImageData:
         warnings.warn(text, KeymixWarning, stacklevel=2)
     if unfit := data.facts.annotations_left_out:
         some = "1 unfit annotation is" if unfit == 1 else f"{unfit:,} unfit annotations are"
-        text = f"{some} left out of data {data.spec}: what they mark counts as background; "
+        text = f"{some} left out of data {data.spec}: what is left out counts as background; "
         text += "`keymix data check` names them"
         warnings.warn(text, KeymixWarning, stacklevel=2)
     return warn_of_sparse(data)

@@ -166,7 +166,7 @@ def _add_unfit(report: Report, source: Source) -> None:
     report.facts["instances"]["unfit"] = sum(unfit)
     if unfit:
         text = f"{sum(unfit):,} annotations of {len(unfit):,} {source.items}; "
-        text += "--data.skip_corrupt true leaves out these annotations alone"
+        text += "--data.skip_corrupt true leaves them out and keeps images that are fit"
         report.lines.append(("unfit", text))
 
 
