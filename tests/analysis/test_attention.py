@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -10,9 +11,13 @@ from torch import Tensor, nn
 
 import keymix
 from keymix.analysis.attention import attention_maps
+from keymix.analysis.capture import At, Call, Seat, run_once, select_layers
 from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts import find_mixers
+from keymix.hosts.attention_inputs import Layout
+from keymix.hosts.layers import by_name
 from keymix.mixers.map_mixer import MapMixer
+from keymix.studies.attention.overlays import Cell, Range, Row, overlaid, shared_ranges, span
 from tolerances import close
 
 MODEL = "vit_nano_p2_12"
@@ -158,3 +163,68 @@ def test_maps_on_cuda_are_those_on_the_cpu(mixer: str, stage: str, images: Tenso
     found = attention_maps(model.cuda(), images, stage=stage)
     for path, maps in found.items():
         close(maps.cpu(), wanted[path])
+
+
+@pytest.fixture(scope="module")
+def padding() -> nn.Module:
+    """A model that pads images to whole multiples of 32 pixels; patches have 4."""
+    return keymix.create_model(
+        "mask_rcnn",
+        backbone="vit_micro_p4_32",
+        backbone_size=32,
+        mixer="softmax",
+        out_channels=8,
+        proposals=8,
+        num_classes=2,
+    ).eval()
+
+
+@pytest.mark.parametrize("pixel", [(0, 0), (22, 5), (44, 36), (13, 36)])
+def test_a_cell_lies_where_its_pixels_are_on_an_image_that_the_model_pads(
+    padding: nn.Module, pixel: tuple[int, int]
+) -> None:
+    size, (y, x) = (45, 37), pixel
+    tokens: list[tuple[Tensor, Layout]] = []
+
+    def keep(seat: Seat, call: Call, layout: Layout | None) -> None:
+        assert layout is not None
+        tokens.append((by_name(*call)["x"][0], layout))
+
+    black = torch.zeros(1, 3, *size)
+    image = black.clone()
+    image[..., y, x] = 3
+    for each in (black, image):
+        run_once(padding, each, select_layers(padding, 0), keep)
+    (before, layout), (after, _) = tokens
+    assert layout.grid == (16, 16)
+    assert layout.image == (45 / 64, 37 / 64)
+    (changed,) = (after != before).any(-1).nonzero()[:, 0].tolist()
+    assert At((y + 0.5) / size[0], (x + 0.5) / size[1]).token(layout) == changed
+
+    values = torch.zeros(layout.prefix + 16 * 16).double()
+    values[changed] = 16
+    cell = Cell(values=values[layout.prefix :].reshape(16, 16).numpy(), image=layout.image)
+    drawn = overlaid(np.zeros((3, *size), dtype=np.uint8), cell, Range(0, 16)).sum(-1)
+    assert drawn.shape == size
+    brightest = drawn == drawn.max()
+    rows, columns = np.nonzero(brightest)
+    assert {row // 4 for row in rows} == {y // 4}
+    assert {column // 4 for column in columns} == {x // 4}
+
+
+def test_what_lies_on_padding_alone_is_not_shown() -> None:
+    values = np.ones((16, 16))
+    values[12:], values[:, 10:] = 50.0, 50.0
+    values[11, 9] = 4.0  # a part of it has pixels
+    cell = Cell(values=values, image=(45 / 64, 37 / 64))
+    assert cell.shown.shape == (12, 10)
+    assert span(cell.shown) == "1 to 4×"
+    photo = np.zeros((3, 45, 37), dtype=np.uint8)
+    (over,) = shared_ranges([Row(label="", cells=(cell,), photo=photo)]).values()
+    assert over.high < 5
+    assert (Cell(values=values).shown == values).all()
+
+
+def test_images_that_are_not_padded_are_all_that_the_grid_covers(images: Tensor) -> None:
+    maps = attention_maps(make(), images, queries="mean")
+    assert {layout.image for layout in maps.layouts.values()} == {(1.0, 1.0)}

@@ -292,7 +292,7 @@ def test_a_picture_shows_more_where_more_is(photos: Path) -> None:
     values = np.zeros((4, 4))
     values[0, 0] = 16
     grey = np.full((3, 32, 32), 128, dtype=np.uint8)
-    drawn = overlaid(grey, values, Range.shared([values]))
+    drawn = overlaid(grey, Cell(values=values), Range.shared([values]))
     assert drawn[:6, :6].mean() > 1.5 * drawn[16:, 16:].mean()
     assert np.allclose(drawn[16:, 16:], 0.62 * 128 / 255, atol=0.01)  # the photo alone
     row = Row(

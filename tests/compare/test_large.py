@@ -148,6 +148,22 @@ def test_images_left_out_are_named_in_words(large, count, counted):
         assert f"{counted} {'was' if count == 1 else 'were'} left out" in splits
 
 
+@pytest.mark.parametrize(
+    ("broken", "unfit", "expected"),
+    [
+        (0, 1, "1 unfit annotation was left out"),
+        (0, 2, "2 unfit annotations were left out"),
+        (1, 1, "1 broken image and 1 unfit annotation were left out"),
+    ],
+)
+def test_annotations_left_out_are_named_in_words(large, broken, unfit, expected):
+    data = replace(DATA, left_out_count=broken, annotations_left_out=unfit)
+    plan = plan_in(large)
+    method = record.method(plan, data, done=3, device="cpu")
+    assert expected in next(item.text for item in method if item.title == "Splits.")
+    assert expected.replace(" was", "").replace(" were", "") in record.facts(plan, data)
+
+
 def test_recordings_are_called_so(large):
     plan = plan_in(large)
     data = replace(DATA, time_steps=4, left_out_count=2)

@@ -7,11 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bad_masks import CORRECT
 from bad_row import Row
 from coco_sets import write
 
 OF_INSTANCES = "mask_rcnn_small"
+CORRECT, CORRECT_ENTRY, CORRECT_IMAGE = (
+    f"Correct it, or leave such {items} out with --data.skip_corrupt true; `keymix data check` "
+    "names them all."
+    for items in ("annotations", "entries", "images")
+)
 FILE = "shots/annotations/instances_train2017.json"
 PLACE = f"{FILE}: annotation 200 of '0002.png'"
 
@@ -73,21 +77,21 @@ INSTANCE_ROWS: tuple[Row, ...] = (
     Row(
         "an image that is missing",
         "coco:shots",
-        f"shots/train2017/0002.png is missing. {CORRECT}",
+        f"shots/train2017/0002.png is missing. {CORRECT_IMAGE}",
         without_image,
         recipe=OF_INSTANCES,
     ),
     Row(
         "an image of another size than stated",
         "coco:shots",
-        "shots/train2017/0003.png has 48x48 pixels, and its entry states 49x48. " + CORRECT,
+        "shots/train2017/0003.png has 48x48 pixels, and its entry states 49x48. " + CORRECT_IMAGE,
         lambda: shots(lambda found: found["images"][2].update(width=49)),
         recipe=OF_INSTANCES,
     ),
     Row(
         "two images of one id",
         "coco:shots",
-        f"{FILE}: images[2] has the id 2 of another. {CORRECT}",
+        f"{FILE}: images[2] has the id 2 of another. {CORRECT_ENTRY}",
         same_id,
         recipe=OF_INSTANCES,
     ),

@@ -71,13 +71,15 @@ def write(
     numbers: dict[str, int] | None = None,
     *,
     change: Callable[[dict[str, Any]], object] | None = None,
+    changed: str = "train2017",
 ) -> Path:
     """Write a set in ``train2017/`` and ``val2017/``.
 
     Args:
         root: Where to.
         numbers: Images of each split; 8 of train and 3 of val by default.
-        change: What to change of train's annotations after the images are written.
+        change: What to change of annotations after the images are written.
+        changed: The split whose annotations these are.
     """
     first = 1
     for name, count in (numbers or {"train2017": 8, "val2017": 3}).items():
@@ -90,7 +92,7 @@ def write(
             random = np.random.default_rng(entry["id"])
             pixels = random.integers(0, 256, shape, dtype=np.uint8)
             Image.fromarray(pixels).save(root / name / entry["file_name"])
-        if change is not None and name.startswith("train"):
+        if change is not None and name == changed:
             change(found)
         text = json.dumps(found)
         (root / "annotations" / f"instances_{name}.json").write_text(text)

@@ -60,6 +60,19 @@ def test_classes_are_in_the_order_of_their_ids(data: ImageData) -> None:
     assert data.task.name == "detection"
 
 
+def test_notes_and_errors_name_no_strata(tmp_path: Path) -> None:
+    spec = f"coco:{write(tmp_path / 'set', {'train2017': 6})}"
+    words = [*load(spec).facts.notes]
+    assert any(note.startswith("test = 1 ") for note in words)
+    with pytest.raises(UserError, match="limit=1") as below:
+        load(spec, limit=1)
+    with pytest.raises(UserError, match="none is left for") as few:
+        load(f"coco:{write(tmp_path / 'few', {'train2017': 2})}")
+    for text in (*words, str(below.value), str(few.value)):
+        assert "stratified" not in text
+        assert "per class" not in text
+
+
 def test_val_is_test_and_validation_is_split_from_train(data: ImageData) -> None:
     assert [len(split) for split in data.splits] == [7, 1, 3]
     assert data.test.origin == "val"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,10 @@ from keymix.data import Augment, ImageData, Loader, load
 from keymix.data.check import check
 from keymix.data.detection.table import KINDS, InstanceTargets
 from keymix.data.findings import Report
-from keymix.errors import UserError
+from keymix.data.record import DataRecord, counts_left_out
+from keymix.errors import KeymixWarning, UserError
+from keymix.records import from_json, to_json
+from keymix.train.model import warn_of_data
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -42,83 +46,85 @@ def runs(**values: Any) -> Change:
     return lambda found: found["annotations"][4]["segmentation"].update(values)
 
 
+def same_id(found: dict[str, Any]) -> None:
+    found["annotations"][2].update(id=found["annotations"][1]["id"])
+
+
 BIG = 10**400
-OF_IMAGE: dict[str, tuple[Change, str, int]] = {
-    # what: the change, the kind of its fault, and the id of the image that is at fault
-    "category": (entry("annotations", category_id=4), "unknown category", 2),
-    "no category": (without("annotations", "category_id"), "missing key", 2),
-    "text category": (entry("annotations", category_id="7"), "bad entry", 2),
-    "no id": (without("annotations", "id"), "missing key", 2),
-    "real id": (entry("annotations", id=1.5), "bad entry", 2),
-    "huge id": (entry("annotations", id=BIG), "bad entry", 2),
-    "same id": (entry("annotations", id=101), "duplicate id", 2),
-    "no box": (without("annotations", "bbox"), "missing key", 2),
-    "box of text": (entry("annotations", bbox="abcd"), "bad number", 2),
-    "box of three": (entry("annotations", bbox=[1, 2, 3]), "bad number", 2),
-    "box with nothing": (entry("annotations", bbox=[1, 2, 3, None]), "bad number", 2),
-    "box of nan": (entry("annotations", bbox=[1, float("nan"), 3, 4]), "bad number", 2),
-    "box of infinity": (entry("annotations", bbox=[1, 2, float("inf"), 4]), "bad number", 2),
-    "huge box": (entry("annotations", bbox=[1, 2, BIG, 4]), "bad number", 2),
-    "flat box": (entry("annotations", bbox=[5, 6, 10, 0]), "empty box", 2),
-    "negative box": (entry("annotations", bbox=[25, 6, -10, 9]), "empty box", 2),
-    "box to the right": (entry("annotations", bbox=[30, 6, 20, 9]), "box outside the image", 2),
-    "box above": (entry("annotations", bbox=[3, -5, 20, 9]), "box outside the image", 2),
+OF_ANNOTATION: dict[str, tuple[Change, str]] = {
+    # what: the change of an annotation of the second image, and the kind of its fault
+    "category": (entry("annotations", category_id=4), "unknown category"),
+    "no category": (without("annotations", "category_id"), "missing key"),
+    "text category": (entry("annotations", category_id="7"), "bad entry"),
+    "no id": (without("annotations", "id"), "missing key"),
+    "real id": (entry("annotations", id=1.5), "bad entry"),
+    "huge id": (entry("annotations", id=BIG), "bad entry"),
+    "same id": (same_id, "duplicate id"),
+    "no box": (without("annotations", "bbox"), "missing key"),
+    "box of text": (entry("annotations", bbox="abcd"), "bad number"),
+    "box of three": (entry("annotations", bbox=[1, 2, 3]), "bad number"),
+    "box with nothing": (entry("annotations", bbox=[1, 2, 3, None]), "bad number"),
+    "box of nan": (entry("annotations", bbox=[1, float("nan"), 3, 4]), "bad number"),
+    "box of infinity": (entry("annotations", bbox=[1, 2, float("inf"), 4]), "bad number"),
+    "huge box": (entry("annotations", bbox=[1, 2, BIG, 4]), "bad number"),
+    "flat box": (entry("annotations", bbox=[5, 6, 10, 0]), "empty box"),
+    "negative box": (entry("annotations", bbox=[25, 6, -10, 9]), "empty box"),
+    "box to the right": (entry("annotations", bbox=[30, 6, 20, 9]), "box outside the image"),
+    "box above": (entry("annotations", bbox=[3, -5, 20, 9]), "box outside the image"),
     "box at the border": (
         entry("annotations", bbox=[40.2, 6, 0.5, 9]),
         "box outside the image",
-        2,
     ),
-    "no area": (without("annotations", "area"), "missing key", 2),
-    "negative area": (entry("annotations", area=-1), "bad number", 2),
-    "area beyond the image": (entry("annotations", area=1e308), "bad number", 2),
-    "area of nan": (entry("annotations", area=float("nan")), "bad number", 2),
-    "crowd of two": (entry("annotations", iscrowd=2), "bad entry", 2),
-    "crowd of text": (entry("annotations", iscrowd=[]), "bad entry", 2),
-    "no outline": (without("annotations", "segmentation"), "missing key", 2),
-    "empty outline": (entry("annotations", segmentation=[]), "no outline", 2),
-    "outline of text": (entry("annotations", segmentation="1 2 3"), "no outline", 2),
-    "two points": (entry("annotations", segmentation=[[1, 2, 3, 4]]), "bad polygon", 2),
-    "odd numbers": (entry("annotations", segmentation=[[1, 2, 3, 4, 5, 6, 7]]), "bad polygon", 2),
+    "no area": (without("annotations", "area"), "missing key"),
+    "negative area": (entry("annotations", area=-1), "bad number"),
+    "area beyond the image": (entry("annotations", area=1e308), "bad number"),
+    "area of nan": (entry("annotations", area=float("nan")), "bad number"),
+    "crowd of two": (entry("annotations", iscrowd=2), "bad entry"),
+    "crowd of text": (entry("annotations", iscrowd=[]), "bad entry"),
+    "no outline": (without("annotations", "segmentation"), "missing key"),
+    "empty outline": (entry("annotations", segmentation=[]), "no outline"),
+    "outline of text": (entry("annotations", segmentation="1 2 3"), "no outline"),
+    "two points": (entry("annotations", segmentation=[[1, 2, 3, 4]]), "bad polygon"),
+    "odd numbers": (entry("annotations", segmentation=[[1, 2, 3, 4, 5, 6, 7]]), "bad polygon"),
     "an empty polygon": (
         entry("annotations", segmentation=[[1, 2, 3, 4, 5, 6], []]),
         "bad polygon",
-        2,
     ),
-    "flat list": (entry("annotations", segmentation=[1, 2, 3, 4, 5, 6]), "bad number", 2),
-    "points of text": (entry("annotations", segmentation=[["a"] * 6]), "bad number", 2),
+    "flat list": (entry("annotations", segmentation=[1, 2, 3, 4, 5, 6]), "bad number"),
+    "points of text": (entry("annotations", segmentation=[["a"] * 6]), "bad number"),
     "points of nan": (
         entry("annotations", segmentation=[[1, 2, 3, 4, 5, float("nan")]]),
         "bad number",
-        2,
     ),
     "points outside": (
         entry("annotations", segmentation=[[1, 2, 45, 4, 5, 6]]),
         "polygon outside the image",
-        2,
     ),
     "points above": (
         entry("annotations", segmentation=[[1, -2, 5, 4, 5, 6]]),
         "polygon outside the image",
-        2,
     ),
-    "short run lengths": (runs(counts=[0, 600, 1799]), "bad run lengths", 2),
-    "long run lengths": (runs(counts=[0, 600, 1801]), "bad run lengths", 2),
-    "no run lengths": (runs(counts=[]), "bad run lengths", 2),
-    "negative run lengths": (runs(counts=[-1, 601, 1800]), "bad run lengths", 2),
-    "real run lengths": (runs(counts=[0.0, 600, 1800]), "bad run lengths", 2),
-    "huge run lengths": (runs(counts=[0, BIG]), "bad run lengths", 2),
-    "cut run lengths": (runs(counts="0h"), "bad run lengths", 2),
-    "compressed run lengths of others": (runs(counts="0h01"), "bad run lengths", 2),
-    "run lengths of another size": (runs(size=[40, 60]), "bad run lengths", 2),
-    "run lengths of no size": (runs(size=None), "bad run lengths", 2),
-    "another width": (entry("images", width=49), "size unlike the entry", 3),
-    "leaves the folder": (entry("images", file_name="../0003.png"), "bad file name", 3),
-    "leaves it deeper": (entry("images", file_name="a/../../0003.png"), "bad file name", 3),
-    "absolute": (entry("images", file_name="/etc/passwd"), "bad file name", 3),
-    "of Windows": (entry("images", file_name="..\\0003.png"), "bad file name", 3),
-    "of a drive": (entry("images", file_name="C:\\0003.png"), "bad file name", 3),
-    "nul": (entry("images", file_name="0003\0.png"), "bad file name", 3),
-    "missing": (entry("images", file_name="none.png"), "missing image", 3),
+    "short run lengths": (runs(counts=[0, 600, 1799]), "bad run lengths"),
+    "long run lengths": (runs(counts=[0, 600, 1801]), "bad run lengths"),
+    "no run lengths": (runs(counts=[]), "bad run lengths"),
+    "negative run lengths": (runs(counts=[-1, 601, 1800]), "bad run lengths"),
+    "real run lengths": (runs(counts=[0.0, 600, 1800]), "bad run lengths"),
+    "huge run lengths": (runs(counts=[0, BIG]), "bad run lengths"),
+    "cut run lengths": (runs(counts="0h"), "bad run lengths"),
+    "compressed run lengths of others": (runs(counts="0h01"), "bad run lengths"),
+    "run lengths of another size": (runs(size=[40, 60]), "bad run lengths"),
+    "run lengths of no size": (runs(size=None), "bad run lengths"),
+}
+OF_IMAGE: dict[str, tuple[Change, str]] = {
+    # what: the change of the third image, and the kind of its fault
+    "another width": (entry("images", width=49), "size unlike the entry"),
+    "leaves the folder": (entry("images", file_name="../0003.png"), "bad file name"),
+    "leaves it deeper": (entry("images", file_name="a/../../0003.png"), "bad file name"),
+    "absolute": (entry("images", file_name="/etc/passwd"), "bad file name"),
+    "of Windows": (entry("images", file_name="..\\0003.png"), "bad file name"),
+    "of a drive": (entry("images", file_name="C:\\0003.png"), "bad file name"),
+    "nul": (entry("images", file_name="0003\0.png"), "bad file name"),
+    "missing": (entry("images", file_name="none.png"), "missing image"),
 }
 LOOSE: dict[str, tuple[Change, str, int]] = {
     # what: the change, the kind of its faults, and how many
@@ -177,23 +183,112 @@ def read_all(data: ImageData) -> int:
     return count
 
 
-@pytest.mark.parametrize("what", OF_IMAGE)
-def test_a_fault_of_an_image(tmp_path: Path, what: str) -> None:
-    change, kind, key = OF_IMAGE[what]
-    root = write(tmp_path / "set", change=change)
-    with pytest.raises(UserError) as caught:
-        load(f"coco:{root}", image_size=(40, 60))
+def boxes_of(data: ImageData) -> dict[int, list[list[float]]]:
+    """Read the boxes of each image by its id; all else of its instances is of as many."""
+    found = {}
+    for targets in (split.targets for split in data.splits):
+        assert isinstance(targets, InstanceTargets)
+        for i in range(len(targets)):
+            truth = targets.truth(i)
+            assert len({len(truth[name]) for name in ("boxes", "labels", "masks", "area")}) == 1
+            assert len(targets.encoded(i)) == len(truth["masks"])
+            found[targets.image_id(i)] = truth["boxes"].tolist()
+    return found
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> ImageData:
+    """A set without a fault."""
+    return load(f"coco:{write(tmp_path_factory.mktemp('plain') / 'set')}", image_size=(40, 60))
+
+
+def found_and_refused(root: Path, kind: str) -> None:
+    """A check names one fault of a kind, and loading refuses it."""
     report = check(f"coco:{root}")
     assert kinds(report) == {kind: 1}
     (finding,) = report.of("stops")
+    with pytest.raises(UserError) as caught:
+        load(f"coco:{root}", image_size=(40, 60))
     assert str(caught.value).startswith(finding.where[0])
     assert "skip_corrupt" in str(caught.value)
+
+
+SPLITS = pytest.mark.parametrize(("split", "first"), [("train2017", 1), ("val2017", 9)])
+
+
+@SPLITS
+@pytest.mark.parametrize("what", OF_ANNOTATION)
+def test_an_unfit_annotation_is_left_out_alone(
+    tmp_path: Path, what: str, split: str, first: int, plain: ImageData
+) -> None:
+    change, kind = OF_ANNOTATION[what]
+    root = write(tmp_path / "set", change=change, changed=split)
+    found_and_refused(root, kind)
+    assert check(f"coco:{root}").facts["instances"]["unfit"] == 1
     data = load(f"coco:{root}", image_size=(40, 60), skip_corrupt=True)
-    assert data.facts.left_out_count == 1
-    targets = [split.targets for split in data.splits[:2]]
-    left = {each.image_id(i) for each in targets for i in range(len(each))}  # type: ignore[attr-defined]
-    assert left == set(range(1, 9)) - {key}
+    assert (data.facts.left_out_count, data.facts.annotations_left_out) == (0, 1)
+    (note,) = (note for note in data.facts.notes if "annotations" in note)
+    assert f"{KINDS[kind][0]} (1)" in note
+    expected = boxes_of(plain)
+    del expected[first + 1][2 if "run lengths" in what else 0]
+    assert boxes_of(data) == expected
+    assert read_all(data) == 2 * 11
+    assert data.facts.fingerprint != plain.facts.fingerprint
+
+
+@SPLITS
+@pytest.mark.parametrize("what", OF_IMAGE)
+def test_an_unfit_image_is_left_out_whole(
+    tmp_path: Path, what: str, split: str, first: int
+) -> None:
+    change, kind = OF_IMAGE[what]
+    root = write(tmp_path / "set", change=change, changed=split)
+    found_and_refused(root, kind)
+    assert check(f"coco:{root}").facts["instances"]["unfit"] == 0
+    data = load(f"coco:{root}", image_size=(40, 60), skip_corrupt=True)
+    assert (data.facts.left_out_count, data.facts.annotations_left_out) == (1, None)
+    assert not any("annotations" in note for note in data.facts.notes)
+    assert boxes_of(data).keys() == set(range(1, 12)) - {first + 2}
     assert read_all(data) == 2 * 10
+
+
+def test_annotations_left_out_are_counted_once_by_split_and_kind(tmp_path: Path) -> None:
+    def change(found: dict[str, Any]) -> None:
+        found["annotations"][0].update(bbox=[0, 0, 0, 0], segmentation=[[1, -9, 5, 4, 5, 6]])
+        found["annotations"][1].update(category_id=4)
+        found["annotations"][2].update(id=found["annotations"][4]["id"])
+        found["annotations"][5].update(bbox=[1, 1, 0, 2])  # of an image that is left out
+        found["images"][2].update(width=49)
+
+    root = write(tmp_path / "set", change=change)
+    file = root / "annotations" / "instances_val2017.json"
+    found = json.loads(file.read_text())
+    found["annotations"][0].update(segmentation=[[1, 2]])
+    file.write_text(json.dumps(found))
+    report = check(f"coco:{root}")
+    assert report.facts["instances"]["unfit"] == 5
+    data = load(f"coco:{root}", image_size=(40, 60), skip_corrupt=True)
+    assert (data.facts.left_out_count, data.facts.annotations_left_out) == (1, 4)
+    (note,) = (note for note in data.facts.notes if "annotations" in note)
+    counts = dict.fromkeys(("empty box", "unknown category", "duplicate id", "bad polygon"), 1)
+    for kind, count in counts.items():
+        assert f"{KINDS[kind][0]} ({count})" in note
+    numbers = {name: int(number) for number, name in re.findall(r"(\d+) of (train|val|test)", note)}
+    assert sum(numbers.values()) == 4
+    assert numbers["test"] == 1
+    with pytest.warns(KeymixWarning) as warned:
+        warn_of_data(data)
+    assert any("4 unfit annotations" in str(each.message) for each in warned)
+    assert boxes_of(data)[1] == []  # an image of which no annotation is left is kept
+    again = from_json(DataRecord, to_json(data.record()), where="it")
+    assert again.annotations_left_out == 4
+    assert counts_left_out(again, again.kind) == ["1 broken image", "4 unfit annotations"]
+
+
+def test_the_first_annotation_of_an_id_is_kept(tmp_path: Path) -> None:
+    root = write(tmp_path / "set", change=same_id)
+    data = load(f"coco:{root}", image_size=(40, 60), skip_corrupt=True)
+    assert [len(boxes_of(data)[key]) for key in (1, 2)] == [2, 2]
 
 
 @pytest.mark.parametrize("what", LOOSE)
@@ -364,6 +459,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     said = capsys.readouterr().out
     assert "annotation 200" in said
     assert "instances\t" in said
+    assert "unfit\t" in said
     assert main(["data", "check", str(write(tmp_path / "good"))]) == 0
 
 

@@ -22,15 +22,17 @@ from toy_tasks import quick_comparisons
 
 import keymix
 from keymix.analysis.answers import whole
+from keymix.analysis.attention_record import AttentionRecord
 from keymix.cli import main
 from keymix.compare.run import rebuild
 from keymix.data.loaders import Loader
 from keymix.errors import UserError
 from keymix.recipes import get, names
-from keymix.records import Own, to_json
+from keymix.records import Own, from_json, to_json
 from keymix.report.charts import looks
 from keymix.report.comparison import render
 from keymix.report.part import page_of
+from keymix.studies.attention.page import figures
 from keymix.task import get_task
 from keymix.tasks.detection.answers import ANSWERS, instance_targets, instances_of
 from keymix.tasks.detection.gallery import OfPictures, scenes_view
@@ -432,3 +434,29 @@ def test_instances_are_read_at_their_own_size(data: Path) -> None:
         found = instances_of(targets, i)
         assert all(tuple(mask["size"]) == targets.size(i) for mask in found.masks)
         assert len(found.masks) == len(found.labels) == len(found.area)
+
+
+# ---- attention -------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_maps_cover_the_padding_and_pictures_the_image(trained: Path, tmp_path: Path) -> None:
+    photo, out = tmp_path / "odd.png", tmp_path / "looks"
+    Image.new("RGB", (61, 40), "grey").save(photo)  # short side 48: 73x48, padded to 96x64
+    words = ["--queries", "0.99,0.99", "mean", "--layers", "-1", "--out", str(out)]
+    assert main(["analyze", "attention", str(trained), "--images", str(photo), *words]) == 0
+    record = from_json(
+        AttentionRecord, json.loads((out / "attention.json").read_text()), where=str(out)
+    )
+    (model,) = record.models
+    with np.load(out / "maps.npz") as arrays:
+        assert arrays[model.photos].shape[-2:] == (48, 73)
+        drawn = [*figures(record, arrays)]
+    assert model.image == pytest.approx((48 / 64, 73 / 96))
+    (layer,) = model.layers
+    assert layer.grid == (4, 6)
+    assert layer.places == ((2, 4), None)  # of the patches that have pixels the last
+    (cell,) = drawn[0].rows[0].cells
+    assert cell.image == model.image
+    assert cell.mark == pytest.approx((2.5 / 3, 4.5 / (6 * 73 / 96)))
+    assert cell.shown.shape == (3, 5)

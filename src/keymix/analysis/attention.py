@@ -26,7 +26,6 @@ from keymix.analysis.capture import (
     row_chunks,
     run_once,
     select_layers,
-    unwrapped,
 )
 from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts.attention_inputs import Layout
@@ -133,8 +132,7 @@ def attention_maps(
     seats = select_layers(model, layers)
     maps = AttentionMaps()
 
-    def on_call(seat: Seat, call: Call) -> None:
-        layout = seat.layout(unwrapped(model))
+    def on_call(seat: Seat, call: Call, layout: Layout | None) -> None:
         try:
             read = _Rows(model, seat, call, stage, layout)
             found = read.on_image(queries) if windows == "image" else read.separate(queries)
@@ -334,9 +332,8 @@ def token_masks(
     """
     found: dict[str, Tensor] = {}
 
-    def on_call(seat: Seat, call: Call) -> None:
+    def on_call(seat: Seat, call: Call, layout: Layout | None) -> None:
         mixer, name = seat.module, _mask_of(seat)
-        layout = seat.layout(unwrapped(model))
         if not isinstance(mixer, SpikingMixer) or not name or layout is None:
             raise NoAttentionMap(f"layer {seat.path} has no mask of tokens on the image")
         named = by_name(*call)

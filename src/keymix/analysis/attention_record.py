@@ -53,6 +53,8 @@ class AttentionModel(StudiedModel):
     missing: Mapping[str, str]  # path to reason of those without
     rollout: RolledOut | None  # none if it was not asked for or cannot be
     no_rollout: str | None  # why it cannot be
+    # height and width of the images as shares of what the maps cover; the rest is padding
+    image: tuple[float, float] = (1.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import contextlib
 import numbers
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from keymix.errors import NoAttentionMap, UserError, unknown
 from keymix.hosts.attention_inputs import Layout
-from keymix.hosts.base import find_host, find_mixers
+from keymix.hosts.base import encoder_of, find_host, find_mixers
 from keymix.hosts.layers import Layer, by_name, find_layers
-from keymix.mixers.base import Queries, Stage, TokenMixer
+from keymix.mixers.base import Grid, Queries, Stage, TokenMixer
 
 Layers = str | int | Sequence[str | int]
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -40,9 +40,11 @@ class At:
     def token(self, layout: Layout) -> int:
         """Return the token's index in a layer."""
         place = []
-        for given, side in zip((self.row, self.column), layout.grid, strict=True):
+        for given, side, image in zip(
+            (self.row, self.column), layout.grid, layout.image, strict=True
+        ):
             share = not isinstance(given, numbers.Integral)
-            at = int(given * side) if share and given >= 0 else int(given)
+            at = int(given * image * side) if share and given >= 0 else int(given)
             if not 0 <= at < side or (share and not 0 <= given < 1):
                 raise UserError(
                     f"the query at {self.row},{self.column} lies outside: give row and column of "
@@ -188,14 +190,15 @@ def run_once(
     model: nn.Module,
     images: Tensor,
     seats: Mapping[str, Seat],
-    on_call: Callable[[Seat, Call], None],
+    on_call: Callable[[Seat, Call, Layout | None], None],
 ) -> None:
     """Run the images through a model once and report every call of the chosen layers.
 
-    In inference mode and without gradients; a layer is reported when it has run, so that its
-    layout is that of the call. The model is left as it was, also after an error. A layer must run
-    exactly once.
+    In inference mode and without gradients; a layer is reported when it has run, with the layout of
+    the call, None where it is unknown. The model is left as it was, also after an error. A layer
+    must run exactly once.
     """
+    whole, taken = unwrapped(model), list[Grid]()
     ran: set[str] = set()
     own: list[bool] = []  # True where what failed is the reading, not the model
 
@@ -209,7 +212,10 @@ def run_once(
                 )
             ran.add(seat.path)
             own.append(True)
-            on_call(seat, (args, kwargs))
+            layout = seat.layout(whole)
+            if layout is not None:
+                layout = replace(layout, image=image_share(images, taken))
+            on_call(seat, (args, kwargs), layout)
             own.clear()
 
         return report
@@ -222,14 +228,43 @@ def run_once(
         stack.enter_context(inference_mode_of(model))
         if _holds_compiled(model):  # whose graphs would not see the hooks
             stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_following_image(whole, images, taken))
         for seat in seats.values():
             handle = seat.module.register_forward_hook(hook(seat), with_kwargs=True)
             stack.callback(handle.remove)
         with refusing(model, images, ours=own):
-            unwrapped(model)(images)
+            whole(images)
     idle = [path for path in seats if path not in ran]
     if idle:
         raise NoAttentionMap(f"layer {idle[0]} did not run in the forward pass, so it has no map")
+
+
+@contextlib.contextmanager
+def _following_image(model: nn.Module, images: Tensor, taken: list[Grid]) -> Iterator[None]:
+    """Note the height and width at which the images come to the first convolution, if any does."""
+
+    def note(_: nn.Module, args: tuple[Any, ...]) -> None:
+        found = args[0] if args else None
+        if taken or not isinstance(found, Tensor) or found.ndim != 4:
+            return
+        height, width = found.shape[-2:]
+        as_large = height >= images.shape[-2] and width >= images.shape[-1]
+        if as_large and found.shape[1] == images.shape[-3]:
+            taken.append((height, width))
+
+    with contextlib.ExitStack() as stack:
+        for module in encoder_of(model)[0].modules():
+            if isinstance(module, nn.Conv2d):
+                stack.callback(module.register_forward_pre_hook(note).remove)
+        yield
+
+
+def image_share(images: Tensor, taken: Sequence[Grid]) -> tuple[float, float]:
+    """Return height and width of images as shares of what the encoder was given, padding too."""
+    if not taken:
+        return 1.0, 1.0
+    down, across = (min(1.0, own / of) for own, of in zip(images.shape[-2:], taken[0], strict=True))
+    return down, across
 
 
 @contextlib.contextmanager

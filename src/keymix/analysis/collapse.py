@@ -240,7 +240,7 @@ def map_similarity(
     for batch in batches_of(images, batch_size):
         maps: dict[str, Tensor] = {}
         cuts: dict[str, object] = {}
-        run_once(model, batch, seats, partial(_keep, model, maps, cuts))
+        run_once(model, batch, seats, partial(_keep, maps, cuts))
         _check_comparable(maps, cuts)
         tally.add([maps[path] for path in paths])
         seen += len(batch)
@@ -251,10 +251,14 @@ def map_similarity(
 
 
 def _keep(
-    model: nn.Module, maps: dict[str, Tensor], cuts: dict[str, object], seat: Seat, call: Call
+    maps: dict[str, Tensor],
+    cuts: dict[str, object],
+    seat: Seat,
+    call: Call,
+    layout: Layout | None,
 ) -> None:
     maps[seat.path] = seat.map(call, None, "final")
-    cuts[seat.path] = cut_of(seat.layout(model))
+    cuts[seat.path] = cut_of(layout)
 
 
 def _check_comparable(maps: Mapping[str, Tensor], cuts: Mapping[str, object]) -> None:
@@ -298,8 +302,8 @@ class Pass:
         layouts: dict[str, Any] = {}
         outputs: dict[str, Any] = {}
 
-        def on_call(seat: Seat, call: Call) -> None:
-            layouts[seat.path] = seat.layout(self.model)
+        def on_call(seat: Seat, call: Call, layout: Layout | None) -> None:
+            layouts[seat.path] = layout
             found = self.layers[seat.path].read(call)
             if found is not None:
                 maps[seat.path] = found

@@ -86,8 +86,7 @@ def attention_rollout(
     seats = select_layers(model, layers)
     calls: list[tuple[Seat, Call, Layout]] = []
 
-    def on_call(seat: Seat, call: Call) -> None:
-        layout = seat.layout(unwrapped(model))
+    def on_call(seat: Seat, call: Call, layout: Layout | None) -> None:
         if layout is None:
             raise UserError(f"it is unknown where the tokens of layer {seat.path} lie on the image")
         _refuse(seat.path, layout, calls[0] if calls else None)

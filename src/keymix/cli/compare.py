@@ -187,9 +187,9 @@ def _own() -> VerbParser:
         "fitted to the images)",
     )
     add("--epochs", metavar="N", help="passes over the training images, each run")
-    add("--limit", metavar="N", help="at most N training and N test images, stratified")
+    add("--limit", metavar="N", help="at most N training and N test images")
     made.add_image_size("fitted")
-    add("--skip-corrupt", action="store_true", help="leave broken images out and report them")
+    add("--skip-corrupt", action="store_true", help="leave what is broken out and report it")
     add("--no-flip", action="store_true", help="mirror no training images")
     add("--match", choices=("params",), help="widen each mixer to the baseline's parameters")
     add(

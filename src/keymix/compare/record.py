@@ -32,7 +32,7 @@ from keymix.compare.runs import Finished, Reading
 from keymix.data.check import quick_check
 from keymix.data.dataset import ImageData
 from keymix.data.findings import IN_SEQUENCES, LONE_CASE
-from keymix.data.record import DataRecord
+from keymix.data.record import DataRecord, counts_left_out
 from keymix.mixers.registry import get_mixer_class
 from keymix.mixers.spec import parse_mixer
 from keymix.records import Own
@@ -256,8 +256,8 @@ def facts(plan: Plan, data: DataRecord) -> tuple[str, ...]:
     epochs, seeds = plan.recipe.schedule.epochs, len(plan.seeds)
     sizes = data.sizes
     height, width = data.image_size
-    left_out = data.left_out_count
-    noun, size = data.kind.noun, f"{height}×{width} px"
+    left_out = counts_left_out(data, data.kind)
+    size = f"{height}×{width} px"
     size = f"up to {size}" if data.task_kind.whole_images else size
     about = page_of(data.task_kind).about_data(data)
     trained = [each.label for each in plan.mixers if each.reference]
@@ -269,8 +269,12 @@ def facts(plan: Plan, data: DataRecord) -> tuple[str, ...]:
         f"{sizes['train']:,} training, {sizes['val']:,} validation, {sizes['test']:,} test "
         f"{data.kind.nouns}",
         f"{size}, {about}" if about else size,
-        *([f"{_plural(left_out, f'broken {noun}')} left out"] if left_out else []),
+        *([f"{' and '.join(left_out)} left out"] if left_out else []),
     )
+
+
+def _one_left_out(data: DataRecord) -> bool:
+    return data.left_out_count + (data.annotations_left_out or 0) == 1
 
 
 def data_line(data: DataRecord) -> str:
@@ -309,7 +313,7 @@ def method(
 ) -> tuple[Paragraph, ...]:
     """Say how it was done, one paragraph per question; ``done`` runs are done."""
     sizes = data.sizes
-    left_out, inputs = data.left_out_count, data.kind.nouns
+    left_out, inputs = counts_left_out(data, data.kind), data.kind.nouns
     task, unit = data.task_kind, unit_of(data)
     page = page_of(task)
     items = [
@@ -330,9 +334,8 @@ def method(
             "on validation is shown next to it."
             + (f" {about}" if (about := page.about_splits(data)) else "")
             + (
-                f" {_plural(left_out, f'broken {data.kind.noun}')} "
-                f"{'was' if left_out == 1 else 'were'} left out; the splits stayed as they were "
-                f"chosen, and every mixer saw the same {inputs}."
+                f" {' and '.join(left_out)} {'was' if _one_left_out(data) else 'were'} left out; "
+                f"the splits stayed as they were chosen, and every mixer saw the same {inputs}."
                 if left_out
                 else ""
             ),

@@ -324,9 +324,9 @@ def load(
 ) -> ImageData:
     """Load a data set.
 
-    Validation is split from train, stratified, by ``split_seed``; never from test. A source
-    without a test split gives up a fixed, stratified part of train for it (or its own validation
-    split, as in ImageNet). Classes with a single image stay in train.
+    Validation is split from train by ``split_seed``; never from test. A source without a test split
+    gives up a fixed part of train for it (or its own validation split, as in ImageNet). Where
+    targets are classes, both are stratified, and classes with a single image stay in train.
 
     Args:
         spec: ``digits``, ``cifar10``, ``folder:PATH`` or another of `keymix.data.specs`.
@@ -335,12 +335,13 @@ def load(
         crop_pct: Share of the resized image's side that the evaluation crop keeps. None: all of it
             in a set that is in memory, else 0.875.
         channels: 1 to read images as grey, 3 as colour; None for the source's own: 3 of files.
-        limit: Most images of train and validation together, a stratified choice; test is cut to the
-            same number.
+        limit: Most images of train and validation together, stratified where targets are classes;
+            test is cut to the same number.
         val_fraction: Share of train that becomes validation, in (0, 1).
         split_seed: Seed of the choice for ``limit`` and validation, apart from training seeds.
         skip_corrupt: Decode every image once and leave the broken ones out; they are counted and
-            named in the record. Otherwise a broken image is an error.
+            named in the record. Of images with instances, unfit annotations are left out alone:
+            what they mark counts as background. Otherwise either is an error.
         time_steps: Frames made of each recording of events; None for 10.
         frames_by: ``number`` for equally many events a frame (None), ``time`` for equally long
             frames.

@@ -77,6 +77,8 @@ class DataFacts:
         event_split: Of events, name of the published split; None where there are none.
         compared_by: Key of the score that models are compared by; None for the task's first.
         class_ids: The source's own number of each class; None where it has none.
+        annotations_left_out: Of instances, number of annotations that were left out of images that
+            are used; None where none were.
     """
 
     time_steps: int | None = None
@@ -103,6 +105,16 @@ class DataFacts:
     event_split: str | None = None
     compared_by: str | None = None
     class_ids: tuple[int, ...] | None = None
+    annotations_left_out: int | None = None
+
+
+def counts_left_out(facts: DataFacts, kind: InputKind) -> list[str]:
+    """Say how many broken inputs and unfit annotations were left out; nothing if none were."""
+    counts = {
+        f"broken {kind.noun}": facts.left_out_count,
+        "unfit annotation": facts.annotations_left_out or 0,
+    }
+    return [f"{n:,} {what}{'' if n == 1 else 's'}" for what, n in counts.items() if n]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +182,10 @@ class DataRecord(DataFacts, _Shape):  # fields of the last base come first
             *(_OF_EVENTS if not self.events else ()),
             *(
                 name
-                for name in ("unfit", "event_split", "compared_by", "class_ids")
+                for name in (
+                    *("unfit", "event_split", "compared_by", "class_ids"),
+                    "annotations_left_out",
+                )
                 if getattr(self, name) is None
             ),
         )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from keymix.data.kinds import CLASS
 from keymix.data.sources.base import Source, Table, some
 from keymix.data.streams import IntArray, Stream, hash64
 from keymix.errors import UserError
@@ -68,8 +69,9 @@ def make_splits(
 def _stratified(
     source: Source, spec: str, limit: int | None, val_fraction: float, seed: int
 ) -> tuple[dict[str, Part], list[str]]:
-    """Choose rows so that every stratum has its share."""
+    """Choose rows so that every stratum has its share; targets but classes are one stratum."""
     notes = list(source.notes)
+    by_class = source.train.targets.kind is CLASS
     train = _whole("train", source.train)
     val = _whole("val", source.val) if source.val is not None else None
     if source.test is not None:
@@ -81,13 +83,13 @@ def _stratified(
         number = max(1, round(source.test_fraction * len(train.rows)))
         chosen = choose(train.strata, number, seed=_TEST_SEED, stream=Stream.TEST, leave_one=True)
         train, test = train.without(chosen), train.keep(chosen)
-        how = "stratified, fixed" if source.classes else "fixed"
+        how = "stratified, fixed" if by_class else "fixed"
         notes.append(f"test = {len(chosen)} {source.items} split off from train, {how}")
 
     if limit is not None:
         least = 2 * len(np.unique(train.strata))  # one to learn from and one to validate on
         if limit < least:
-            each = " per class" if source.classes else ""
+            each = " per class" if by_class else ""
             raise UserError(f"{limit=} is below two {source.items}{each}. Give at least {least}.")
         test = test.keep(choose(test.strata, limit, seed=_TEST_SEED, stream=Stream.LIMIT))
     budget = len(train.rows) if limit is None else min(limit, len(train.rows))
@@ -100,8 +102,9 @@ def _stratified(
     if budget < len(train.rows):
         train = train.keep(choose(train.strata, budget, seed=seed, stream=Stream.LIMIT))
     if val is None:
-        counts = np.bincount(train.strata, minlength=len(source.classes))
-        single = [name for name, count in zip(source.classes, counts, strict=False) if count == 1]
+        names = source.classes if by_class else ()
+        counts = np.bincount(train.strata, minlength=len(names))
+        single = [name for name, count in zip(names, counts, strict=False) if count == 1]
         if single:
             notes.append(
                 f"not validated on, for want of a second {source.kind.noun}: {some(single)}"
@@ -111,7 +114,7 @@ def _stratified(
     for name, part in (("train", train), ("validation", val), ("test", test)):
         if not len(part.rows):
             raise UserError(
-                f"data {spec}: too few {source.items}{' per class' * bool(source.classes)}: none "
+                f"data {spec}: too few {source.items}{' per class' * by_class}: none "
                 f"is left for {name}. Add {source.items}."
             )
     return {"train": train, "val": val, "test": test}, notes

@@ -77,6 +77,8 @@ class Layout:
             divide the grid.
         shift: Tokens by which the image is rolled up and left before it is cut into windows.
         pads_first: Whether the image is padded before it is rolled (torchvision), not after.
+        image: Height and width of the image as shares of what the grid covers; the rest is padding
+            at the bottom and the right, by the model, of the image.
     """
 
     grid: Grid
@@ -86,3 +88,4 @@ class Layout:
     windows: Grid | None = None
     shift: Grid = (0, 0)
     pads_first: bool = False
+    image: tuple[float, float] = (1.0, 1.0)

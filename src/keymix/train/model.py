@@ -85,7 +85,7 @@ def load_data(
 
 
 def warn_of_data(data: ImageData) -> ImageData:
-    """Warn of broken images left out, and of empty frames, before hours are spent on the rest."""
+    """Warn of what was left out, and of empty frames, before hours are spent on the rest."""
     count, shown = data.facts.left_out_count, data.facts.left_out[:3]
     if count:
         few = "; ".join(f"{item.id}: {item.reason}" for item in shown)
@@ -93,6 +93,11 @@ def warn_of_data(data: ImageData) -> ImageData:
         kind = data.kind
         broken = f"1 broken {kind.noun} is" if count == 1 else f"{count} broken {kind.nouns} are"
         text = f"{broken} left out of data {data.spec} ({few}{more})"
+        warnings.warn(text, KeymixWarning, stacklevel=2)
+    if unfit := data.facts.annotations_left_out:
+        some = "1 unfit annotation is" if unfit == 1 else f"{unfit:,} unfit annotations are"
+        text = f"{some} left out of data {data.spec}: what is left out counts as background; "
+        text += "`keymix data check` names them"
         warnings.warn(text, KeymixWarning, stacklevel=2)
     return warn_of_sparse(data)
 

@@ -94,8 +94,8 @@ class DataConfig:
         batch_size: Training images per step; a run uses one device.
         eval_batch_size: Images per step in validation and test.
         workers: Loader processes; 0 loads in the training process.
-        skip_corrupt: Leave broken images out; they are counted and named in the record. Otherwise
-            the first one is an error.
+        skip_corrupt: Leave broken images out; they are counted and named in the record. Of images
+            with instances, unfit annotations are left out alone. Otherwise the first is an error.
         time_steps: Frames made of each recording of events; None for 10. Like the next two, for
             data of events alone.
         frames_by: ``number`` for equally many events a frame, ``time`` for equally long frames;

@@ -113,6 +113,7 @@ class InstanceFindings(TargetFindings):
         )
         by_class = found.by_class(images.classes)
         _add_counts(report, images, found, by_class)
+        _add_unfit(report, source)
         _add_sizes(report, found)
         _add_lacking(report, images.classes, by_class, images.kind)
         _add_twice(report, images, found)
@@ -151,6 +152,22 @@ def _add_counts(
     if not found.crowd.size or found.crowd[found.split == "train"].all():
         lacking = "no training image has an instance that is no crowd"
         report.add(STOPS, "splits with nothing to learn", [lacking], "annotate some")
+
+
+def _add_unfit(report: Report, source: Source) -> None:
+    """Count the annotations that are unfit, and say what training may do about them."""
+    unfit = [
+        len(annotations)
+        for table in source.tables.values()
+        if isinstance(table, InstanceTable)
+        for i in range(len(table))
+        if (annotations := table.unfit(i))
+    ]
+    report.facts["instances"]["unfit"] = sum(unfit)
+    if unfit:
+        text = f"{sum(unfit):,} annotations of {len(unfit):,} {source.items}; "
+        text += "--data.skip_corrupt true leaves them out and keeps images that are fit"
+        report.lines.append(("unfit", text))
 
 
 def _listed(numbers: Mapping[str, int]) -> str:

@@ -101,6 +101,17 @@ class Outlines:
         ends = self.polygons[self.first_polygon[a] : self.first_polygon[a + 1] + 1]
         return [self.points[start:end] for start, end in pairwise(ends.tolist())]
 
+    def without(self, annotations: IntArray) -> Outlines:
+        """Leave out those of some annotations; the ones behind them move up."""
+        polygons = spans(self.first_polygon, annotations)
+        return Outlines(
+            points=np.delete(self.points, spans(self.polygons, polygons)),
+            polygons=without_spans(self.polygons, polygons),
+            first_polygon=without_spans(self.first_polygon, annotations),
+            runs=np.delete(self.runs, spans(self.first_run, annotations)),
+            first_run=without_spans(self.first_run, annotations),
+        )
+
     def arrays(self, annotations: IntArray) -> Iterable[NDArray[Any]]:
         """Yield what the outlines of annotations consist of, for a hash."""
         polygons = spans(self.first_polygon, annotations)
@@ -116,6 +127,12 @@ def spans(first: IntArray, chosen: IntArray) -> IntArray:
     lengths = first[chosen + 1] - first[chosen]
     starts = np.repeat(first[chosen] - np.cumsum(lengths) + lengths, lengths)
     return starts + np.arange(int(lengths.sum()), dtype=np.int64)
+
+
+def without_spans(first: IntArray, left_out: IntArray) -> IntArray:
+    """Return where spans start, ``[N + 1]`` with the end, once some of them are left out."""
+    lengths = np.delete(np.diff(first), left_out)
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
 def fill(mask: Tensor, runs: IntArray) -> None:

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,7 +17,12 @@ from torch import Tensor
 
 from keymix.data.augment import Augment
 from keymix.data.decode import DAMAGE, Size, reason
-from keymix.data.detection.outlines import FloatArray, Outlines, RunLengths, spans
+from keymix.data.detection.outlines import (
+    FloatArray,
+    Outlines,
+    RunLengths,
+    spans,
+)
 from keymix.data.kinds import BOXES
 from keymix.data.random_parameters import flips
 from keymix.data.sources.base import Fault, Source
@@ -66,7 +72,10 @@ class Annotations:
         crowd: Whether it is a crowd, ``[A]``.
         outlines: Their outlines.
         category_ids: The id of each class.
-        faults: What is wrong with images or their annotations, by image.
+        faults: What is wrong with images, by image.
+        unfit: The annotations that are unfit, by image: what is wrong with each, by its position,
+            or by a number below 0 where it could not be read and has none.
+        left_out: What was wrong with each annotation that was left out, by image.
     """
 
     folder: Path
@@ -82,6 +91,28 @@ class Annotations:
     outlines: Outlines
     category_ids: tuple[int, ...]
     faults: Mapping[int, Sequence[Fault]] = field(default_factory=dict)
+    unfit: Mapping[int, Mapping[int, Sequence[Fault]]] = field(default_factory=dict)
+    left_out: Mapping[int, Sequence[Sequence[Fault]]] = field(default_factory=dict)
+
+    def without_unfit(self) -> Annotations:
+        """Leave the unfit annotations out; images keep the others, and faults of their own."""
+        rows = [(a, row) for row, each in self.unfit.items() for a in each if a >= 0]
+        unfit, images = np.array(rows, dtype=np.int64).reshape(-1, 2).T
+        counts = np.diff(self.first) - np.bincount(images, minlength=len(self.files))
+        kept = self
+        if rows:
+            kept = replace(
+                self,
+                first=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+                ids=np.delete(self.ids, unfit),
+                labels=np.delete(self.labels, unfit),
+                boxes=np.delete(self.boxes, unfit, axis=0),
+                areas=np.delete(self.areas, unfit),
+                crowd=np.delete(self.crowd, unfit),
+                outlines=self.outlines.without(unfit),
+            )
+        left_out = {row: tuple(each.values()) for row, each in self.unfit.items()}
+        return replace(kept, unfit={}, left_out=left_out)
 
     def of(self, row: int) -> slice:
         """Return which annotations an image has."""
@@ -278,9 +309,22 @@ class InstanceTable(Files):
         """Return height and width of image ``i`` as the annotation file states them."""
         return self.annotations.size(int(self.rows[i]))
 
+    def without_unfit(self) -> InstanceTable:
+        """Leave the unfit annotations out."""
+        return InstanceTable(self.annotations.without_unfit(), self.rows)
+
     def stated(self, i: int) -> Sequence[Fault]:
         """List what is wrong with image ``i`` or its annotations in the annotation file."""
-        return self.annotations.faults.get(int(self.rows[i]), ())
+        return [*self.annotations.faults.get(int(self.rows[i]), ()), *chain(*self.unfit(i))]
+
+    def unfit(self, i: int) -> Collection[Sequence[Fault]]:
+        """List what is wrong with each annotation of image ``i`` that is unfit."""
+        return self.annotations.unfit.get(int(self.rows[i]), {}).values()
+
+    def left_out(self) -> list[Sequence[Fault]]:
+        """List what was wrong with each annotation of these images that was left out."""
+        found = self.annotations.left_out
+        return [faults for row in self.rows.tolist() for faults in found.get(row, ())]
 
     def lost(self, i: int) -> bool:
         """Whether there is no file of image ``i``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,10 +18,11 @@ from keymix.data.streams import IntArray
 from keymix.data.targets import ClassTargets, Targets
 from keymix.errors import UserError
 
-REMEDY = (
-    "Correct it, or leave such images out with --data.skip_corrupt true; `keymix data check` names "
-    "them all."
+_REMEDY = (
+    "Correct it, or leave such {items} out with --data.skip_corrupt true; `keymix data check` "
+    "names them all."
 )
+REMEDY = _REMEDY.format(items="images")
 """What to do about a fault of an image or its target."""
 _STRETCH = 1024
 _HEAD = 1 << 16  # bytes of an encoded image that enter the fingerprint of a large set
@@ -101,10 +102,10 @@ class Fault:
     culprit: str  # the folder, file or row alone
 
 
-def refuse(faults: Sequence[Fault]) -> None:
-    """Raise the first fault, with what to do about it."""
+def refuse(faults: Iterable[Fault], items: str = "images") -> None:
+    """Raise the first fault, with what to do about it; `items` are what would be left out."""
     for fault in faults:
-        raise UserError(f"{fault.message.rstrip('.')}. {REMEDY}")
+        raise UserError(f"{fault.message.rstrip('.')}. {_REMEDY.format(items=items)}")
 
 
 class Faults:

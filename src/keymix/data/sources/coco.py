@@ -148,6 +148,7 @@ class _Reader:
         self.classes = dict(classes)
         self.loose: list[Fault] = []
         self.faults: dict[int, list[Fault]] = {}
+        self.unfit: dict[int, dict[int, list[Fault]]] = {}
         self.files: list[str] = []
         self.columns = _Columns()
 
@@ -180,9 +181,11 @@ class _Reader:
             ),
             category_ids=tuple(sorted(self.classes)),
             faults=self.faults,
+            unfit=self.unfit,
         )
         for a, kind, why in self._numbers(made, rows):
-            self._blame(int(rows[a]), kind, f"annotation {made.ids[a]}", why)
+            fault = self._fault(int(rows[a]), kind, f"annotation {made.ids[a]}", why)
+            self.unfit.setdefault(int(rows[a]), {}).setdefault(a, []).append(fault)
         return made
 
     def _whole(self) -> dict[str, list[Any]]:
@@ -210,12 +213,11 @@ class _Reader:
         place = f"{self.path}: {what}[{number}]"
         self.loose.append(Fault(kind, f"{place} {why}", place))
 
-    def _blame(self, row: int, kind: str, what: str, why: str) -> None:
-        """Report something wrong with an image or one of its annotations."""
+    def _fault(self, row: int, kind: str, what: str, why: str) -> Fault:
+        """Say what is wrong with an image or one of its annotations."""
         file = self.files[row]
         message = f"{self.path}: {what} of {file!r} {why}" if file else f"{self.path}: {what} {why}"
-        found = self.faults.setdefault(row, [])
-        found.append(Fault(kind, message, str(self.folder / file) if file else message))
+        return Fault(kind, message, str(self.folder / file) if file else message)
 
     def _categories(self, raw: list[Any]) -> None:
         """Read the categories; those of train hold for all splits."""
@@ -263,7 +265,8 @@ class _Reader:
                 inside = _inside(file)
                 self.files.append(file if inside else "")
                 if not inside:
-                    self._blame(row, "bad file name", f"images[{number}]", f"is {file!r}")
+                    fault = self._fault(row, "bad file name", f"images[{number}]", f"is {file!r}")
+                    self.faults[row] = [fault]
         return np.array([*ids], dtype=np.int64), np.array(sizes, dtype=np.int64).reshape(-1, 2)
 
     def _annotations(self, raw: list[Any], ids: IntArray, sizes: IntArray) -> IntArray:
@@ -295,7 +298,8 @@ class _Reader:
             except _BadError as error:
                 key = _integer(entry, "id")
                 what = f"annotations[{number}]" if key is None else f"annotation {key}"
-                self._blame(row, *(error.args[0], what, error.args[1]))
+                fault = self._fault(row, error.args[0], what, error.args[1])
+                self.unfit.setdefault(row, {})[-1 - number] = [fault]
         return np.array(taken, dtype=np.int64)
 
     def _take(self, entry: dict[str, Any], label_of: Mapping[int, int], size: Any) -> None:

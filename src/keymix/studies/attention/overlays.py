@@ -42,15 +42,27 @@ _CHARACTER = 0.075  # inches of a character at 8 points
 class Cell:
     """One map: weights as multiples of even attention, rows and columns; None where there is none.
 
-    `mark` is where the query lies, as shares of height and width. A cell that is `apart`, such
-    as rollout, shares a scale of colours with its own kind alone. `why` is written where there is
-    no map.
+    `image` is the photo's height and width as shares of what the map covers; the rest of the map
+    lies on padding. `mark` is where the query lies, as shares of the photo. A cell that is `apart`,
+    such as rollout, shares a scale of colours with its own kind alone. `why` is written where there
+    is no map.
     """
 
     values: FloatArray | None
+    image: tuple[float, float] = (1.0, 1.0)
     mark: tuple[float, float] | None = None
     apart: bool = False
     why: str = "no map"
+
+    @property
+    def shown(self) -> FloatArray:
+        """The weights of positions that have a part of the photo, without those on padding."""
+        assert self.values is not None
+        down, across = (
+            math.ceil(round(side * share, 6))
+            for side, share in zip(self.values.shape, self.image, strict=True)
+        )
+        return self.values[:down, :across]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +176,7 @@ def draw(
                         colour="#888",
                     )
                 else:
-                    over = shared[cell.apart] if scale == "shared" else Range.own(cell.values)
+                    over = shared[cell.apart] if scale == "shared" else Range.own(cell.shown)
                     page.cell(x, y, tall, cell, row.photo, over)
                 x += CELL + GAP
             y += tall + 0.27
@@ -183,24 +195,28 @@ def shared_ranges(rows: Sequence[Row]) -> dict[bool, Range]:
     kinds: dict[bool, list[FloatArray]] = {}
     for cell in (cell for row in rows for cell in row.cells):
         if cell.values is not None:
-            kinds.setdefault(cell.apart, []).append(cell.values)
+            kinds.setdefault(cell.apart, []).append(cell.shown)
     return {apart: Range.shared(kinds[apart]) for apart in sorted(kinds)}
 
 
 def _own(rows: Sequence[Row]) -> list[Range]:
     """Return a scale to show as a bar for maps of one sign, and one for those of both."""
-    drawn = [c.values for row in rows for c in row.cells if c.values is not None]
+    drawn = [c.shown for row in rows for c in row.cells if c.values is not None]
     return list({over.signed: over for over in map(Range.own, drawn)}.values())
 
 
-def overlaid(photo: npt.NDArray[np.uint8], values: FloatArray, over: Range) -> FloatArray:
+def overlaid(photo: npt.NDArray[np.uint8], cell: Cell, over: Range) -> FloatArray:
     """Draw a map over a photo, uint8 ``[C, H, W]``, the more opaque the larger the weight.
 
-    The map, of any grid, is interpolated bilinearly. Returns ``[H, W, 3]``, 0..1.
+    The map, of any grid, is interpolated bilinearly and cut where the photo ends. Returns
+    ``[H, W, 3]``, 0..1.
     """
+    assert cell.values is not None
     height, width = photo.shape[1:]
-    small = Image.fromarray(over.share(values).astype(np.float32))
-    large = np.asarray(small.resize((width, height), Image.Resampling.BILINEAR))
+    down, across = round(height / cell.image[0]), round(width / cell.image[1])
+    small = Image.fromarray(over.share(cell.values).astype(np.float32))
+    whole = np.asarray(small.resize((across, down), Image.Resampling.BILINEAR))
+    large = whole[:height, :width]
     grey = np.asarray(picture(photo).convert("L"), dtype=np.float64)[..., None] / 255
     return blended(np.repeat(grey * _DIM, 3, axis=2), large, over.signed)
 
@@ -286,15 +302,13 @@ class _Page:
         photo: npt.NDArray[np.uint8] | None,
         over: Range,
     ) -> None:
-        assert cell.values is not None
-        values = cell.values
-        axes = self.image(x, y, tall, shaded(values, photo, over))
+        axes = self.image(x, y, tall, shaded(cell, photo, over))
         if cell.mark is not None:
             down, right = cell.mark
             axes.plot([right], [down], "s", ms=7, mfc="none", mec="#19e3ff", mew=1.4)
             axes.set_xlim(0, 1)
             axes.set_ylim(1, 0)
-        label = span(cell.values)
+        label = span(cell.shown)
         self.text(x + CELL / 2, y + tall + 0.04, label, size=8, align="center", colour="#555")
 
     def bar(self, x: float, y: float, tall: float, over: Range, scale: Scale) -> None:
@@ -332,9 +346,9 @@ def matrix(values: FloatArray, over: Range) -> FloatArray:
     return blended(np.full((*share.shape, 3), 0.5 * _DIM), share, over.signed)
 
 
-def shaded(values: FloatArray, photo: npt.NDArray[np.uint8] | None, over: Range) -> FloatArray:
+def shaded(cell: Cell, photo: npt.NDArray[np.uint8] | None, over: Range) -> FloatArray:
     """Draw a map over its photo, or by itself where it is whole: ``[H, W, 3]``, 0..1."""
-    return matrix(values, over) if photo is None else overlaid(photo, values, over)
+    return matrix(cell.shown, over) if photo is None else overlaid(photo, cell, over)
 
 
 def strip(over: Range) -> FloatArray:

@@ -95,7 +95,9 @@ def _figure(
         photo = arrays[model.photos][image] if record.view == "image" else None
         most = max((layer.heads for layer in layers.values()), default=1)
         for head in range(most):
-            cells = [_cell(layers.get(n), arrays, image, head, query, record) for n in numbers]
+            cells = [
+                _cell(model, layers.get(n), arrays, image, head, query, record) for n in numbers
+            ]
             if rolled:
                 cells.append(_rolled(model, arrays, image, query, head))
             label = f"head {head}" if apart else short[model.label]
@@ -115,6 +117,7 @@ def _figure(
 
 
 def _cell(
+    model: AttentionModel,
     layer: AttentionLayer | None,
     arrays: Arrays,
     image: int,
@@ -127,7 +130,11 @@ def _cell(
     weights = arrays[layer.array][image, head].astype(np.float64)
     if record.view == "matrix":
         return Cell(values=weights * layer.even[0])
-    return Cell(values=weights[query] * layer.even[query], mark=_mark(layer, query))
+    return Cell(
+        values=weights[query] * layer.even[query],
+        image=model.image,
+        mark=_mark(layer, query, model.image),
+    )
 
 
 def _rolled(model: AttentionModel, arrays: Arrays, image: int, query: int, head: int) -> Cell:
@@ -136,8 +143,9 @@ def _rolled(model: AttentionModel, arrays: Arrays, image: int, query: int, head:
     if head > 0:
         return Cell(values=None, why="of all heads: above")
     weights = arrays[model.rollout.array][image, query].astype(np.float64)
-    mark = _mark(model.layers[0], query)
-    return Cell(values=weights * model.rollout.tokens, mark=mark, apart=True)
+    mark = _mark(model.layers[0], query, model.image)
+    values = weights * model.rollout.tokens
+    return Cell(values=values, image=model.image, mark=mark, apart=True)
 
 
 def _rollout_label(models: Sequence[AttentionModel]) -> str:
@@ -162,11 +170,17 @@ def rollout_range(models: Sequence[AttentionModel]) -> str:
     return "; ".join(ranges)
 
 
-def _mark(layer: AttentionLayer, query: int) -> tuple[float, float] | None:
+def _mark(
+    layer: AttentionLayer, query: int, image: tuple[float, float]
+) -> tuple[float, float] | None:
+    """Say where a query's patch has its middle on the image, as shares; None for one outside."""
     place = None if layer.places is None else layer.places[query]
     if place is None or layer.grid is None:
         return None
-    return (place[0] + 0.5) / layer.grid[0], (place[1] + 0.5) / layer.grid[1]
+    down, across = (
+        (at + 0.5) / side / share for at, side, share in zip(place, layer.grid, image, strict=True)
+    )
+    return (down, across) if down < 1 and across < 1 else None
 
 
 def caption(record: AttentionRecord, models: Sequence[AttentionModel], query: str) -> str:
@@ -336,10 +350,10 @@ def _sheet(drawn: Drawn, scale: Scale) -> dict[str, Any]:
             if cell.values is None:
                 cells.append({"heading": heading, "uri": None, "why": cell.why})
                 continue
-            over = ranges[cell.apart] if scale == "shared" else Range.own(cell.values)
-            uri = _uri(shaded(cell.values, row.photo, over))
+            over = ranges[cell.apart] if scale == "shared" else Range.own(cell.shown)
+            uri = _uri(shaded(cell, row.photo, over))
             shown: dict[str, Any] = {"heading": heading, "uri": uri, "mark": cell.mark}
-            cells.append({**shown, "span": span(cell.values)})
+            cells.append({**shown, "span": span(cell.shown)})
         photo = None if row.photo is None else _uri(np.asarray(picture(row.photo)) / 255)
         rows.append({"label": row.label, "photo": photo, "cells": cells})
     bars = [

@@ -336,4 +336,5 @@ def _model(i: int, one: Loaded, seen: Look, arrays: dict[str, Any]) -> Attention
         missing=seen.missing,
         rollout=rolled,
         no_rollout=seen.no_rollout,
+        image=next((each.layout.image for each in seen.layers if each.layout), (1.0, 1.0)),
     )
