@@ -255,6 +255,11 @@ def called_attention(module: nn.Module) -> bool:
     return "attention" in names or "attn" in names
 
 
+def _attends(model: nn.Module, place: Place) -> bool:
+    """Whether attention sits at a place."""
+    return any(called_attention(each) for each in model.get_submodule(place.path).modules())
+
+
 def find_mixers(model: nn.Module) -> dict[str, TokenMixer]:
     """Return the mixers of a model by path, in order."""
     return {path: m for path, m in model.named_modules() if isinstance(m, TokenMixer)}
@@ -352,8 +357,9 @@ def put_mixers(
     *,
     defaults: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     host: Host | None = None,
+    keep_others: bool = False,
 ) -> list[str]:
-    """Put mixers into every place of a model where attention sits.
+    """Put mixers into every place of a model that its adapter names.
 
     All mixers are built before the first is put, so a refusal leaves the model as it was.
 
@@ -364,6 +370,8 @@ def put_mixers(
         defaults: Options for those mixers that know them, over the host's own; one for all
             places, or one a place.
         host: The adapter; looked up if None.
+        keep_others: Put one name into those places alone where attention sits, and keep what
+            mixes tokens otherwise, such as separable convolutions; into all if there is none.
 
     Returns:
         The paths of the mixers.
@@ -373,6 +381,8 @@ def put_mixers(
     """
     host = host or find_host(model)
     places = host.places(model)
+    if keep_others and isinstance(mixer, str):
+        places = [each for each in places if _attends(model, each)] or places
     names = _spread_names(mixer, places)
     options = _spread_options(mixer_options, mixer, places)
     parameter = next(model.parameters())

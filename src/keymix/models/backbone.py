@@ -66,10 +66,13 @@ class OnBackbone(FeatureModel, Encoded):
         return found if wanted.alone else (maps[-1], found)
 
     def take_mixers(self, backbone: str, mixer: MixerNames | None, options: MixerOptions) -> None:
-        """Put mixers into the backbone, if any are named; refuse options alone."""
+        """Put mixers into the backbone, if any are named; refuse options alone.
+
+        One name is put where the backbone attends: convolutions of its early, large grids stay.
+        """
         if mixer is not None:
             find_host(self.body)  # its refusal names the backbone's class
-            put_mixers(self, mixer, options)
+            put_mixers(self, mixer, options, keep_others=True)
         elif options:
             raise UserError(f"mixer_options were given for {backbone!r}, but no mixer")
 

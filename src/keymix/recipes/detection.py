@@ -135,7 +135,7 @@ def mask_rcnn_small() -> Recipe:
                 "backbone_size": 192,
                 "out_channels": 32,
                 "proposals": 200,
-                "samples": 64,
+                "samples": 32,
             },
         ),
         optim=OptimConfig(name="adamw", lr=5e-4, weight_decay=0.05, clip_grad=1.0),
