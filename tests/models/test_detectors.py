@@ -17,6 +17,7 @@ from keymix.decoders.detection.cascade import _match as match
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.hosts.base import find_host
+from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.resize import GridBound
 from keymix.models import create_model, load_weights
 from keymix.models.detectors import _draw_first_bias as draw_first_bias
@@ -548,6 +549,21 @@ def test_what_is_no_batch_is_refused() -> None:
 # ---- mixers, counts and attention ---------------------------------------------------------------
 
 
+def test_one_mixer_is_put_where_the_backbone_attends() -> None:
+    def kinds(backbone: str, mixer: Any) -> set[tuple[str, str]]:
+        with torch.device("meta"):
+            mixers = find_mixers(small(backbone=backbone, mixer=mixer))
+        return {(path.split(".")[3], each.mixer_name) for path, each in mixers.items()}
+
+    kept = {("0", "sep_conv"), ("1", "sep_conv")}
+    assert kinds("caformer_micro_32", "ska") == {*kept, ("2", "static_key"), ("3", "static_key")}
+    assert kinds("caformer_s18", "ska") == {("2", "static_key"), ("3", "static_key")}  # timm's stay
+    named = ["ska", "sep_conv", "mhsa", "mhsa"]
+    assert ("0", "static_key") in kinds("caformer_micro_32", named)
+    everywhere = {(str(stage), "pooling") for stage in range(4)}  # nothing attends in ConvFormer
+    assert kinds("convformer_s18", "pooling") == everywhere
+
+
 def test_mixers_keep_their_keys_where_the_backbone_was_trained() -> None:
     model = small(mixer=("sep_conv", "conv_static_key", "static_key", "softmax"))
     assert [place.path + ".mixer" for place in find_host(model).places(model)] == [
@@ -561,7 +577,8 @@ def test_mixers_keep_their_keys_where_the_backbone_was_trained() -> None:
     found_by(model, images((100, 150)))
     assert [m.key_grid for m in bound.values()] == [(16, 16), (8, 8), (8, 8)]
     chosen = small(mixer="static_key", mixer_options={"resize": "interpolate"})
-    assert {m.resize for m in find_mixers(chosen).values()} == {"interpolate"}  # type: ignore[attr-defined]
+    keys = [m for m in find_mixers(chosen).values() if isinstance(m, GridBound)]
+    assert {m.resize for m in keys} == {"interpolate"}
 
 
 @pytest.fixture
@@ -575,7 +592,7 @@ def counting(shapes_checked: bool) -> None:
 def test_with_static_keys_cost_is_linear_in_pixels() -> None:
     counts = {}
     for mixer in ("static_key", "softmax"):
-        model = small(mixer=mixer)
+        model = small(mixer=[mixer] * 4)
         counts[mixer] = [
             part(keymix.count(model, (3, 128, width), task="detection")) for width in (128, 256)
         ]
@@ -607,5 +624,6 @@ def test_heads_are_counted_at_their_most(name: str) -> None:
 
 def test_attention_can_be_read() -> None:
     model = small(mixer="softmax")
-    maps = keymix.attention_maps(model.eval(), torch.stack(images((64, 64))))
-    assert len(maps) == len(find_mixers(model))
+    with_maps = [path for path, m in find_mixers(model).items() if isinstance(m, MapMixer)]
+    maps = keymix.attention_maps(model.eval(), torch.stack(images((64, 64))), layers=with_maps)
+    assert len(maps) == len(with_maps) == 3
