@@ -84,8 +84,8 @@ class Detector(OnBackbone):
         detections: Most detections of an image.
         drop_path_rate: Stochastic depth of the backbone, probability; above 0 for those that have
             it.
-        mixer: One name, put where the backbone attends, or one per stage, or one per block; None for
-            the backbone's own attention.
+        mixer: One name, put where the backbone attends, or one per stage, or one per block; None
+            for the backbone's own attention.
         mixer_options: One dict for all, one per mixer name, or a list as long as ``mixer``.
 
     Raises:
