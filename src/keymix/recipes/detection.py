@@ -114,15 +114,16 @@ def mask_rcnn_small() -> Recipe:
     """A Mask R-CNN on a CAFormer of 0.6 M parameters, images of 192 pixels: the default.
 
     For a first look at your own data, and the default of `keymix compare` on images with instances:
-    minutes per run on two cores, without pre-training. It shows that a mechanism learns, far from
-    what it can reach.
+    about half a minute per 58 images and epoch on one core, without pre-training. It shows that a
+    mechanism learns, far from what it can reach.
 
         keymix train mask_rcnn_small --data coco:PATH --out small
         keymix compare --data coco:PATH --mixers mhsa,ska,identity --out small-cmp
 
     Paper: none. Short sides are 192 pixels, long ones 320 at most; the pyramid has 32 channels
     and batches have 2 images.
-    Measured: not yet on photographs.
+    Measured: box AP 0.3 after 14 epochs on 58 photographs of COCO, from which nothing is learned
+    (docs/detection.md); with another backbone 93 on eight photographs that it was trained on.
     """
     return Recipe(
         name="mask_rcnn_small",

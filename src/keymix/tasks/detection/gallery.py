@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -125,7 +126,7 @@ def draw(data: ImageData, given: ImageOutputs) -> Gallery:
         scene = _Drawing(data, i)
         panels = [scene.of_model(label, found[at]) for label, found in given.outputs.items()]
         scenes.append(scene.made([scene.truth(), *panels]))
-    names = tuple(data.test.ids(i) for i in range(len(data.test)))
+    names = tuple(Path(data.test.ids(i)).name for i in range(len(data.test)))
     return Gallery(seed=given.seed, scenes=tuple(scenes), missing=given.missing, names=names)
 
 
@@ -159,7 +160,7 @@ class _Drawing:
         from keymix.tasks.detection.answers import instance_targets, instances_of
 
         targets = instance_targets(data.test)
-        self.id, self.own = data.test.ids(i), targets.size(i)
+        self.id, self.own = Path(data.test.ids(i)).name, targets.size(i)
         self.instances = instances_of(targets, i)
         pixels = split_pixels(data.test, i)
         self.uri = image_uri(pixels, most=min(MOST, WIDTH * max(self.own) // self.own[1]))
