@@ -11,6 +11,8 @@ from keymix.analysis.study_record import StudiedModel, StudyRecord
 
 FORMAT = 1
 """Version of the record."""
+WHOLE = (1.0, 1.0)
+"""Share of what maps cover that images without padding are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,11 @@ class AttentionModel(StudiedModel):
     rollout: RolledOut | None  # none if it was not asked for or cannot be
     no_rollout: str | None  # why it cannot be
     # height and width of the images as shares of what the maps cover; the rest is padding
-    image: tuple[float, float] = (1.0, 1.0)
+    image: tuple[float, float] = WHOLE
+
+    def omitted(self) -> tuple[str, ...]:
+        """The field that is not written: the share of images without padding."""
+        return ("image",) if self.image == WHOLE else ()
 
 
 @dataclass(frozen=True, kw_only=True)
