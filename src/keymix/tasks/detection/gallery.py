@@ -80,7 +80,7 @@ class Scene:
 
 @dataclass(frozen=True, kw_only=True)
 class Gallery:
-    """Detections of the models of a seed in the same few test images; or why not, by label.
+    """What each mixer's model of one seed detects in a few test images, or why it could not run.
 
     `names` are of all test images.
     """
