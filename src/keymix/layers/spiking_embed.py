@@ -14,7 +14,6 @@ from keymix.errors import UserError, unknown
 from keymix.layers.folding import Foldable, fold_norm
 from keymix.layers.neurons import NeuronMaker
 from keymix.layers.spiking_block import pooled, spiking_conv
-from keymix.ops.spikes.packed import added
 
 Pooling = Literal["before", "after"]
 Images = Literal["imagenet", "cifar", "dvs"]
@@ -177,7 +176,7 @@ class SpikingPatchEmbed(nn.Module):
         y = x
         for conv in self.convs:
             y = conv(y, steps)
-        y = added(y, self.shortcut(x, steps))
+        y = y + self.shortcut(x, steps)
         out: Tensor = y if self.sn is None else self.sn(y)
         return out
 
@@ -237,7 +236,8 @@ class SpikingPatchSplitting(nn.Module):
         """
         for conv in self.convs:
             x = conv(x, steps)
-        return added(x, self.pos(x, steps))
+        out: Tensor = x + self.pos(x, steps)
+        return out
 
 
 class SpikingEmbeds(nn.ModuleList):

@@ -15,7 +15,6 @@ from keymix.layers.folding import Foldable, fold_norm
 from keymix.layers.neurons import NeuronMaker
 from keymix.layers.spiking_block import spiking_linear
 from keymix.layers.spiking_embed import SpikingEmbeds, SpikingPatchEmbed, SpikingPatchSplitting
-from keymix.ops.spikes.packed import added, viewed
 
 Grid = tuple[int, int]
 Embedding = SpikingPatchEmbed | SpikingPatchSplitting | SpikingEmbeds
@@ -88,8 +87,9 @@ class SpikingTransformerBlock(nn.Module):
 
     def forward(self, x: Float[Tensor, "T B N C"], grid: Grid) -> Float[Tensor, "T B N C"]:
         """Mix the tokens, then transform each."""
-        x = added(x, self.drop_path1(self.attn(x, grid)))
-        return added(x, self.drop_path2(self.mlp(x)))
+        x = x + self.drop_path1(self.attn(x, grid))
+        mixed: Tensor = x + self.drop_path2(self.mlp(x))
+        return mixed
 
 
 class SpikingStage(nn.Module):
@@ -135,18 +135,22 @@ class SpikingStage(nn.Module):
         """Pixels of what it takes that a token is wide."""
         return self.patch_embed.reduction
 
+    def embed(self, x: Float[Tensor, "S B c H W"], steps: int) -> Float[Tensor, "T B C h w"]:
+        """Make the tokens of T steps."""
+        tokens: Tensor = checkpointed(self.patch_embed, x, steps, when=self.grad_checkpointing)
+        return tokens
+
     def mix(self, x: Float[Tensor, "T B C h w"], block: nn.Module) -> Float[Tensor, "T B C h w"]:
         """Let one of the blocks mix the tokens of images."""
         steps, batch, width, *sides = x.shape
         grid = (sides[0], sides[1])
-        rows = x.permute(0, 1, 3, 4, 2).reshape(steps, batch, grid[0] * grid[1], width)
-        tokens = viewed(x, rows)
+        tokens = x.permute(0, 1, 3, 4, 2).reshape(steps, batch, grid[0] * grid[1], width)
         tokens = checkpointed(block, tokens, grid, when=self.grad_checkpointing)
-        return viewed(tokens, tokens.view(steps, batch, *grid, width).permute(0, 1, 4, 2, 3))
+        return tokens.view(steps, batch, *grid, width).permute(0, 1, 4, 2, 3)
 
     def forward(self, x: Float[Tensor, "S B c H W"], steps: int) -> Float[Tensor, "T B C h w"]:
         """Embed T steps, or one that stands for all, and mix all ``steps``."""
-        x = self.patch_embed(x, steps)
+        x = self.embed(x, steps)
         for block in self.blocks:
             x = self.mix(x, block)
         return x

@@ -6,15 +6,12 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Unpack
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keymix.layers.spiking_block import why_plain
 from keymix.mixers.base import Site
 from keymix.mixers.registry import register_mixer
 from keymix.mixers.spiking import Note, SpikingMixer, SpikingOptions
-from keymix.ops.spikes.attention import coincidences, masked
 
 
 @register_mixer("spike_driven", aliases=("sdsa",))
@@ -91,11 +88,10 @@ class SpikeDrivenSelfAttention(SpikingMixer):
         self, parts: dict[str, Float[Tensor, "T *batch N h d"]], note: Note
     ) -> Float[Tensor, "T *batch N h d"]:
         """Mask the values channel by channel."""
-        kept = torch.is_grad_enabled() and why_plain(parts["q"]) is None  # in bytes
         q, k, v = (parts[role] for role in self.roles)
-        sums = coincidences(q, k) if kept else (q * k).sum(-3, keepdim=True)  # [T, *, 1, h, d]
+        sums = (q * k).sum(-3, keepdim=True)  # [T, *, 1, h, d]
         if self.talking_heads is not None:
             sums = self.talking_heads(sums.transpose(-2, -1)).transpose(-2, -1)
-        attention = self.attn_sn(sums)
+        attention: Tensor = self.attn_sn(sums)
         note(self.spiking_roles["attn_sn"], attention.transpose(-3, -2))
-        return masked(attention, v) if kept else attention * v
+        return attention * v

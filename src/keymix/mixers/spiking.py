@@ -7,17 +7,17 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, TypedDict
+from typing import Any, ClassVar, Literal, TypedDict, TypeGuard
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from keymix.errors import UserError
-from keymix.layers.folding import fold_norm
-from keymix.layers.neurons import neuron_maker
-from keymix.layers.spiking_block import masked_keys, spiking_linear
+from keymix.layers.folding import fold_norm, watched
+from keymix.layers.neurons import SpikingNeuron, neuron_maker
+from keymix.layers.spiking_block import spiking_linear
 from keymix.mixers.base import Grid, Site, TokenMixer, Traits
-from keymix.ops.spikes.packed import Kept, viewed
+from keymix.ops.qk_mask.reference import Neuron
 
 Kind = Literal["lif", "if", "plif"]
 Note = Callable[[str, Tensor], None]
@@ -163,8 +163,7 @@ class SpikingMixer(TokenMixer):
                 f"{list(x.shape)}; put the steps in front, x[None] for one step"
             )
         self.resolve_grid(x, grid)
-        gathered = self._gathered(x, note)
-        gathered = viewed(gathered, gathered.flatten(-2))
+        gathered = self._gathered(x, note).flatten(-2)
         note(self.published[0], gathered)
         y = self._spike(gathered, "proj")
         note(self.published[1], y)
@@ -172,25 +171,18 @@ class SpikingMixer(TokenMixer):
 
     def _gathered(self, x: Tensor, note: Note) -> Tensor:
         """What :meth:`gather` makes of the roles' spikes, heads apart."""
-        parts, kept = {}, Kept()
+        parts = {}
         for role in self.roles:
-            spikes = self._spike(x, role, kept)
+            spikes = self._spike(x, role)
             note(role.upper(), spikes)
             parts[role] = self._heads(spikes)
         return self.gather(parts, note)
 
     def _heads(self, spikes: Tensor) -> Tensor:
-        heads = spikes.reshape(*spikes.shape[:-1], self.num_heads, self.head_dim)
-        return viewed(spikes, heads)
+        return spikes.reshape(*spikes.shape[:-1], self.num_heads, self.head_dim)
 
-    def _spike(self, x: Tensor, name: str, kept: Kept | None = None) -> Tensor:
-        linear, norm = self._projection(name)
-        return spiking_linear(x, linear, norm, self.get_submodule(f"{name}_sn"), kept)
-
-    def _projection(self, name: str) -> tuple[nn.Linear, nn.Module]:
-        linear, norm = self.get_submodule(name), self.get_submodule(f"{name}_bn")
-        assert isinstance(linear, nn.Linear)  # built as such in __init__
-        return linear, norm
+    def _spike(self, x: Tensor, name: str) -> Tensor:
+        return spiking_linear(x, *map(self.get_submodule, (name, f"{name}_bn", f"{name}_sn")))
 
     def forward(
         self,
@@ -234,22 +226,31 @@ class QKAttention(SpikingMixer):
         return masked
 
     def _gathered(self, x: Tensor, note: Note) -> Tensor:
-        if note is not _ignore or type(self).gather is not QKAttention.gather:
-            return super()._gathered(x, note)  # somebody wants to see the queries
-        kept = Kept()
-        keys = self._spike(x, "k", kept)
-        linear, norm = self._projection("q")
-        return masked_keys(
-            x,
-            linear,
-            norm,
-            self.get_submodule("q_sn"),
-            self.attn_sn,
-            num_heads=self.num_heads,
-            axis=self.sum_axis,
-            keys=keys,
-            kept=kept,
+        seen = note is not _ignore or type(self).gather is not QKAttention.gather
+        neurons = [self.get_submodule(name) for name in ("q_sn", "attn_sn")]
+        named = [neuron for neuron in neurons if _names_triton(neuron, x)]
+        if seen or len(named) < len(neurons):
+            return super()._gathered(x, note)
+        from keymix.ops.qk_mask import triton
+
+        currents = spiking_linear(x, self.q, self.q_bn, nn.Identity())
+        return triton.masked_keys(
+            self._heads(currents),
+            self._heads(self._spike(x, "k")),
+            *(Neuron(*n.coefficients(), n.dynamics) for n in named),
+            self.sum_axis,
         )
+
+
+def _names_triton(neuron: nn.Module, x: Tensor) -> TypeGuard[SpikingNeuron]:
+    """Whether a neuron takes Triton's kernel by name: that of Q-K attention is not measured yet."""
+    return (
+        isinstance(neuron, SpikingNeuron)
+        and neuron.backend == "triton"
+        and neuron.step_mode == "m"
+        and not watched(neuron)
+        and neuron.choose_backend(x).name == "triton"
+    )
 
 
 def _ignore(name: str, spikes: Tensor) -> None:

@@ -11,7 +11,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keymix.errors import UserError
-from keymix.layers.spiking_block import spiking_attention
 from keymix.mixers.base import Site
 from keymix.mixers.registry import register_mixer
 from keymix.mixers.spiking import Note, SpikingMixer, SpikingOptions
@@ -88,6 +87,9 @@ class SpikingSelfAttention(SpikingMixer):
         self, parts: dict[str, Float[Tensor, "T *batch N h d"]], note: Note
     ) -> Float[Tensor, "T *batch N h d"]:
         """Multiply the three and let the neurons fire."""
-        q, k, v = (parts[role] for role in self.roles)
-        linear = self.order_for(q.shape[-3]) == "linear"
-        return spiking_attention(q, k, v, self.attn_sn, scale=self.scale, linear=linear)
+        q, k, v = (parts[role].transpose(-3, -2) for role in self.roles)  # [T, *, h, N, d]
+        keys = k.transpose(-2, -1)  # .mT is not known to exporters
+        linear = self.order_for(q.shape[-2]) == "linear"
+        products = q @ (keys @ v) if linear else q @ keys @ v
+        spikes: Tensor = self.attn_sn(products * self.scale)
+        return spikes.transpose(-3, -2)

@@ -150,7 +150,7 @@ class SpikingTransformer(StageModel):
         for s, stage in enumerate(self.stages):
             if wanted.stop_early and s > self.taps[last][0]:
                 break
-            x = stage.patch_embed(x, self.time_steps)
+            x = stage.embed(x, self.time_steps)
             for i, block in enumerate(stage.blocks):
                 if wanted.stop_early and (s, i) > self.taps[last]:
                     break

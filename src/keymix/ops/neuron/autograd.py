@@ -27,8 +27,6 @@ class Neurons:
     """Neurons as a row: ``x[T, n]``, ``v[n]``; keep and gain are numbers, ``[]`` or ``[n]``.
 
     v, keep and gain have the dtype of potentials, x may have fewer bits; v is None at rest.
-    ``affine`` is None, or scale and shift ``[D]`` of D channels that change fastest along the row:
-    the currents are then ``x scale + shift``. Only the blocked path takes one, in x's dtype.
     """
 
     x: Tensor
@@ -36,7 +34,6 @@ class Neurons:
     keep: Coefficient
     gain: Coefficient
     how: Dynamics
-    affine: tuple[Tensor, Tensor] | None = None
 
 
 @runtime_checkable
@@ -118,18 +115,6 @@ class Rows:
         return grad.reshape(like.shape).to(like.dtype)
 
 
-def save_coefficients(ctx: Any, *values: Coefficient) -> list[Tensor | None]:
-    """Leave numbers on ``ctx``, and return what ``ctx.save_for_backward`` takes of them all."""
-    ctx.numbers = [None if isinstance(each, Tensor) else each for each in values]
-    return [each if isinstance(each, Tensor) else None for each in values]
-
-
-def saved_coefficients(ctx: Any, tensors: Sequence[Tensor | None]) -> list[Coefficient]:
-    """Return the coefficients, from the tensors that were saved and the numbers on ``ctx``."""
-    pairs = zip(tensors, ctx.numbers, strict=True)
-    return [number if tensor is None else tensor for tensor, number in pairs]
-
-
 class _Function(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -142,7 +127,9 @@ class _Function(torch.autograd.Function):
         kernel: Kernel,
         last: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        ctx.save_for_backward(x, v, *save_coefficients(ctx, keep, gain))
+        tensors = [each if isinstance(each, Tensor) else None for each in (keep, gain)]
+        ctx.save_for_backward(x, v, *tensors)
+        ctx.numbers = [None if isinstance(each, Tensor) else each for each in (keep, gain)]
         ctx.how, ctx.kernel = how, kernel
         ctx.set_materialize_grads(False)
         rows = Rows.of(x)
@@ -152,11 +139,23 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grads: Tensor | None, last: Tensor | None) -> tuple[Any, ...]:
         x, v, *tensors = ctx.saved_tensors
-        keep, gain = saved_coefficients(ctx, tensors)
-        needs = ctx.needs_input_grad[:4]
-        follow = torch.is_grad_enabled() or batched(grads, last)  # every operation
-        kernel = None if follow else ctx.kernel
-        found = gradients(kernel, x, v, keep, gain, ctx.how, grads, last, needs)
+        pairs = zip(tensors, ctx.numbers, strict=True)
+        keep, gain = (number if tensor is None else tensor for tensor, number in pairs)
+        needs, how = ctx.needs_input_grad[:4], ctx.how
+        if torch.is_grad_enabled() or batched(grads, last):  # every operation is followed
+            found = _through_reference((x, v, keep, gain), how, grads, last, needs)
+            return *found, None, None, None
+        rows = Rows.of(x)
+        if grads is None:
+            grads = torch.zeros((), dtype=x.dtype, device=x.device).expand_as(x)
+        grad_x, *of_others = ctx.kernel.backward(
+            rows.neurons(x, v, keep, gain, how),
+            rows.flat(grads),
+            None if last is None else rows.flat(last),
+            needs[1:],
+        )
+        others = zip(of_others, (v, keep, gain), strict=True)
+        found = (rows.back(grad_x), *(rows.gradient(grad, like) for grad, like in others))
         return *found, None, None, None
 
 
@@ -174,37 +173,6 @@ def run_kernel(
     return spikes, final
 
 
-def gradients(
-    kernel: Kernel | None,
-    x: Tensor,
-    v: Tensor | None,
-    keep: Coefficient,
-    gain: Coefficient,
-    how: Dynamics,
-    grads: Tensor | None,
-    last: Tensor | None,
-    needs: Sequence[bool],
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients of x, v, keep and gain, by a kernel, or the reference if None.
-
-    ``grads`` and ``last`` are the gradients of the spikes and of the last potential, None for zero.
-    The reference differentiates only what ``needs`` a gradient; its graph stays if grads are on.
-    """
-    if kernel is None:
-        return _through_reference((x, v, keep, gain), how, grads, last, needs)
-    rows = Rows.of(x)
-    if grads is None:
-        grads = torch.zeros((), dtype=x.dtype, device=x.device).expand_as(x)
-    found = kernel.backward(
-        rows.neurons(x, v, keep, gain, how),
-        rows.flat(grads),
-        None if last is None else rows.flat(last),
-        needs[1:4],
-    )
-    others = zip(found[1:], (v, keep, gain), strict=True)
-    return rows.back(found[0]), *(rows.gradient(grad, like) for grad, like in others)
-
-
 def _through_reference(
     given: tuple[Any, ...],
     how: Dynamics,
@@ -212,6 +180,7 @@ def _through_reference(
     last: Tensor | None,
     needs: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
+    """Return the gradients of x, v, keep and gain that are needed; they can be followed again."""
     with torch.enable_grad():
         # views, so that what one input depends on another by stays out of their gradients
         inputs = [each.view_as(each) if isinstance(each, Tensor) else each for each in given]

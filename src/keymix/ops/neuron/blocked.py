@@ -30,8 +30,6 @@ from keymix.ops.neuron.surrogate import SHAPES
 CHUNK = 262144
 _MOST_BITS = 32  # that potentials grow by
 
-Visit = Callable[[slice, Tensor, Tensor, Tensor], None]
-
 
 def _power_of_two(number: Coefficient) -> bool:
     return isinstance(number, float) and abs(math.frexp(number)[0]) == 0.5
@@ -62,17 +60,6 @@ class _Chunk(Neurons):
         """The rows of x: a view taken each time costs as much as a small step."""
         return self.x.unbind()
 
-    def current(self, t: int) -> Tensor:
-        """Return the currents of a step; they may lie in the spare memory."""
-        if self.affine is None:
-            return self.steps[t]
-        return self._mapped(t, *self.affine, self.spare)
-
-    def _mapped(self, t: int, scale: Tensor, shift: Tensor, out: Tensor) -> Tensor:
-        rows = (-1, len(scale))
-        torch.addcmul(shift, self.steps[t].view(rows), scale, out=out.view(rows))
-        return out
-
     def unit(self, t: int) -> float:
         """What the potentials of a step are stored times."""
         return 1.0 if self.growth is None else self.growth[t]
@@ -99,13 +86,9 @@ class _Chunk(Neurons):
         """
         rest, gain = self.how.rest, self.gain
         if t == 0 and self.v is None and not rest:
-            if self.affine is not None and _power_of_two(gain):
-                scale, shift = self.affine
-                self._mapped(t, scale * -gain, shift * -gain, w)
-            else:
-                torch.mul(self.current(t), -gain, out=w)
+            torch.mul(self.steps[t], -gain, out=w)
             return
-        current = self.current(t)
+        current = self.steps[t]
         if t == 0:
             self.start(w)
         if rest:
@@ -130,11 +113,11 @@ class _Chunk(Neurons):
         return torch.add(w, self.spare, alpha=threshold, out=out)
 
 
-def chunks(count: int, whole: int = 1) -> list[tuple[int, int]]:
-    """Cut ``count`` neurons into parts that stay in cache, each of whole groups of ``whole``."""
+def _chunks(count: int) -> list[tuple[int, int]]:
+    """Cut ``count`` neurons into parts that stay in cache."""
     size = CHUNK * max(1, torch.get_num_threads() // 2)
     parts = max(round(count / size), 1)  # as equal as can be: a short one costs as many calls
-    size = max(-(-count // (parts * whole)), 1) * whole
+    size = max(-(-count // parts), 1)
     return [(start, min(count, start + size)) for start in range(0, count, size)]
 
 
@@ -148,8 +131,7 @@ def _cut(neurons: Neurons, rows: int) -> Iterator[tuple[slice, Tensor, _Chunk]]:
     def part_of(value: Coefficient, part: slice) -> Coefficient:
         return value[part] if isinstance(value, Tensor) and value.ndim else value
 
-    whole = 1 if neurons.affine is None else len(neurons.affine[0])
-    cuts = chunks(neurons.x.shape[1], whole)
+    cuts = _chunks(neurons.x.shape[1])
     room = _empty(neurons.x, rows + 1, cuts[0][1] if cuts else 0)
     growth = _growth(neurons)
     for start, stop in cuts:
@@ -160,32 +142,20 @@ def _cut(neurons: Neurons, rows: int) -> Iterator[tuple[slice, Tensor, _Chunk]]:
             part_of(neurons.keep, part),
             part_of(neurons.gain, part),
             neurons.how,
-            neurons.affine,
             spare=space[rows],
             growth=growth,
         )
         yield part, space[:rows], chunk
 
 
-def forward(
-    neurons: Neurons, last: bool, spikes: Tensor | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """Spikes ``[T, n]``, in the memory given if any, and the last potential ``[n]`` if wanted."""
+def forward(neurons: Neurons, last: bool) -> tuple[Tensor, Tensor | None]:
+    """Spikes ``[T, n]`` and the last potential ``[n]`` if wanted."""
     x = neurons.x
-    if spikes is None:
-        spikes = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    spikes = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     final = _empty(x, x.shape[1]) if last else None
     for part, space, chunk in _cut(neurons, 1):
         _fire(chunk, space[0], spikes[:, part], None if final is None else final[part])
     return spikes, final
-
-
-def visit_spikes(neurons: Neurons, visit: Callable[[slice, Tensor], None]) -> None:
-    """Call ``visit`` with each part of the row and its spikes ``[T, c]``, which are not kept."""
-    steps = len(neurons.x)
-    for part, space, chunk in _cut(neurons, 1 + steps):
-        _fire(chunk, space[0], space[1:], None)
-        visit(part, space[1:])
 
 
 def _fire(chunk: _Chunk, w: Tensor, spikes: Tensor, last: Tensor | None) -> None:
@@ -259,24 +229,12 @@ def _passed(after: Tensor, weight: Coefficient, u: Tensor, how: Dynamics, out: T
 
 
 def backward(
-    neurons: Neurons,
-    grads: Tensor | Callable[[slice], Tensor],
-    last: Tensor | None,
-    wanted: Sequence[bool],
-    *,
-    visit: Visit | None = None,
+    neurons: Neurons, grads: Tensor, last: Tensor | None, wanted: Sequence[bool]
 ) -> Gradients:
-    """Gradients of the currents, v, keep and gain; the last three where wanted.
-
-    ``grads`` may be a function that makes those of a part of the row, ``[T, c]``. ``visit`` is
-    called with each part, its x, the gradients of its currents while these are in cache, and memory
-    of one step. With an affine map and one step seen T times gradients are sums, ``[1, n]``.
-    """
+    """Gradients of the currents, v, keep and gain; the last three where wanted."""
     x, keep, gain, how = neurons.x, neurons.keep, neurons.gain, neurons.how
     steps, count = x.shape
-    still = neurons.affine is not None and steps > 1 and x.stride(0) == 0
-    seen = 1 if still else steps
-    grad_x = torch.empty((seen, count), dtype=x.dtype, device=x.device)
+    grad_x = torch.empty((steps, count), dtype=x.dtype, device=x.device)
     grad_v = _empty(x, count) if wanted[0] else None
     grad_keep = torch.zeros_like(keep) if wanted[1] and isinstance(keep, Tensor) else None
     grad_gain = torch.zeros_like(gain) if wanted[2] and isinstance(gain, Tensor) else None
@@ -284,7 +242,7 @@ def backward(
     # goes in with the slope's factor
     fold = isinstance(gain, float) and last is None and how.detach_reset and not any(wanted)
     scale = gain if fold and isinstance(gain, float) else 1.0
-    direct = x.dtype == potential_dtype(x) and not still  # potentials lie where gradients will
+    direct = x.dtype == potential_dtype(x)  # potentials lie where gradients will
     for part, space, chunk in _cut(neurons, 1 if direct else 1 + steps):
         other = space[0]
         g = grad_x[:, part] if direct else space[1:]
@@ -302,20 +260,18 @@ def backward(
                 # turned potential above rest times gradient
                 _add(grad_keep, part, other.add_(how.rest).mul_(rows[t]).neg_())
             if grad_gain is not None:
-                _add(grad_gain, part, torch.mul(chunk.current(t), rows[t], out=chunk.spare))
+                _add(grad_gain, part, torch.mul(chunk.steps[t], rows[t], out=chunk.spare))
 
         chunk.potentials(rows)
-        given = grads(part) if callable(grads) else grads[:, part]
+        given = grads[:, part].to(g.dtype).unbind()
         after = None if last is None else last[part]
-        _through(chunk, rows, given.to(g.dtype).unbind(), after, other, scale, learn)
+        _through(chunk, rows, given, after, other, scale, learn)
         if grad_v is not None:
             torch.mul(rows[0], chunk.keep, out=grad_v[part])
         if not fold:
             g.mul_(chunk.gain)
         if not direct:
-            grad_x[:, part] = g.sum(0, keepdim=True) if still else g
-        if visit is not None:
-            visit(part, chunk.x[:seen], grad_x[:, part], other)
+            grad_x[:, part] = g
     return grad_x, grad_v, grad_keep, grad_gain
 
 

@@ -120,31 +120,3 @@ def integrate_and_fire(
         return autograd.run_kernel(kernel, x, v, keep, gain, how, last)
     spikes, final = reference.integrate_and_fire(x, v, keep=keep, gain=gain, how=how)
     return spikes, final if last else None
-
-
-def gradients(
-    x: Tensor,
-    grads: Tensor,
-    *,
-    keep: float | Tensor,
-    gain: float | Tensor,
-    how: Dynamics,
-    backend: str = "auto",
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the gradients of the currents, and of keep and gain where these are tensors.
-
-    They are those of :func:`integrate_and_fire` from rest, for the gradients of its spikes. Paths
-    that need not run for the spikes do not.
-    """
-    x = x.detach().requires_grad_()
-    keep, gain = (
-        each.detach().requires_grad_() if isinstance(each, Tensor) else each
-        for each in (keep, gain)
-    )
-    needs = (True, False, isinstance(keep, Tensor), isinstance(gain, Tensor))
-    with torch.no_grad():
-        kernel = _kernel(backend, x)
-        found = autograd.gradients(kernel, x, None, keep, gain, how, grads, None, needs)
-    grad_x, _, grad_keep, grad_gain = found
-    assert grad_x is not None  # it was asked for
-    return grad_x, grad_keep, grad_gain

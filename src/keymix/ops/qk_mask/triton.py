@@ -23,8 +23,7 @@ from keymix.errors import UserError
 from keymix.ops.neuron.reference import potential_dtype
 from keymix.ops.neuron.triton import DTYPES, charge, reset
 from keymix.ops.qk_mask.reference import Neuron
-from keymix.ops.spikes.packed import pack
-from keymix.ops.spikes.recompute import refuse_unkept
+from keymix.ops.tracing import batched
 
 _TILE = 2048  # numbers of a step that a program holds at once
 
@@ -278,6 +277,12 @@ def _launch(
         )
 
 
+def _in_bytes(keys: Tensor) -> Tensor:
+    """Return keys as bytes where these hold them exactly, as they do spikes."""
+    small = keys.to(torch.int8)
+    return small if torch.equal(small.to(keys.dtype), keys) else keys
+
+
 class _MaskedKeys(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -288,12 +293,16 @@ class _MaskedKeys(torch.autograd.Function):
         sums = x.sum(axis) if not x.numel() else torch.empty_like(x.select(axis, 0))
         masked = torch.empty_like(keys)
         _launch(_forward_kernel, x, axis, queries, attention, keys, sums, masked)
-        ctx.save_for_backward(x, pack(keys), sums)
+        ctx.save_for_backward(x, _in_bytes(keys), sums)
         return masked
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        refuse_unkept(grad)
+        if torch.is_grad_enabled() or batched(grad):
+            raise UserError(
+                "backend='triton' of Q-K attention keeps too little for gradients of gradients and "
+                "takes one gradient at a time; name another backend"
+            )
         x, keys, sums = ctx.saved_tensors
         queries, attention = ctx.neurons
         grad = grad.contiguous()
