@@ -63,7 +63,7 @@ def fire(x: Tensor) -> Tensor:
 def normed(x: Tensor, conv: SpikingConv) -> Tensor:
     """Convolution and BatchNorm over steps, images and places, with the batch's statistics."""
     weight = conv.conv.weight
-    y = F.conv2d(x.flatten(0, 1), weight, stride=conv.conv.stride, padding=weight.shape[-1] // 2)
+    y = F.conv2d(x.flatten(0, 1), weight, stride=conv.stride, padding=weight.shape[-1] // 2)
     mean, var = y.mean((0, 2, 3), keepdim=True), y.var((0, 2, 3), keepdim=True, unbiased=False)
     y = (y - mean) / (var + 1e-5).sqrt()
     y = y * conv.bn.weight.view(-1, 1, 1) + conv.bn.bias.view(-1, 1, 1)

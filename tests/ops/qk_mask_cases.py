@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from keymix.layers.neurons import LIF
-from keymix.layers.spiking_block import masked_keys
+from keymix.mixers.registry import create_mixer
 from keymix.ops.neuron.reference import Dynamics
 from keymix.ops.neuron.surrogate import Surrogate
 from keymix.ops.qk_mask import reference
@@ -79,24 +78,31 @@ def agrees(pair: tuple[Neuron, Neuron], axis: int, shape: tuple[int, ...], dtype
     return wanted[0]
 
 
-def a_named_kernel_runs(axis: int) -> None:
-    """Hold the step of a model whose neurons name Triton to its parts."""
+def a_named_kernel_runs(name: str) -> None:
+    """Hold a mixer whose neurons name Triton to one whose neurons do not."""
     torch.manual_seed(0)
-    linear, norm = nn.Linear(5, 12, dtype=torch.float64), nn.BatchNorm1d(12, dtype=torch.float64)
-    nn.init.constant_(norm.bias, 0.5)
-    x = (torch.rand(3, 2, 7, 5) < 0.4).double().requires_grad_()
-    keys = (torch.rand(3, 2, 7, 12) < 0.5).double().requires_grad_()
-    results = []
+    mixer = create_mixer(name, dim=12, num_heads=3, grid=(1, 7), dtype=torch.float64)
+    for norm in (mixer.q_bn, mixer.k_bn, mixer.proj_bn):
+        nn.init.constant_(norm.bias, 0.8)
+    x = (torch.rand(3, 2, 7, 12) < 0.4).double().requires_grad_()
+    seen, results = [], []
     for backend in ("triton", "reference"):
-        pair = [LIF(v_threshold=v, backend=backend) for v in (0.6, 0.3)]
-        masked = masked_keys(x, linear, norm, *pair, 3, axis, keys)
-        of = [x, keys, linear.weight, norm.weight]
-        results.append((masked, *torch.autograd.grad((masked * weights(masked)).sum(), of)))
-        assert (type(masked.grad_fn).__name__ == "_MaskedKeysBackward") == (backend == "triton")
+        for neuron in (mixer.q_sn, mixer.attn_sn):
+            neuron.backend = backend
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t.dtype) or t, _same):
+            y = mixer(x)
+        found = torch.autograd.grad((y * weights(y)).sum(), [x, *mixer.parameters()])
+        results.append((y, *found))
+        assert (torch.int8 in seen) == (backend == "triton")  # the kernel keeps keys in bytes
+        seen.clear()
     assert torch.equal(results[0][0], results[1][0])
     assert results[0][0].any()
     for one, other in zip(*results, strict=True):
         close(one, other)
+
+
+def _same(kept: Tensor) -> Tensor:
+    return kept
 
 
 if __name__ == "__main__":
@@ -104,8 +110,9 @@ if __name__ == "__main__":
     for pair, axis in every_case():
         wanted = agrees(pair, axis, (3, 2, 5, 3, 7))
         assert wanted.mean() > 0
+    a_named_kernel_runs("qk_token")
+    a_named_kernel_runs("qk_channel")
     for axis in (-1, -3):
-        a_named_kernel_runs(axis)
         agrees(neurons(), axis, (1, 1, 1, 1))
         agrees(neurons(), axis, (4, 2, 1, 150, 2, 3))  # more tokens than a block has
         agrees(neurons(), axis, (2, 1, 2, 3, 140))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from neuron_cases import Case, agrees, every_case, gradients_alone_agree, outcome
+from neuron_cases import Case, agrees, every_case, outcome
 from torch import Tensor
 from triton_interpreter import interpreted
 
@@ -66,13 +66,6 @@ def test_spikes_may_be_changed_in_place(view) -> None:
     assert torch.equal(spikes, wanted)
     assert spikes.stride() == x.stride()
     spikes.sum().backward()
-
-
-@together
-@pytest.mark.parametrize("backend", ["reference", "blocked"])
-@pytest.mark.parametrize("learned", ["", "layer", "neuron"])
-def test_gradients_alone_are_those_of_a_run(learned: str, backend: str) -> None:
-    gradients_alone_agree(learned, backend)
 
 
 def test_blocked_reads_nothing_it_did_not_write(poisoned_memory: None) -> None:

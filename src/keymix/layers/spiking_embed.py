@@ -50,7 +50,7 @@ class SpikingConv(Foldable):
 
     ``pool`` says where a 3x3 maximum of stride 2 stands, ``"before"`` or ``"after"`` the neuron;
     None is none. The kernel is odd and padded to keep the size. Without a neuron the step ends at
-    the norm.
+    the norm. ``stride`` is that of what it reads, as a strided 1x1 convolution has it.
 
     Shape: ``[T, B, c, H, W]``, or one step ``[1, B, c, H, W]`` -> ``[T, B, D, h, w]``, with
     h = ceil(H / stride), and half of that, rounded up, with pooling.
@@ -70,9 +70,9 @@ class SpikingConv(Foldable):
     ) -> None:
         super().__init__()
         factory = {"device": device, "dtype": dtype}
-        padding = kernel_size // 2
+        self.stride = stride
         self.conv = nn.Conv2d(
-            in_chans, out_chans, kernel_size, stride, padding, bias=False, **factory
+            in_chans, out_chans, kernel_size, padding=kernel_size // 2, bias=False, **factory
         )
         self.bn = nn.BatchNorm2d(out_chans, **factory)
         self.reduction = stride if pool is None else 2 * stride
@@ -86,6 +86,8 @@ class SpikingConv(Foldable):
 
     def forward(self, x: Float[Tensor, "S B c H W"], steps: int) -> Float[Tensor, "T B D h w"]:
         """Make ``steps`` steps T of spikes, or currents where there is no neuron, of T or one."""
+        if self.stride > 1:  # a strided 1x1 convolution of few channels corrupts memory on AVX2
+            x = x[..., :: self.stride, :: self.stride]
         first = self.pool if self.where == "before" else None
         if self.sn is not None:
             spikes = spiking_conv(x, self.conv, self.bn, self.sn, first, steps)
