@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -12,9 +11,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from each import together
-from keymix.layers.neurons import IF, LIF, Neurons, ParametricLIF, SpikingNeuron
+from keymix.layers.neurons import IF, LIF, ParametricLIF, SpikingNeuron
 from keymix.layers.spiking_block import spiking_linear
-from keymix.layers.spiking_stage import SpikingTransformerBlock
 from tolerances import close
 
 D = torch.float64
