@@ -146,7 +146,8 @@ class SpikingStage(nn.Module):
         grid = (sides[0], sides[1])
         tokens = x.permute(0, 1, 3, 4, 2).reshape(steps, batch, grid[0] * grid[1], width)
         tokens = checkpointed(block, tokens, grid, when=self.grad_checkpointing)
-        return tokens.view(steps, batch, *grid, width).permute(0, 1, 4, 2, 3)
+        images: Tensor = tokens.view(steps, batch, *grid, width).permute(0, 1, 4, 2, 3)
+        return images
 
     def forward(self, x: Float[Tensor, "S B c H W"], steps: int) -> Float[Tensor, "T B C h w"]:
         """Embed T steps, or one that stands for all, and mix all ``steps``."""

@@ -233,13 +233,11 @@ class QKAttention(SpikingMixer):
             return super()._gathered(x, note)
         from keymix.ops.qk_mask import triton
 
-        currents = spiking_linear(x, self.q, self.q_bn, nn.Identity())
-        return triton.masked_keys(
-            self._heads(currents),
-            self._heads(self._spike(x, "k")),
-            *(Neuron(*n.coefficients(), n.dynamics) for n in named),
-            self.sum_axis,
-        )
+        linear, norm = (self.get_submodule(name) for name in ("q", "q_bn"))
+        currents = self._heads(spiking_linear(x, linear, norm, nn.Identity()))
+        keys = self._heads(self._spike(x, "k"))
+        queries, attention = (Neuron(*n.coefficients(), n.dynamics) for n in named)
+        return triton.masked_keys(currents, keys, queries, attention, self.sum_axis)
 
 
 def _names_triton(neuron: nn.Module, x: Tensor) -> TypeGuard[SpikingNeuron]:
