@@ -18,7 +18,7 @@ import contextlib
 import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -61,14 +61,14 @@ def measured(mixer: str, shape: Shape, rounds: int) -> list[Measured]:
     return found
 
 
-def row(found: Sequence[Measured], low: int, high: int) -> list[str]:
-    """Sum up the sizes of a row of the table."""
-    cells = []
-    for phase in PHASES:
-        here = [m.ratio for m in found if m.phase == phase and low < m.entries <= high]
-        q1, median, q3 = quartiles(here) if here else (math.nan,) * 3
-        cells.append(f"{median:.2f} [{q1:.2f}, {q3:.2f}]")
-    return [f"to {high:,}", *cells]
+def rows(found: Sequence[Measured]) -> Iterator[list[str]]:
+    """Sum up the sizes, by the entries of their maps."""
+    for low, high in itertools.pairwise((0, *BINS)):
+        here = [each for each in found if low < each.entries <= high]
+        ratios = [[each.ratio for each in here if each.phase == phase] for phase in PHASES]
+        if all(ratios):
+            spreads = [quartiles(each) for each in ratios]
+            yield [f"to {high:,}", *(f"{mid:.2f} [{q1:.2f}, {q3:.2f}]" for q1, mid, q3 in spreads)]
 
 
 def regret(found: Sequence[Measured], whole: Callable[[Measured], bool]) -> str:
@@ -95,8 +95,7 @@ def main(argv: list[str] | None = None) -> int:
         for mixer, side, (heads, width), batch in cases:
             found += measured(mixer, Shape(side, heads * width, heads, batch), given.rounds)
     kept = [each for each in found if each.steady] or found
-    rows = [row(kept, low, high) for low, high in itertools.pairwise((0, *BINS))]
-    table(("entries", *PHASES), rows)
+    table(("entries", *PHASES), rows(kept))
     print(f"{len(kept)} of {len(found)} steady")
     print(f"fused: {regret(kept, lambda each: False)}")
     print(f"auto:  {regret(kept, lambda each: each.whole)}")

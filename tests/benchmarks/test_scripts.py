@@ -38,7 +38,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {  # options, and the first cells of th
         "--per-class 10 --events 200",
         ["first start", "second start", "an epoch of 81 recordings in batches of 16"],
     ),
-    "few_tokens": ("--rounds 1 --sides 2", [f"to {high:,}" for high in few_tokens.BINS]),
+    "few_tokens": ("--rounds 1 --sides 2", ["to 49,152"]),
     "folding": ("--models re_attention plain* --rounds 1", ["re_attention", "plain_convnet"]),
     "mixers": (
         "--tokens 16 --repeats 1 --mixers pooling static_key(key_grid=1/4)",
