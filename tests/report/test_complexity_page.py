@@ -179,7 +179,7 @@ def test_markdown_is_a_table() -> None:
     record["weights"][0]["mixer"] = "a|b"
     lines = by_key(record)["weights"].markdown().splitlines()
     assert lines[1].startswith("| --- | --- | --- | --: |")
-    assert lines[2].startswith("| a\\|b | no | 3x3 | 2 | 256 | – |")
+    assert lines[2].startswith("| a\\|b | no | 3x3 | 2 | 256 |")
     assert len(lines) == 2 + len(MIXERS)
 
 
