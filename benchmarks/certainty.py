@@ -23,7 +23,6 @@ and ten seeds in turn, and counts as wrong if any of the three says so.
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -37,11 +36,13 @@ from keymix.analysis.certainty import Evidence, alpha_of_look, judge, recommend
 from keymix.analysis.statistics import crossed_difference, over_images, over_seeds
 from keymix.task import FRACTION
 from keymix.tasks.classification.answers import ClassAnswers
+from measured import begin, options, table
 
 OF_IMAGE, OF_MIXER, SD = 0.55, 0.05, 0.008
 """Variances of a_i and b_mi, of a whole of 1; deviation of accuracy over trainings."""
 ACCURACY, MARGIN = 0.6, 0.02
 UNITS, SEEDS, LOOKS = (449, 1_000, 10_000), (3, 5, 10), (3, 5, 10)
+KINDS = ("clear", "provisional", "equal", "pick")
 TRUTHS = {
     "all equal": (0.0, 0.0, 0.0, 0.0),
     "one 3 points ahead": (0.03, 0.0, 0.0, 0.0),
@@ -148,34 +149,30 @@ def tally(case: Case, comparisons: int, seed: int) -> Counter[str]:
     return counts
 
 
-def rows(comparisons: int, jobs: int) -> Iterator[tuple[Case, Counter[str]]]:
-    """Yield every kind of comparison with its counts."""
+def rows(comparisons: int, jobs: int) -> Iterator[list[object]]:
+    """Yield every kind of comparison with its shares, in percent: said, and said wrongly."""
     cases = [Case(t, n, s, looks=False) for t in TRUTHS for n in UNITS for s in SEEDS]
     cases += [Case(t, n, LOOKS[-1], looks=True) for t in TRUTHS for n in UNITS]
     with ProcessPoolExecutor(jobs) as pool:
         done = [pool.submit(tally, case, comparisons, i) for i, case in enumerate(cases)]
         for case, future in zip(cases, done, strict=True):
-            yield case, future.result()
+            cells = []
+            for kind in KINDS:
+                of = comparisons * (1 if kind == "pick" else len(TRUTHS[case.truth]))
+                shares = (100 * future.result()[key] / of for key in (kind, f"wrong {kind}"))
+                cells.append(" / ".join(f"{share:.1f}" for share in shares))
+            yield [case.truth, f"{case.units:,}", "3, 5, 10" if case.looks else case.seeds, *cells]
 
 
-def main() -> None:
-    """Print a Markdown table of shares, in percent: said, and said wrongly."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table."""
+    parser = options(__doc__, threads=1)
     parser.add_argument("--comparisons", type=int, default=1_000)
     parser.add_argument("--jobs", type=int, default=2)
-    given = parser.parse_args()
-    kinds = ("clear", "provisional", "equal", "pick")
-    print(f"| truth | images | seeds | {' | '.join(kinds)} |")
-    print(f"|---|--:|--:|{'--:|' * len(kinds)}")
-    for case, counts in rows(given.comparisons, given.jobs):
-        cells = []
-        for kind in kinds:
-            of = given.comparisons * (1 if kind == "pick" else len(TRUTHS[case.truth]))
-            shares = (100 * counts[key] / of for key in (kind, f"wrong {kind}"))
-            cells.append(" / ".join(f"{share:.1f}" for share in shares))
-        seeds = "3, 5, 10" if case.looks else str(case.seeds)
-        print(f"| {case.truth} | {case.units:,} | {seeds} | {' | '.join(cells)} |", flush=True)
+    given = begin(parser, argv)
+    table(("truth", "images", "seeds", *KINDS), rows(given.comparisons, given.jobs))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -5,72 +5,67 @@
     python benchmarks/detection.py --parts inference --backbones caformer_s18,cskaformer_s18
     python benchmarks/detection.py --parts training,memory --models mask_rcnn --threads 2
 
-Prints Markdown; docs/detection.md holds the output. The part ``count`` splits the multiply-adds of
-an image so that the numbers of Static Key Attention in Vision, Table 3, can be told apart: the
-products that form dynamic attention maps and apply them, which are no layer of their own and which
-counters of layers leave out, and the query-key convolution. The others time the backbones in turns
-on one image, and measure the growth of a fresh process. Every proposal is scored as an instance, so
-that an image has as many detections as it may have.
+The part ``count`` splits the multiply-adds of an image so that the numbers of Static Key Attention
+in Vision, Table 3, can be told apart: the products that form dynamic attention maps and apply them,
+which are no layer of their own and which counters of layers leave out, and the query-key
+convolution. The others time the backbones in turns on one image, and measure the growth of a fresh
+process. Every proposal is scored as an instance, so that an image has as many detections as it may
+have.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
-import statistics
-import sys
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from keymix.analysis.counting import Count, count
-from keymix.analysis.memory import PHASES, Build, Phase, peak_memory, run_pass
+from keymix.analysis.memory import PHASES, Build, peak_memory, run_pass
 from keymix.analysis.passes import example_for, passes_of
-from keymix.analysis.timing import Samples
-from keymix.cli.console import parse_size
-from keymix.errors import UserError
+from keymix.analysis.timing import quartiles
 from keymix.hosts.base import called_attention, find_mixers
 from keymix.mixers.conv_static_key import ConvStaticKeyAttention
 from keymix.mixers.resize import GridBound
 from keymix.models import create_model
-from machine import BUSY, Watch, machine
+from measured import begin, in_turns, options, table
 
 MODELS = ("mask_rcnn", "cascade_mask_rcnn")
 BACKBONES = ("resnet50", "caformer_s18", "skaformer_s18", "cskaformer_s18")
 PARTS = ("count", "inference", "training", "memory")
-PRINTED = {"resnet50": 376, "caformer_s18": 508, "cskaformer_s18": 512}
-"""FLOPs (G) of Mask R-CNN in Static Key Attention in Vision, Table 3."""
+PRINTED = {"resnet50": "376G", "caformer_s18": "508G", "cskaformer_s18": "512G"}
+"""FLOPs of Mask R-CNN in Static Key Attention in Vision, Table 3."""
 TASK = "detection"
-GIGA = 1e9
+COUNTED, SIZE = ((800, 1280), (800, 1333)), (800, 1333)
 SURE = 10.0  # logit of the first class
-WARM = (3, 224, 320)  # image on which kernels and threads start
 
 
-@dataclass(frozen=True, kw_only=True)
-class Split:
-    """Multiply-adds of one image.
+def counts(models: Sequence[str], backbones: Sequence[str]) -> Iterator[list[str]]:
+    """Count each detector at each size."""
+    for name, backbone, size in itertools.product(models, backbones, COUNTED):
+        with torch.device("meta"):
+            model = create_model(name, backbone=backbone)
+        counted = count(model, (3, *size), task=TASK)
+        maps, convolution = parts_of(model, counted)
+        flops = 2 * counted.macs, 2 * (counted.macs - maps), 2 * (counted.macs - maps - convolution)
+        yield [
+            *(name, backbone, f"{size[0]}x{size[1]}"),
+            f"{counted.params / 1e6:.2f}",
+            *(f"{number / 1e9:.1f}" for number in (counted.macs, *flops)),
+            PRINTED.get(backbone, "") if name == MODELS[0] else "",
+        ]
 
-    Attributes:
-        whole: All.
-        maps: Of them, the products that form dynamic attention maps and apply them.
-        convolution: The query-key convolutions.
-    """
 
-    whole: int
-    maps: int
-    convolution: int
-
-
-def split(model: nn.Module, counted: Count) -> Split:
-    """Split what was counted of a detector."""
+def parts_of(model: nn.Module, counted: Count) -> tuple[int, int]:
+    """Return the multiply-adds of dynamic attention maps, and those of query-key convolutions."""
     maps = convolution = 0
-    mixers = find_mixers(model)
     convolutions = tuple(
-        f"{path}.key_conv" for path, m in mixers.items() if isinstance(m, ConvStaticKeyAttention)
+        f"{path}.key_conv"
+        for path, mixer in find_mixers(model).items()
+        if isinstance(mixer, ConvStaticKeyAttention)
     )
     for layer in counted.layers:
         module = model.get_submodule(layer.path)
@@ -78,37 +73,7 @@ def split(model: nn.Module, counted: Count) -> Split:
             maps += layer.macs  # projections are modules of their own
         if layer.path.startswith(convolutions):
             convolution += layer.macs
-    return Split(whole=counted.macs, maps=maps, convolution=convolution)
-
-
-def counts(
-    models: Sequence[str], backbones: Sequence[str], sizes: Sequence[tuple[int, int]]
-) -> str:
-    """Return the table of multiply-adds."""
-    heads = ["model", "backbone", "image", "parameters (M)", "GMAC", "FLOPs (G)"]
-    heads += ["without dynamic maps", "and the q-k convolution", "printed"]
-    rows = [heads, ["---"] * len(heads)]
-    for name in models:
-        for backbone in backbones:
-            for size in sizes:
-                with torch.device("meta"):
-                    model = create_model(name, backbone=backbone)
-                counted = count(model, (3, *size), task=TASK)
-                of = split(model, counted)
-                layers = 2 * (of.whole - of.maps)
-                shown = str(PRINTED.get(backbone, "")) if name == MODELS[0] else ""
-                rows.append(
-                    [
-                        *(name, backbone, f"{size[0]}x{size[1]}"),
-                        f"{counted.params / 1e6:.2f}",
-                        f"{of.whole / GIGA:.1f}",
-                        f"{2 * of.whole / GIGA:.1f}",
-                        f"{layers / GIGA:.1f}",
-                        f"{(layers - 2 * of.convolution) / GIGA:.1f}",
-                        f"{shown}G" if shown else "",
-                    ]
-                )
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return maps, convolution
 
 
 def detector(name: str, backbone: str) -> nn.Module:
@@ -120,108 +85,60 @@ def detector(name: str, backbone: str) -> nn.Module:
     return model
 
 
-def times(
-    builds: Mapping[str, Build], shape: tuple[int, ...], phase: Phase, rounds: int
-) -> tuple[dict[str, float], bool]:
-    """Time passes over one image on the CPU, in turns; medians in seconds, and whether busy.
-
-    A pass takes so long that kernels and threads are started on a smaller image.
-    """
-    passes, calls = passes_of(TASK), {}
-    for name, build in builds.items():
-        model = build.make().train(phase == "training")
-        run_pass(model, example_for(model, passes, WARM, 1), phase, passes=passes)
-        x = example_for(model, passes, shape, 1)
-        calls[name] = functools.partial(run_pass, model, x, phase, passes=passes)
-    samples = {name: Samples() for name in calls}
-    watch = Watch()
-    for _ in range(rounds):
-        for name, call in calls.items():
-            wall, cpu = time.perf_counter(), time.thread_time()
-            call()
-            samples[name].wall.append(time.perf_counter() - wall)
-            samples[name].cpu.append(time.thread_time() - cpu)
-    medians = {name: statistics.median(found.wall) for name, found in samples.items()}
-    return medians, watch.busy(samples.values())
-
-
-def measured(given: argparse.Namespace, shape: tuple[int, ...], parts: Sequence[str]) -> str:
-    """Return the table of times and memory."""
+def measured(
+    models: Sequence[str], backbones: Sequence[str], parts: Sequence[str], rounds: int
+) -> dict[str, list[str]]:
+    """Measure times and memory on one image; by column, in the order of models and backbones."""
     builds = {
-        f"{name} | {backbone}": Build(
+        f"{name} {backbone}": Build(
             kwargs={"name": name, "backbone": backbone}, factory="detection:detector", task=TASK
         )
-        for name in given.models
-        for backbone in given.backbones
+        for name, backbone in itertools.product(models, backbones)
     }
-    columns: dict[str, dict[str, str]] = {}
-    busy = False
-    for phase in PHASES:
-        if phase not in parts:
-            continue
-        found, disturbed = times(builds, shape, phase, given.rounds)
-        busy = busy or disturbed
-        columns[f"{phase}, s per image"] = {n: f"{s:.2f}" for n, s in found.items()}
-        if phase == "inference":
-            columns["images per second"] = {n: f"{1 / s:.3f}" for n, s in found.items()}
+    passes, columns = passes_of(TASK), {}
+    for phase in (phase for phase in PHASES if phase in parts):
+        calls = {}
+        for name, build in builds.items():
+            model = build.make().train(phase == "training")
+            x = example_for(model, passes, (3, *SIZE), 1)
+            calls[name] = functools.partial(run_pass, model, x, phase, passes=passes)
+        found = in_turns(calls, rounds=rounds, what=phase)
+        medians = [quartiles(each.kept())[1] for each in found.values()]
+        columns[f"{phase}, s per image"] = [f"{seconds:.2f}" for seconds in medians]
+        columns[f"{phase}, images per second"] = [f"{1 / seconds:.3f}" for seconds in medians]
     if "memory" in parts:
-        peaks = peak_memory(builds, shape, batch_size=1, threads=given.threads)
+        peaks = peak_memory(builds, (3, *SIZE), batch_size=1).values()
         for phase in PHASES:
-            known: dict[str, Any] = {n: getattr(p, f"{phase}_mib") for n, p in peaks.items()}
-            columns[f"peak of {phase}, GiB"] = {
-                n: peaks[n].note if mib is None else f"{mib / 1024:.2f}" for n, mib in known.items()
-            }
-    lines = [BUSY, ""] if busy else []
-    lines.append(f"| model | backbone | {' | '.join(columns)} |")
-    lines.append("|" + " --- |" * (2 + len(columns)))
-    lines += [f"| {n} | {' | '.join(c[n] for c in columns.values())} |" for n in builds]
-    return "\n".join(lines)
-
-
-def listed(known: Sequence[str] | None) -> Any:
-    """Read words with commas between, of those known if given, for argparse."""
-
-    def read(text: str) -> list[str]:
-        words = text.split(",")
-        for word in words:
-            if known is not None and word not in known:
-                raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(known)}")
-        return words
-
-    return read
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    made = argparse.ArgumentParser(description=__doc__)
-    made.add_argument("--models", type=listed(MODELS), default=[MODELS[0]])
-    made.add_argument("--backbones", type=listed(None), default=[*BACKBONES])
-    made.add_argument("--parts", type=listed(PARTS), default=["count"])
-    made.add_argument("--image-size", default="800x1333", help="of what is timed")
-    made.add_argument("--count-sizes", type=listed(None), default=["800x1280", "800x1333"])
-    made.add_argument("--threads", type=int, default=torch.get_num_threads())
-    made.add_argument("--rounds", type=int, default=3)
-    return made
+            known: list[Any] = [getattr(peak, f"{phase}_mib") for peak in peaks]
+            columns[f"peak of {phase}, GiB"] = [
+                peak.note if mib is None else f"{mib / 1024:.2f}"
+                for peak, mib in zip(peaks, known, strict=True)
+            ]
+    return columns
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables."""
-    given = parser().parse_args(argv)
-    torch.set_num_threads(given.threads)
-    write = sys.stdout.write
-    try:
-        if "count" in given.parts:
-            sizes = [parse_size(text) for text in given.count_sizes]
-            write(counts(given.models, given.backbones, sizes) + "\n")
-        others = [part for part in given.parts if part != "count"]
-        if others:
-            shape = (3, *parse_size(given.image_size))
-            write(f"{machine(given.threads)}\n\n{measured(given, shape, others)}\n")
-    except UserError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
+    parser = options(__doc__)
+    parser.add_argument("--models", default=MODELS[0], help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--backbones", default=",".join(BACKBONES))
+    parser.add_argument("--parts", default=PARTS[0], help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--rounds", type=int, default=3)
+    given = begin(parser, argv)
+    models, backbones, parts = (
+        text.split(",") for text in (given.models, given.backbones, given.parts)
+    )
+    if "count" in parts:
+        heads = ["model", "backbone", "image", "parameters (M)", "GMAC", "FLOPs (G)"]
+        heads += ["without attention products", "and query-key convolution", "printed"]
+        table(heads, counts(models, backbones), names=3)
+    columns = measured(models, backbones, parts, given.rounds)
+    if columns:
+        names = itertools.product(models, backbones)
+        rows = ([*name, *cells] for name, *cells in zip(names, *columns.values(), strict=True))
+        table(["model", "backbone", *columns], rows, names=2)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

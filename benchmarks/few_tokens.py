@@ -1,89 +1,77 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole maps against fused attention where maps are small: what ``backend="auto"`` rests on.
 
-    python benchmarks/few_tokens.py --quick
     python benchmarks/few_tokens.py
-    python benchmarks/few_tokens.py --op --threads 1
-    python benchmarks/few_tokens.py --autocast
+    python benchmarks/few_tokens.py --threads 1 --rounds 1
+    python benchmarks/few_tokens.py --autocast --rounds 1
 
-Modules, or with ``--op`` attention between the projections, are timed in turns, forward and
-forward with backward. A line is one of them: the median [quartiles] of whole maps over fused
-attention in the same round, and what ``auto`` takes. The last lines are what each choice costs
-against the faster path, as geometric mean, and how often it is more than a tenth. Shapes whose
-quartiles lie apart by more than 1.6 are left out of them: other programs disturbed these.
+Modules are timed in turns, forward and forward with backward. A row has the median [quartiles],
+over the sizes, of the time of whole maps over that of fused attention in the same round. The last
+lines are what each choice costs against the faster path, as geometric mean, and how often it is
+more than a tenth. Shapes whose quartiles lie apart by more than 1.6 are left out: other programs
+disturbed these.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 
-from keymix.analysis.memory import Phase
-from keymix.analysis.timing import Pass, Turns, compare
-from keymix.mixers.map_mixer import MapMixer
-from machine import machine
-from performance import PHASES, Row, Shape, _passing, build, takes
+from keymix.analysis.timing import compare, quartiles
+from measured import begin, in_turns, options, table
+from performance import PHASES, Shape, build, entries, passing, takes
 
 MIXERS = ("softmax", "static_key", "static_key(key_grid=1/4)", "static_key(key_grid=1/16)")
-LARGEST_MAP, LARGEST_INPUT = 16 * 2**18, 64 * 64 * 384  # entries
+SIDES, BATCHES, WIDTHS = (7, 8, 12, 14, 20, 28), (1, 4, 16, 64), ((4, 32), (6, 64))
+BINS = (49_152, 2**20, 2**21, 2**22)  # entries of the maps of a batch, up to so many
+LARGEST_INPUT = 64 * 64 * 384  # entries
 STEADY, SLOW = 1.6, 1.1
 
 
 class Measured(NamedTuple):
     """Whole maps over fused attention at a shape, and whether ``auto`` takes them."""
 
+    phase: str
+    entries: int
     ratio: float
     steady: bool
     whole: bool
 
 
-def shapes(*, quick: bool) -> list[tuple[str, Shape]]:
-    """List what is measured, in random order."""
-    sides, batches = ((4,), (2,)) if quick else ((7, 8, 12, 14, 20, 28), (1, 4, 16, 64))
-    found = []
-    for side, (heads, width), batch in itertools.product(sides, ((4, 32), (6, 64)), batches):
-        shape = Shape(side, heads * width, heads, batch)
-        for mixer in MIXERS:
-            share = 1 if "/" not in mixer else int(mixer.rstrip(")").split("/")[1])
-            entries = batch * heads * side**4 // share
-            if entries <= LARGEST_MAP and batch * side**2 * shape.dim <= LARGEST_INPUT:
-                found.append((mixer, shape))
-    random.Random(0).shuffle(found)
+def measured(mixer: str, shape: Shape, rounds: int) -> list[Measured]:
+    """Time both paths at a shape, unless its maps are too large."""
+    builds = {path: build((mixer, path), shape, projected=True) for path in ("sdpa", "reference")}
+    modules = {path: made.make() for path, made in builds.items()}
+    size, found = entries(modules["sdpa"], shape), []
+    if size > BINS[-1] or shape.batch * shape.tokens * shape.dim > LARGEST_INPUT:
+        return []
+    for name, phase in PHASES.items():
+        calls = {path: passing(module, shape, phase) for path, module in modules.items()}
+        samples = in_turns(calls, rounds=rounds, what=f"{mixer}, {shape}, {name}")
+        paired = compare(samples["sdpa"], samples["reference"])
+        steady = paired.ratio_q3 <= STEADY * paired.ratio_q1
+        auto = takes(modules["sdpa"], shape, training=name == "training")
+        found.append(Measured(name, size, paired.ratio, steady, auto == "reference"))
     return found
 
 
-def measured(mixer: str, shape: Shape, phase: Phase, *, op: bool, rounds: int) -> Measured:
-    """Time both paths at a shape, and print them."""
-    rows: list[Row] = [(mixer, path) for path in ("sdpa", "reference")]
-    modules = {row[1]: build(row, shape, projected=not op).make() for row in rows}
-    training = phase == "training"
-    calls = {name: _passing(m.train(training), shape, phase) for name, m in modules.items()}
-    turns = Turns({name: Pass(call) for name, call in calls.items()})
-    for _ in range(rounds):
-        turns.round()
-    fused, whole = (turns.samples[name] for name in modules)
-    found = compare(fused, whole)
-    auto = takes(modules["sdpa"], shape, training=training)
-    made = modules["sdpa"].get_submodule("mixer")
-    assert isinstance(made, MapMixer)
-    entries = shape.batch * shape.heads * shape.tokens * made.site.num_keys
-    print(
-        f"{phase:9} {mixer:26} {shape!s:22} width {shape.dim // shape.heads} {entries:9,} "
-        f"{found.ratio:.2f} [{found.ratio_q1:.2f}, {found.ratio_q3:.2f}] {auto}",
-        flush=True,
-    )
-    steady = found.ratio_q3 <= STEADY * found.ratio_q1
-    return Measured(found.ratio, steady=steady, whole=auto == "reference")
+def rows(found: Sequence[Measured]) -> Iterator[list[str]]:
+    """Sum up the sizes, by the entries of their maps."""
+    for low, high in itertools.pairwise((0, *BINS)):
+        here = [each for each in found if low < each.entries <= high]
+        ratios = [[each.ratio for each in here if each.phase == phase] for phase in PHASES]
+        if all(ratios):
+            spreads = [quartiles(each) for each in ratios]
+            yield [f"to {high:,}", *(f"{mid:.2f} [{q1:.2f}, {q3:.2f}]" for q1, mid, q3 in spreads)]
 
 
-def regret(found: list[Measured], whole: Callable[[Measured], bool]) -> str:
+def regret(found: Sequence[Measured], whole: Callable[[Measured], bool]) -> str:
     """Write what a choice costs against the faster path."""
     costs = [(each.ratio if whole(each) else 1.0) / min(1.0, each.ratio) for each in found]
     mean = math.exp(math.fsum(map(math.log, costs)) / len(costs))
@@ -93,26 +81,21 @@ def regret(found: list[Measured], whole: Callable[[Measured], bool]) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run at all?")
-    parser.add_argument("--op", action="store_true", help="without projections")
+    parser = options(__doc__)
     parser.add_argument("--autocast", action="store_true", help="to bfloat16")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    args = parser.parse_args(argv)
-    torch.set_num_threads(args.threads)
-    print(machine(args.threads))
+    parser.add_argument("--sides", type=int, nargs="+", default=SIDES, help="of the grid of tokens")
+    given = begin(parser, argv)
     torch.empty(31 * 2**18).fill_(0)  # as in any process with larger tensors, malloc keeps memory
-    narrow = torch.autocast("cpu", torch.bfloat16) if args.autocast else contextlib.nullcontext()
+    narrow = torch.autocast("cpu", torch.bfloat16) if given.autocast else contextlib.nullcontext()
+    cases = list(itertools.product(MIXERS, given.sides, WIDTHS, BATCHES))
+    random.Random(0).shuffle(cases)
+    found = []
     with narrow:
-        found = [
-            measured(mixer, shape, phase, op=args.op, rounds=args.rounds)
-            for mixer, shape in shapes(quick=args.quick)
-            for phase in PHASES.values()
-        ]
+        for mixer, side, (heads, width), batch in cases:
+            found += measured(mixer, Shape(side, heads * width, heads, batch), given.rounds)
     kept = [each for each in found if each.steady] or found
+    table(("entries", *PHASES), rows(kept))
     print(f"{len(kept)} of {len(found)} steady")
     print(f"fused: {regret(kept, lambda each: False)}")
     print(f"auto:  {regret(kept, lambda each: each.whole)}")

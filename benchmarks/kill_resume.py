@@ -14,9 +14,9 @@ the metrics the same lines but for their times. Exits with 1 if anything differs
 from __future__ import annotations
 
 import argparse
+import ctypes
 import hashlib
 import json
-import math
 import os
 import random
 import signal
@@ -26,11 +26,8 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from keymix.records import to_json
 
@@ -40,15 +37,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from gpu_queue.processes import end_with_parent
 from keymix.data.augment import Augment
 from keymix.tasks.classification.training import ClassificationTask
 from keymix.train import engine, files, model
 from keymix.train.recipe import DataConfig, ModelConfig, OptimConfig, Recipe, ScheduleConfig
 from keymix.train.recipe import replace_path as replaced
-
-if TYPE_CHECKING:
-    from keymix.data.dataset import ImageData
 
 PLAIN = Recipe(
     name="killed",
@@ -75,24 +68,13 @@ WITH_STATE = {  # what keeps a state or draws a number, all at once, by dotted k
     "augment.rand_augment": [2, 9],
 }
 EVERYTHING = replaced(PLAIN, WITH_STATE)
+_PARENT_ENDED = 1  # Linux: PR_SET_PDEATHSIG
 WRITES = ("checkpoint", "metrics", "weights", "predictions", "summary", "recipe")
 MOMENTS = ("half written", "before the rename", "after the rename")
 WITHIN = (0.0, 0.0, 10.0)  # minutes between checkpoints, chosen again for each start
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a run kills itself: at the n-th step, or at a moment of the n-th write of a kind.
-
-    Of a step there are two places: ``step`` before it, and ``loss`` when its loss is known.
-    """
-
-    kind: str
-    moment: str
-    nth: int
-
-    def __str__(self) -> str:
-        return self.kind if not self.moment else f"{self.kind}, {self.moment}"
+Place = tuple[str, int]  # a step, or a moment of a write of a kind; the how manyth
 
 
 def settings(folder: Path) -> dict[str, Recipe]:
@@ -135,44 +117,36 @@ def kind_of(path: Path) -> str:
 
 
 class _Trap:
-    """Count steps and writes in this process, write each loss down, and kill it at a place."""
+    """Count steps and writes in this process, and kill it at a place."""
 
-    def __init__(self, place: Place | None, losses: Path) -> None:
+    def __init__(self, place: Place | None) -> None:
         self.place = place
         self.seen: Counter[str] = Counter()
         step, write = ClassificationTask.training_step, files.write_atomically
 
         def training_step(task: ClassificationTask, batch: Any, batch_idx: int) -> Any:
-            self.pass_by("step", "")
-            loss = step(task, batch, batch_idx)
-            line = [task.current_epoch, batch_idx, float(loss.detach())]
-            with losses.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-            self.pass_by("loss", "")
-            return loss
+            self.pass_by("step")
+            return step(task, batch, batch_idx)
 
         def write_atomically(path: Path, content: Callable[[BinaryIO], object]) -> None:
             kind = kind_of(path)
 
             def part(stream: BinaryIO) -> None:
-                self.pass_by(kind, "half written", lambda: _half(stream, content))
+                self.pass_by(f"{kind}, half written", lambda: content(_Half(stream)))
                 content(stream)
                 stream.flush()
-                self.pass_by(kind, "before the rename")
+                self.pass_by(f"{kind}, before the rename")
 
             write(path, part)
-            self.pass_by(kind, "after the rename")
+            self.pass_by(f"{kind}, after the rename")
 
         ClassificationTask.training_step = training_step  # type: ignore[method-assign]
         files.write_atomically = write_atomically
 
-    def pass_by(self, kind: str, moment: str, before: Callable[[], object] | None = None) -> None:
+    def pass_by(self, what: str, before: Callable[[], object] | None = None) -> None:
         """Count a place; die there if it is the one."""
-        self.seen[f"{kind}/{moment}"] += 1
-        wanted = self.place
-        if wanted is None or (kind, moment) != (wanted.kind, wanted.moment):
-            return
-        if self.seen[f"{kind}/{moment}"] == wanted.nth:
+        self.seen[what] += 1
+        if (what, self.seen[what]) == self.place:
             if before is not None:
                 before()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -191,68 +165,36 @@ class _Half:
         return len(data)
 
 
-def _half(stream: BinaryIO, content: Callable[[BinaryIO], object]) -> None:
-    content(_Half(stream))  # type: ignore[arg-type]
-
-
-def fork(work: Callable[[], object], failed: Path) -> int:
-    """Fork a process that does some work; return its id.
-
-    It ends with the process that forked it, however that one ends (on Linux).
+def run(recipe: Recipe, out: Path, place: Place | None, minutes: float) -> int:
+    """Fork a run that ends with this process; return the child's process id.
 
     Args:
-        work: What it does.
-        failed: Takes the traceback if that fails.
+        recipe: The run.
+        out: Its folder. Next to it lie then, in ``.seen.json``, the places that it passed.
+        place: Where it kills itself.
+        minutes: Between its checkpoints.
     """
     child = os.fork()
     if child:
         return child
     code = 1
     try:
-        end_with_parent()
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PARENT_ENDED, signal.SIGKILL)
         torch.set_num_threads(1)
-        work()
+        trap = _Trap(place)
+        engine.train(recipe, out, checkpoint_minutes=minutes)
+        seen_of(out).write_text(json.dumps(trap.seen))
         code = 0
     except BaseException:  # a child must never return into its parent's code
         traceback.print_exc()
-        failed.write_text(traceback.format_exc())
     finally:
         os._exit(code)
 
 
-def run(
-    recipe: Recipe,
-    out: Path,
-    place: Place | None,
-    minutes: float,
-    data: ImageData | None = None,
-) -> int:
-    """Fork a run; return the child's process id.
-
-    Next to its folder it leaves ``.seen.json`` (places that it passed), ``.losses.jsonl`` (epoch,
-    step and loss of each step, one start after the other) and, if it failed, ``.failed.txt``.
-
-    Args:
-        recipe: The run.
-        out: Its folder.
-        place: Where it kills itself.
-        minutes: Between its checkpoints.
-        data: The recipe's images, if they are loaded already.
-    """
-    return fork(partial(_run, recipe, out, place, minutes, data), next_to(out, "failed.txt"))
-
-
-def _run(
-    recipe: Recipe, out: Path, place: Place | None, minutes: float, data: ImageData | None
-) -> None:
-    trap = _Trap(place, next_to(out, "losses.jsonl"))
-    engine.train(recipe, out, checkpoint_minutes=minutes, data=data)
-    next_to(out, "seen.json").write_text(json.dumps(trap.seen))
-
-
-def next_to(out: Path, ending: str) -> Path:
-    """Name a file next to the folder of a run."""
-    return out.parent / f"{out.name}.{ending}"
+def seen_of(out: Path) -> Path:
+    """Name the file of the places that a run passed."""
+    return out.with_name(f"{out.name}.seen.json")
 
 
 def wait(child: int, *, kill_after: float | None = None) -> int:
@@ -268,116 +210,42 @@ def wait(child: int, *, kill_after: float | None = None) -> int:
         time.sleep(0.002)
 
 
-def outcome(out: Path) -> tuple[str, str]:
-    """Hashes of the weights and of the metrics without their times."""
-    weights = hashlib.sha256()
-    for which in ("last", "best"):
-        weights.update((out / files.weights_file(which)).read_bytes())
-    return weights.hexdigest(), hashlib.sha256(json.dumps(lines_of(out)).encode()).hexdigest()
-
-
-def lines_of(out: Path) -> list[dict[str, Any]]:
-    """The metrics of a run without their times."""
-    lines: list[dict[str, Any]] = [
-        to_json(line) for line in files.read_metrics(out / files.METRICS)
-    ]
+def outcome(out: Path) -> dict[str, str]:
+    """Hashes of the weights and of the metrics without their times, by file."""
+    contents = {
+        files.weights_file(which): (out / files.weights_file(which)).read_bytes()
+        for which in ("last", "best")
+    }
+    lines: list[Any] = [to_json(line) for line in files.read_metrics(out / files.METRICS)]
     for line in lines:
         del line["seconds"], line["images_per_s"]
-    return lines
-
-
-def losses_of(out: Path) -> list[tuple[int, int, float]]:
-    """Epoch, step and loss of each step of a run, one start after the other."""
-    text = next_to(out, "losses.jsonl").read_text()
-    return [(epoch, step, loss) for epoch, step, loss in map(json.loads, text.splitlines())]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Distance:
-    """How far two finished runs are apart, by their last weights, metrics and answers.
-
-    Args:
-        values: Parameters and running statistics, in numbers.
-        differing: How many of them differ.
-        largest: The largest difference.
-        relative: Norm of the difference of all, over the norm of the first run's.
-        lines: Epochs whose lines of metrics differ, times apart.
-        images: Test images.
-        answers: How many of them got other answers.
-        first: Epoch and step of the first loss that differs; None where none does.
-    """
-
-    values: int
-    differing: int
-    largest: float
-    relative: float
-    lines: int
-    images: int
-    answers: int
-    first: tuple[int, int] | None
-
-    @property
-    def same(self) -> bool:
-        """Whether the runs are the same, to the bit."""
-        return not (self.differing or self.lines or self.answers or self.first)
-
-
-def distance(run: Path, other: Path) -> Distance:
-    """Measure how far two finished runs are apart; of a step that was repeated, the last counts."""
-    states = [files.read_weights(out / files.weights_file("last"))[0] for out in (run, other)]
-    pairs = [(a.double(), states[1][name].double()) for name, a in states[0].items()]
-    apart = [(a - b).abs() for a, b in pairs]
-    norm = math.sqrt(sum(float(a.square().sum()) for a, _ in pairs))
-    answers = [files.read_arrays(out / files.PREDICTIONS)["last_pred"] for out in (run, other)]
-    losses = [{(epoch, step): loss for epoch, step, loss in losses_of(out)} for out in (run, other)]
-    lines = zip_longest(lines_of(run), lines_of(other))  # an epoch's may be missing
-    changed = (at for at, loss in losses[0].items() if losses[1].get(at) != loss)
-    return Distance(
-        values=sum(a.numel() for a, _ in pairs),
-        differing=sum(int((d != 0).sum()) for d in apart),
-        largest=max(float(d.max()) for d in apart),
-        relative=math.sqrt(sum(float(d.square().sum()) for d in apart)) / norm,
-        lines=sum(a != b for a, b in lines),
-        images=len(answers[0]),
-        answers=int((answers[0] != answers[1]).sum()),
-        first=min(changed, default=None),
-    )
-
-
-@dataclass
-class Tally:
-    """What came of the kills at one kind of place."""
-
-    kills: int = 0
-    resumed: int = 0
-    differing: int = 0
+    contents[files.METRICS] = json.dumps(lines).encode()
+    return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
 
 def choose(seen: dict[str, int], kind: str, chance: random.Random, moments: Sequence[str]) -> Place:
     """Choose a place of a kind among those that a whole run passes."""
-    if kind == "step":
-        return Place("step", "", chance.randint(1, seen["step/"]))
-    moment = chance.choice(moments)
-    return Place(kind, moment, chance.randint(1, seen[f"{kind}/{moment}"]))
+    what = kind if kind == "step" else f"{kind}, {chance.choice(moments)}"
+    return what, chance.randint(1, seen[what])
 
 
-def kill_all(kills: int, seed: int, folder: Path) -> tuple[dict[str, Tally], int]:
-    """Do so many kills over all settings; return the tallies and the number of runs."""
+def kill_all(kills: int, seed: int, folder: Path) -> tuple[dict[str, Counter[str]], int]:
+    """Do so many kills over all settings; return kills by place and outcome, and how many runs."""
     chance = random.Random(seed)
-    whole: dict[str, tuple[tuple[str, str], dict[str, int], float]] = {}
+    whole: dict[str, tuple[dict[str, str], dict[str, int], float]] = {}
     recipes = settings(folder / "images")
     for name, recipe in recipes.items():
         out = folder / f"whole {name}"
         start = time.monotonic()
         if wait(run(recipe, out, None, 0.0)) != 0:
             raise SystemExit(f"{name}: a run that was not killed failed")
-        seen = json.loads(next_to(out, "seen.json").read_text())
+        seen = json.loads(seen_of(out).read_text())
         whole[name] = outcome(out), seen, time.monotonic() - start
     kinds, moments = ["step", "checkpoint", "metrics", "weights", "any moment"], MOMENTS[:1]
     if kills > len(kinds):
         moments = MOMENTS
         kinds = ["step"] * 5 + ["checkpoint"] * 4 + ["any moment"] * 4 + list(WRITES[1:])
-    tallies: dict[str, Tally] = {}
+    tallies = {column: Counter[str]() for column in ("kills", "resumed", "differing")}
     done = runs = 0
     while done < kills:
         name = list(recipes)[runs % len(recipes)]
@@ -395,26 +263,24 @@ def kill_all(kills: int, seed: int, folder: Path) -> tuple[dict[str, Tally], int
                 code = wait(child, kill_after=chance.uniform(0, seconds))
             else:
                 place = choose(seen, kind, chance, moments)
-                text = str(place)
+                text = place[0]
                 code = wait(run(recipes[name], out, place, minutes))
             if code == 0:  # it was done before it came to the place
                 break
             if code != -signal.SIGKILL:
                 raise SystemExit(f"{name}: {text}: exit code {code}")
             places.append(text)
-            tallies.setdefault(text, Tally()).kills += 1
+            tallies["kills"][text] += 1
             done += 1
         code = wait(run(recipes[name], out, None, 10.0))
-        same = code == 0 and outcome(out) == expected
-        leftover = [path.name for path in out.rglob("*.part")]
+        found = outcome(out) if code == 0 else {}
+        wrong = [file for file in expected if found.get(file) != expected[file]]
+        wrong += [path.name for path in out.rglob("*.part")]
         for text in places:
-            tallies[text].resumed += code == 0
-            tallies[text].differing += not same
-        if not same or leftover:
-            print(f"{name}: {out}: exit code {code}, same {same}, left {leftover}: {places}")
-            print(distance(folder / f"whole {name}", out) if code == 0 else "it did not end")
-            if same:
-                tallies[places[-1]].differing += 1
+            tallies["resumed"][text] += code == 0
+            tallies["differing"][text] += bool(wrong)
+        if wrong:
+            print(f"{name}: exit code {code}, wrong or left over {wrong}: {places}")
     return tallies, runs
 
 
@@ -430,15 +296,13 @@ def main(argv: list[str] | None = None) -> int:
     model.build_model(PLAIN, num_classes=len(data.classes), in_chans=1, image_size=(12, 12))
     with tempfile.TemporaryDirectory() as folder:
         tallies, runs = kill_all(options.kills, options.seed, Path(folder))
+    rows = [(place, *(each[place] for each in tallies.values())) for place in tallies["kills"]]
     print(f"{'killed at':34}{'kills':>7}{'resumed':>9}{'differing':>11}")
-    for place, tally in sorted(tallies.items()):
-        print(f"{place:34}{tally.kills:7}{tally.resumed:9}{tally.differing:11}")
-    kills = sum(tally.kills for tally in tallies.values())
-    resumed = sum(tally.resumed for tally in tallies.values())
-    wrong = sum(tally.differing for tally in tallies.values())
-    print(f"{'all':34}{kills:7}{resumed:9}{wrong:11}")
+    kills, resumed, differing = (each.total() for each in tallies.values())
+    for place, *counts in [*sorted(rows), ("all", kills, resumed, differing)]:
+        print(f"{place:34}{counts[0]:7}{counts[1]:9}{counts[2]:11}")
     print(f"{runs} runs, seed {options.seed}, {time.monotonic() - start:.0f} s")
-    return 1 if wrong or resumed < kills else 0
+    return 1 if differing or resumed < kills else 0
 
 
 if __name__ == "__main__":

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 import keymix
-from device_option import device_name
 from keymix.analysis.measure import timed
 from keymix.analysis.memory import MIB
 from keymix.analysis.memory_growth import peak_bytes
 from keymix.analysis.timing import Samples, Turns, compare, quartiles
 from keymix.layers.neurons import LIF, ParametricLIF, SpikingNeuron
+from measured import device_name
 
 BASELINE = "SpikingJelly"
 

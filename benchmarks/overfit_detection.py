@@ -13,15 +13,11 @@ of the run's last weights on the eight images.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
 
 import keymix
 from keymix.data import load
@@ -29,7 +25,7 @@ from keymix.errors import UserError
 from keymix.recipes import get
 from keymix.tasks.detection.facts import TASK
 from keymix.train.recipe import replace_path
-from machine import machine
+from measured import begin, options, table
 
 IMAGES = 8
 SHARE = 0.02  # of nine images, for validation: one
@@ -71,43 +67,32 @@ def _write(table: dict[str, Any], source: Path, folder: Path, split: str) -> Non
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train and print the scores."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__)
     parser.add_argument("data", type=Path)
     parser.add_argument("--model", choices=("mask_rcnn", "cascade_mask_rcnn"), default="mask_rcnn")
     parser.add_argument("--epochs", type=int, default=150)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args(argv)
-    torch.set_num_threads(given.threads)
-    try:
-        given.out.mkdir(parents=True)
-        chosen(given.data, given.out / "data")
-        changed = {
-            "data.spec": f"coco:{given.out / 'data'}",
-            "data.image_size": (256, 384),
-            "data.val_fraction": SHARE,
-            "augment.flip": False,
-            "model.name": given.model,
-            "model.options.backbone": "cskaformer_s18",
-            "model.options.backbone_size": 224,
-            "model.options.out_channels": 128,
-            "model.options.samples": 64,
-            "schedule.epochs": given.epochs,
-        }
-        run = keymix.train(replace_path(get("mask_rcnn_small"), changed), given.out / "run")
-    except (FileExistsError, UserError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    scores = run.summary.last.test.scores
-    rows = [f"| {each.name} | {_percent(scores[each.key])} |" for each in TASK.scores]
-    sys.stdout.write(f"{machine(given.threads)}\n\n| score | % |\n|---|--:|\n")
-    sys.stdout.write("\n".join(rows) + "\n")
+    given = begin(parser, argv)
+    given.out.mkdir(parents=True)
+    chosen(given.data, given.out / "data")
+    changed = {
+        "data.spec": f"coco:{given.out / 'data'}",
+        "data.image_size": (256, 384),
+        "data.val_fraction": SHARE,
+        "augment.flip": False,
+        "model.name": given.model,
+        "model.options.backbone": "cskaformer_s18",
+        "model.options.backbone_size": 224,
+        "model.options.out_channels": 128,
+        "model.options.samples": 64,
+        "schedule.epochs": given.epochs,
+    }
+    run = keymix.train(replace_path(get("mask_rcnn_small"), changed), given.out / "run")
+    scores = {each.name: run.summary.last.test.scores[each.key] for each in TASK.scores}
+    cells = ["–" if score is None else f"{100 * score:.1f}" for score in scores.values()]
+    table([f"{name}, %" for name in scores], [cells], names=0)
     return 0
 
 
-def _percent(score: float | None) -> str:
-    return "–" if score is None else f"{100 * score:.1f}"
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

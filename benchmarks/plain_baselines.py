@@ -8,12 +8,10 @@ on the same test images, so that their accuracies stand next to those of a compa
 
 The regression sees each image averaged to 8x8 pixels. The network has four 3x3 convolutions, 39.5
 million multiply-adds at 32x32 pixels, as many as ``vit_micro_p4_32`` (38.8 million), and trains for
-two epochs with AdamW, a one-cycle learning rate and flipped images. Prints one line each.
+two epochs with AdamW, a one-cycle learning rate and flipped images.
 """
 
 from __future__ import annotations
-
-import argparse
 
 import numpy as np
 import torch
@@ -23,6 +21,7 @@ from torch import Tensor, nn
 
 from keymix.data import load
 from keymix.data.dataset import Split
+from measured import begin, options, table
 
 SIDE = 8
 BATCH = 64
@@ -84,21 +83,23 @@ def convolutions(
 
 def main(argv: list[str] | None = None) -> int:
     """Run both."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--data", required=True, help="data spec, e.g. parquet:data/cifar10")
     parser.add_argument("--limit", type=int, default=10000, help="training and validation images")
     parser.add_argument("--epochs", type=int, default=2, help="of the convolutional network")
     parser.add_argument("--seeds", type=int, default=3, help="of the convolutional network")
-    given = parser.parse_args(argv)
+    given = begin(parser, argv)
     data = load(given.data, limit=given.limit)
     train, test = images_of(data.train), images_of(data.test)
-    print(f"{len(train[0])} training images, {len(test[0])} test images")
-    print(f"logistic regression on {SIDE}x{SIDE} pixels: {regression(train, test):.1%}")
     scores = [
         convolutions(train, test, epochs=given.epochs, seed=seed) for seed in range(given.seeds)
     ]
-    text = ", ".join(f"{score:.1%}" for score in scores)
-    print(f"convolutional network, {given.epochs} epochs, {given.seeds} seeds: {text}")
+    rows = [
+        ("logistic regression", f"{SIDE}x{SIDE} pixels", f"{regression(train, test):.1%}"),
+        ("convolutions", f"{given.epochs} epochs", ", ".join(f"{score:.1%}" for score in scores)),
+    ]
+    head = f"{len(train[0])} training images, {len(test[0])} test images"
+    table((head, "", "test accuracy"), rows, names=2)
     return 0
 
 

@@ -28,13 +28,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import keymix
-from device_option import device_name
 from keymix.analysis.measure import timed
 from keymix.analysis.memory import MIB
 from keymix.analysis.memory_growth import peak_bytes
 from keymix.analysis.timing import Samples, Turns, compare, quartiles
 from keymix.layers.spiking_block import plain_steps
 from keymix.models.qkformer import QKFormer
+from measured import device_name
 
 THEIRS, OURS, PARTS = "SpikingJelly", "keymix", "keymix, one by one"
 

@@ -6,31 +6,33 @@ keys, least squares): test accuracy right after the swap, and after one epoch of
 and with distillation from the run; also the run itself, trained on for that epoch. All of it
 through the command line, as a user would:
 
-    python benchmarks/swap_recovery.py RUN --out FOLDER --limit 10000
+    python benchmarks/swap_recovery.py RUN --out FOLDER
 
-What is done already in FOLDER is not done again. Prints a table in Markdown, its last column the
-points of test accuracy that the start is ahead of a fresh one after recovery without a teacher,
-with the 95 % interval of the paired difference over the test images.
+What is done already in FOLDER is not done again. The table's last column is the points of test
+accuracy that the start is ahead of a fresh one after recovery without a teacher, with the 95 %
+interval of the paired difference over the test images.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from keymix.analysis.statistics import bonett_price
+from measured import begin, options, table
 
 STARTS = {
     "fresh": ("--init", "fresh"),
     "mean keys": ("--estimate", "mean"),
     "least squares": ("--estimate", "least_squares"),
 }
+PARTS = {"one block": "6", "the middle third": "4-7", "all": "0-11"}
 SHARE = "0.5"  # of the loss that the teacher's answers make where there is a teacher
 
 
@@ -43,26 +45,28 @@ def keymix(*words: str) -> str:
     return done.stdout
 
 
-def swapped(run: str, mixer: str, layers: str, start: str, images: int, folder: Path) -> Any:
-    """Swap once and return the record."""
+def record(folder: Path, name: str) -> Any:
+    """Read a file that a command left."""
+    return json.loads((folder / name).read_text(encoding="utf-8"))
+
+
+def swapped(run: str, layers: str, start: str, images: str, folder: Path) -> float:
+    """Swap once and return the test accuracy right after."""
     if not (folder / "swap.json").exists():
-        words = ["--mixer", mixer, "--layers", layers, *STARTS[start], "--images", str(images)]
+        words = ["--mixer", "static_key", "--layers", layers, *STARTS[start], "--images", images]
         keymix("swap", run, *words, "--test", "--out", str(folder))
-    return json.loads((folder / "swap.json").read_text(encoding="utf-8"))
+    return float(record(folder, "swap.json")["test"]["after"]["top1"])
 
 
-def recovered(
-    run: str, source: Path, folder: Path, settings: argparse.Namespace, distil: bool
-) -> float:
+def recovered(run: str, source: Path, folder: Path, limit: str, teacher: bool = False) -> float:
     """Train a model for one epoch and return its test accuracy."""
     words = ["--model.weights", str(source), "--schedule.epochs", "1"]
-    words += ["--schedule.warmup_epochs", "0", "--optim.lr", settings.lr]
-    words += ["--limit", str(settings.limit), "--out", str(folder)]
-    if distil:
+    words += ["--schedule.warmup_epochs", "0", "--optim.lr", "3e-4"]
+    words += ["--limit", limit, "--out", str(folder)]
+    if teacher:
         words += ["--loss.distill", SHARE, "--loss.distill_teacher", run]
     keymix("train", str(source), *words)
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return float(summary["last"]["test"]["top1"])
+    return float(record(folder, "summary.json")["last"]["test"]["top1"])
 
 
 def ahead(folder: Path, fresh: Path) -> str:
@@ -78,48 +82,40 @@ def ahead(folder: Path, fresh: Path) -> str:
     return f"{100 * gain:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
 
 
-def percent(share: float) -> str:
-    """Return a share in percent."""
-    return f"{100 * share:.1f}"
+def rows(run: str, out: Path, parts: Mapping[str, str], limit: str, images: str) -> Iterator[Any]:
+    """Swap, recover and score; what is done is not done again."""
+    before = float(record(Path(run), "summary.json")["last"]["test"]["top1"])
+    on = recovered(run, Path(run), out / "nothing-plain", limit)
+    yield ["nothing", "", f"{before:.1%}", f"{on:.1%}", "", ""]
+    for part, layers in parts.items():
+        fresh = out / f"{part}-fresh-plain".replace(" ", "-")
+        for start in STARTS:
+            folder = out / f"{part}-{start}".replace(" ", "-")
+            plain, distilled = (Path(f"{folder}-{how}") for how in ("plain", "distilled"))
+            scores = (
+                swapped(run, layers, start, images, folder),
+                recovered(run, folder, plain, limit),
+                recovered(run, folder, distilled, limit, teacher=True),
+            )
+            compared = "" if start == "fresh" else ahead(plain, fresh)
+            yield [f"{part} ({layers})", start, *(f"{each:.1%}" for each in scores), compared]
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the study and print its table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("run", help="folder of a trained run with softmax attention")
-    parser.add_argument("--mixer", default="static_key")
-    parser.add_argument("--parts", nargs="+", default=["one=6", "middle third=4-7", "all=0-11"])
-    parser.add_argument("--starts", nargs="+", choices=STARTS, default=[*STARTS])
-    parser.add_argument("--only-swap", action="store_true", help="leave the recovery out")
-    parser.add_argument("--images", type=int, default=512, help="calibration images")
-    parser.add_argument("--limit", type=int, default=10000, help="training images of recovery")
-    parser.add_argument("--lr", default="3e-4", help="peak learning rate of recovery")
+    parser.add_argument("--parts", nargs="+", help="NAME=LAYERS; default: those of the page")
+    parser.add_argument("--images", default="512", help="calibration images (default 512)")
+    parser.add_argument("--limit", default="10000", help="images of recovery (default 10000)")
     parser.add_argument("--out", type=Path, required=True)
-    settings = parser.parse_args()
-    print("| swapped | start | test, % | recovered | recovered, distilled | ahead of fresh |")
-    print("|---|---|--:|--:|--:|--:|")
-    if not settings.only_swap:
-        target = settings.out / "nothing-plain"
-        trained_on = recovered(settings.run, Path(settings.run), target, settings, distil=False)
-        before = json.loads((Path(settings.run) / "summary.json").read_text(encoding="utf-8"))
-        print(
-            f"| nothing | | {percent(before['last']['test']['top1'])} | {percent(trained_on)} | | |"
-        )
-    for part in settings.parts:
-        name, _, layers = part.partition("=")
-        for start in settings.starts:
-            folder = settings.out / f"{name} {start}".replace(" ", "-")
-            record = swapped(settings.run, settings.mixer, layers, start, settings.images, folder)
-            cells = [record["test"]["after"]["top1"]]
-            for distil in () if settings.only_swap else (False, True):
-                target = folder.with_name(f"{folder.name}-{'distilled' if distil else 'plain'}")
-                cells.append(recovered(settings.run, folder, target, settings, distil))
-            row = [*map(percent, cells), "", ""][:3]
-            fresh = settings.out / f"{name} fresh-plain".replace(" ", "-")
-            compared = start != "fresh" and "fresh" in settings.starts and not settings.only_swap
-            row.append(ahead(folder.with_name(f"{folder.name}-plain"), fresh) if compared else "")
-            print(f"| {name} ({layers}) | {start} | {' | '.join(row)} |", flush=True)
+    given = begin(parser, argv)
+    parts = dict(part.split("=") for part in given.parts) if given.parts else PARTS
+    heads = ("swapped", "start", "test", "recovered", "recovered, distilled", "ahead of fresh")
+    found = rows(given.run, given.out, parts, given.limit, given.images)
+    table(heads, found, names=2)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

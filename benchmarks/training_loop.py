@@ -12,76 +12,35 @@ lie outside the clock and are reported apart. A ratio of 1.00 is no loss.
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import tempfile
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-
+from data_path import Trainer, served
 from keymix import recipes
-from keymix.data.loaders import Loader
 from keymix.train.engine import train
-from keymix.train.environment import cpu_model
-from keymix.train.model import build_model, load_data
+from keymix.train.model import load_data
 from keymix.train.recipe import Recipe, replace_path
-from keymix.train.step import make_optimizer
+from measured import begin, options, spread, table
+
+WARM_UP = 1  # epochs
 
 
-class BareLoop:
-    """The fewest lines that train the recipe's model.
-
-    Args:
-        recipe: The run.
-        data: Its images, loaded.
-    """
-
-    def __init__(self, recipe: Recipe, data: Any) -> None:
-        self.recipe = recipe
-        self.model = build_model(
-            recipe,
-            num_classes=len(data.classes),
-            in_chans=data.in_chans,
-            image_size=data.image_size,
-        ).train()
-        self.optimizer = make_optimizer(recipe.optim, self.model)
-        self.loader = Loader(
-            data.train,
-            data,
-            batch_size=recipe.data.batch_size,
-            train=True,
-            augment=recipe.augment,
-            seed=recipe.seed,
-        )
-
-    def epoch(self, number: int) -> float:
-        """Train for an epoch; seconds."""
-        self.loader.set_epoch(number)
-        start = time.perf_counter()
-        for images, targets, _ in self.loader:
-            self.optimizer.zero_grad()
-            loss = F.cross_entropy(self.model(images), targets)
-            loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.optim.clip_grad)
-            self.optimizer.step()
-        return time.perf_counter() - start
-
-
-def compare(recipe: Recipe, warm_up: int) -> dict[str, list[float]]:
+def compare(recipe: Recipe) -> dict[str, list[float]]:
     """Seconds of every epoch: ``keymix``, ``bare``, and ``besides`` (validation, checkpoint)."""
     data = load_data(recipe.data)
-    bare = BareLoop(recipe, data)
+    size = recipe.data.batch_size
+    bare = Trainer(
+        recipe, data, served(data, batch_size=size, augment=recipe.augment, seed=recipe.seed)
+    )
     seconds: dict[str, list[float]] = {"keymix": [], "bare": [], "besides": []}
 
     def after(line: Mapping[str, Any]) -> None:
         """Keymix ended an epoch: the bare loop's turn."""
         trained = len(data.train) / line["images_per_s"]
-        alone = bare.epoch(line["epoch"])
-        if line["epoch"] >= warm_up:
+        _, alone = bare.run(line["epoch"], -(-len(data.train) // size))
+        if line["epoch"] >= WARM_UP:
             seconds["keymix"].append(trained)
             seconds["bare"].append(alone)
             seconds["besides"].append(line["seconds"] - trained)
@@ -91,36 +50,26 @@ def compare(recipe: Recipe, warm_up: int) -> dict[str, list[float]]:
     return seconds
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print a table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = options(__doc__, threads=1)
     parser.add_argument("--data", default="digits", metavar="SPEC")
     parser.add_argument("--limit", type=int, default=1280, help="images; default 1280")
     parser.add_argument("--repeats", type=int, default=7, help="epochs of each; default 7")
-    parser.add_argument("--threads", type=int, default=1)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    warm_up = 1
-    recipe = replace_path(
-        recipes.get("small_images_vit"),
-        {
-            "data.spec": given.data,
-            "data.limit": given.limit,
-            "precision": "32",
-            "schedule.epochs": given.repeats + warm_up,
-        },
-    )
-    seconds = compare(recipe, warm_up)
-    ratios = [k / b for k, b in zip(seconds["keymix"], seconds["bare"], strict=True)]
-    print(f"{cpu_model()}, {given.threads} thread(s), torch {torch.__version__}")
-    print(f"{given.data}, {given.repeats} epochs of each in turns, one epoch of warm-up")
-    print(f"{'epoch, seconds':<28}{'median':>9}{'fastest':>9}{'slowest':>9}")
-    for name, values in seconds.items():
-        low, high = min(values), max(values)
-        print(f"{name:<28}{statistics.median(values):>9.3f}{low:>9.3f}{high:>9.3f}")
-    print(f"{'keymix / bare':<28}{statistics.median(ratios):>9.3f}{min(ratios):>9.3f}", end="")
-    print(f"{max(ratios):>9.3f}")
+    given = begin(parser, argv)
+    changed = {
+        "data.spec": given.data,
+        "data.limit": given.limit,
+        "precision": "32",
+        "schedule.epochs": given.repeats + WARM_UP,
+    }
+    seconds = compare(replace_path(recipes.get("small_images_vit"), changed))
+    rows = [[name, *spread(values, ".3f")] for name, values in seconds.items()]
+    pairs = zip(seconds["keymix"], seconds["bare"], strict=True)
+    rows.append(["keymix / bare", *spread([own / bare for own, bare in pairs], ".3f")])
+    table(("epoch, seconds", "median", "fastest", "slowest"), rows)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

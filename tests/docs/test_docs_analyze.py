@@ -13,7 +13,6 @@ from each import together
 from keymix import complexity
 from keymix.analysis import complexity as studying
 from keymix.report.tables import Table
-from keymix.studies.complexity.tables import tables
 
 PAGE = (DOCS / "analyze.md").read_text(encoding="utf-8")
 
@@ -22,14 +21,15 @@ PAGE = (DOCS / "analyze.md").read_text(encoding="utf-8")
 def counted() -> dict[str, Table]:
     """The tables of counts, of keymix's own mixers, without the curves, which the page draws not.
 
-    Formulas and orders are counted at all sizes of the figure, as the page says. That the curves
-    are those of the formulas is asked in tests/benchmarks/test_paper_costs.py.
+    Formulas and orders are counted at all sizes of the figure, as the page says.
     """
-    script = runpy.run_path(str(DOCS.parent / "benchmarks" / "paper_costs.py"))
+    benchmarks = DOCS.parent / "benchmarks"
     with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(benchmarks))
+        script = runpy.run_path(str(benchmarks / "paper_costs.py"))
         patch.setattr(studying, "ratio_points", lambda ledger, candidate, sites: [])
         study = complexity(own_mixers(), tokens=())
-        return {t.key: t for t in tables(script["with_papers"](study))}
+        return {table.key: table for table in script["tables"](study)}
 
 
 @pytest.mark.slow

@@ -37,7 +37,6 @@ def _ratio(mixer: str, rank: int, tokens: int, dim: int) -> dict[str, Any]:
         "params": rank * dim * dim if known else 0,
         "macs": rank * dim * dim * tokens,
         "ratio": tokens * (1 + 0.01 * rank) + tokens**2 / dim if known else None,
-        "formula": tokens + tokens**2 / dim if mixer == "softmax" else None,
         "reason": None if known else "it has no parameters",
     }
 
@@ -96,23 +95,6 @@ def cost_record() -> dict[str, Any]:
             }
             for mixer in MIXERS
         ],
-        "formulas": [
-            {
-                "mixer": "softmax",
-                "printed": "Self-Attn",
-                "macs_text": "N(2ND + 4D²)",
-                "params_text": "4D²",
-                "ratio_text": "N + N²/(2D)",
-                "macs": 100_663_296,
-                "params": 262_144,
-                "ratio": 384.0,
-                "macs_counted": 100_663_296,
-                "params_counted": 262_144,
-                "biases": {"made.bias": 2048},
-                "sites": 15,
-                "disagree": [[16, 256]],
-            }
-        ],
         "by_tokens": [_ratio(m, rank, n, 256) for m, rank in ranked for n in SWEEP],
         "by_dim": [_ratio(m, rank, 256, d) for m, rank in ranked for d in DIMS],
         "weights": [
@@ -122,47 +104,9 @@ def cost_record() -> dict[str, Any]:
                 "kernels": ["3x3"],
                 "dynamic": 2,
                 "params_a_token": 256,
-                "printed": "Self-Attn" if mixer == "softmax" else None,
-                "printed_sharing": "no" if mixer == "softmax" else None,
-                "printed_dynamic": 2 if mixer == "softmax" else None,
                 "reason": None,
             }
             for mixer in MIXERS
-        ],
-        "key_value": [
-            {
-                "mixer": "key_value(pos_dim=50)",
-                "printed": "KV+pos",
-                "macs_text": "nd² + n²m",
-                "params_text": "d² + m",
-                "macs": 20_054_016,
-                "params": 65_586,
-                "macs_counted": 16_790_528,
-                "params_counted": 65_586,
-                "biases": {"pos_proj.bias": 1},
-                "macs_total": 83_899_392,
-                "params_total": 196_659,
-            }
-        ],
-        "orders": [
-            {
-                "mixer": "qk_token",
-                "printed": "QKTA",
-                "time": "O(D)",
-                "space": "O(N)",
-                "macs_text": "0",
-                "entries_text": "2ND",
-                "formed_text": "hN",
-                "macs": 0,
-                "entries": 131_072,
-                "formed": 2_048,
-                "time_by_tokens": 1.0,
-                "time_by_dim": 1.0,
-                "space_by_tokens": 1.0,
-                "space_by_dim": 0.0,
-                "sites": 15,
-                "disagree": [[16, 256]],
-            }
         ],
         "scaling": [_measured(m, rank, n) for n in TOKENS for m, rank in ranked],
         "complete": True,

@@ -35,8 +35,7 @@ def test_tags_nest_and_nothing_is_fetched(page: str) -> None:
 
 def test_the_page_holds_every_mixer_in_every_part(page: str) -> None:
     sections = [part.partition("</details>")[0] for part in page.split('<details class="part">')]
-    # Table 6 and both Tables 1 are of the papers' mixers alone
-    for part, left_out in ((sections[3], CONTROLS), (sections[4], ()), (sections[1], ())):
+    for part, left_out in ((sections[2], CONTROLS), (sections[3], ()), (sections[1], ())):
         cells = {" ".join(cell.split()) for cell in read(part.replace("<wbr>", "")).text}
         assert cells >= set(MIXERS) - set(left_out)
     assert "Without parameters, so without a ratio: identity , pooling" in words(page)
@@ -71,8 +70,6 @@ def test_charts_name_every_curve_and_say_what_lies_below(page: str) -> None:
     assert len(drawn) == len(MIXERS) - 1
     assert "Below the axis: identity (at most 0.001)" in words(page)
     assert len(re.findall(r'class="label t-', ratio)) == len(MIXERS) - len(CONTROLS)
-    # markers only where the paper has a formula
-    assert set(re.findall(r'class="dot ([^"]*)"', ratio)) == {"ink"}
 
 
 def answer_of(*found: tuple[str, int], **more: object) -> str:
@@ -130,16 +127,6 @@ def test_the_answer_without_softmax_names_least_and_most() -> None:
 
 def test_tables_hold_values_for_people_and_for_files() -> None:
     made = by_key(cost_record())
-    formulas = made["formulas"]
-    assert "N(2ND + 4D²) = 100,663,296" in formulas.cells()[0]
-    assert "14 of 15" in formulas.cells()[0]
-    row = dict(zip(*formulas.plain(), strict=True))
-    assert (row["macs"], row["macs_counted"], row["biases_left"]) == (
-        100_663_296,
-        100_663_296,
-        2048,
-    )
-    assert row["sites_that_disagree"] == "N=16 D=256"
     scaling = made["scaling"]
     assert len(scaling.rows) == len(MIXERS) * len(TOKENS)
     first = dict(zip(scaling.headings(), scaling.cells()[0], strict=True))
@@ -192,7 +179,7 @@ def test_markdown_is_a_table() -> None:
     record["weights"][0]["mixer"] = "a|b"
     lines = by_key(record)["weights"].markdown().splitlines()
     assert lines[1].startswith("| --- | --- | --- | --: |")
-    assert lines[2].startswith("| a\\|b | no | 3x3 | 2 | 256 | – |")
+    assert lines[2].startswith("| a\\|b | no | 3x3 | 2 | 256 |")
     assert len(lines) == 2 + len(MIXERS)
 
 

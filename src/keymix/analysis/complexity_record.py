@@ -70,46 +70,6 @@ class MixerRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FormulaRow:
-    """SKA Table 6: a formula and the count of the mixer without biases.
-
-    Attributes:
-        mixer: The mixer's name here.
-        printed: Its name in the paper.
-        macs_text: The paper's formula of multiply-adds.
-        params_text: The paper's formula of parameters.
-        ratio_text: The paper's formula of their ratio.
-        macs: What the formula gives.
-        params: What the formula gives.
-        ratio: What the formula gives.
-        macs_counted: What was counted.
-        params_counted: What was counted, biases left out.
-        biases: Biases that no option switches off, by name, not in ``params_counted``.
-        sites: At how many pairs of N and D formula and count were compared.
-        disagree: The pairs (N, D) where they differ.
-    """
-
-    mixer: str
-    printed: str
-    macs_text: str
-    params_text: str
-    ratio_text: str
-    macs: int
-    params: int
-    ratio: float
-    macs_counted: int
-    params_counted: int
-    biases: dict[str, int]
-    sites: int
-    disagree: tuple[tuple[int, int], ...]
-
-    @property
-    def agrees(self) -> bool:
-        """Whether formula and count are equal at every site."""
-        return not self.disagree
-
-
-@dataclass(frozen=True, kw_only=True)
 class RatioPoint:
     """SKA Fig. 4: multiply-adds per parameter of a mixer without biases.
 
@@ -120,7 +80,6 @@ class RatioPoint:
         params: Trainable parameters, with biases that no option switches off; None if unknown.
         macs: Multiply-adds; None if unknown.
         ratio: Multiply-adds per parameter; None without parameters.
-        formula: The paper's ratio, for the paper's four mixers.
         reason: Why there is no ratio; None if there is.
     """
 
@@ -130,7 +89,6 @@ class RatioPoint:
     params: int | None
     macs: int | None
     ratio: float | None
-    formula: float | None = None
     reason: str | None = None
 
 
@@ -145,9 +103,6 @@ class WeightRow:
         dynamic: Matrix products both of whose factors the tokens give.
         params_a_token: Parameters that one more token adds, on average from the fewest to the most
             tokens of the figure; None if they could not be counted.
-        printed: The mixer's name in Table 7, if it is there.
-        printed_sharing: What Table 7 says of it.
-        printed_dynamic: What Table 7 says of it.
         reason: Why nothing was read off; None if it was.
     """
 
@@ -156,82 +111,7 @@ class WeightRow:
     kernels: tuple[str, ...] = ()
     dynamic: int | None = None
     params_a_token: int | float | None = None
-    printed: str | None = None
-    printed_sharing: str | None = None
-    printed_dynamic: int | None = None
     reason: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeyValueRow:
-    """Table 1 of key-value attention: the paper's formula, and counts.
-
-    Attributes:
-        mixer: The mixer here, with its options.
-        printed: Its name in the paper.
-        macs_text: The paper's formula of multiply-adds.
-        params_text: The paper's formula of parameters.
-        macs: What the formula gives.
-        params: What the formula gives.
-        macs_counted: The same parts counted: projections of Q and K, and the code of positions.
-        params_counted: The same parts counted, the bias of the code's projection left out.
-        biases: Biases that no option switches off, by name, not in ``params_counted``.
-        macs_total: Multiply-adds of the whole mixer: V, both products, output projection too.
-        params_total: Parameters of the whole mixer without switchable biases.
-    """
-
-    mixer: str
-    printed: str
-    macs_text: str
-    params_text: str
-    macs: int
-    params: int
-    macs_counted: int
-    params_counted: int
-    biases: dict[str, int]
-    macs_total: int
-    params_total: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class OrderRow:
-    """QKFormer's Table 1: orders as printed, and what our mixer's attention takes.
-
-    Attributes:
-        mixer: The mixer here, with its options.
-        printed: Its name in the paper.
-        time: Time complexity, as printed.
-        space: Space complexity, as printed.
-        macs_text: Our formula of multiply-adds.
-        entries_text: Our formula of additions, masks and scales.
-        formed_text: Our formula of numbers formed on the way.
-        macs: Counted multiply-adds.
-        entries: Counted additions, masks and scales.
-        formed: Counted numbers formed on the way.
-        time_by_tokens: Exponent of N of all operations, from N to 2 N.
-        time_by_dim: Exponent of D, from D to 2 D.
-        space_by_tokens: Exponent of N of the numbers formed.
-        space_by_dim: Exponent of D of the numbers formed.
-        sites: At how many pairs of N and D formulas and counts were compared.
-        disagree: The pairs (N, D) where they differ.
-    """
-
-    mixer: str
-    printed: str
-    time: str
-    space: str
-    macs_text: str
-    entries_text: str
-    formed_text: str
-    macs: int
-    entries: int
-    formed: int
-    time_by_tokens: float
-    time_by_dim: float
-    space_by_tokens: float
-    space_by_dim: float
-    sites: int
-    disagree: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,13 +170,9 @@ class Complexity:
         format: Version of the record.
         setting: Sizes and conditions.
         mixers: Which mixers, and the reason of those that could not be counted.
-        formulas: SKA Table 6: formulas and counts, of ``benchmarks/paper_costs.py`` and of older
-            versions.
         by_tokens: SKA Fig. 4, left: multiply-adds per parameter against N.
         by_dim: SKA Fig. 4, right: the same against D.
         weights: SKA Table 7 for every mixer.
-        key_value: Table 1 of key-value attention, likewise.
-        orders: QKFormer's Table 1: orders of growth, and counts of the attention alone, likewise.
         scaling: Latency and peak memory against N.
         complete: Whether all tokens asked for have been measured.
     """
@@ -304,12 +180,9 @@ class Complexity:
     format: int = FORMAT
     setting: Setting
     mixers: tuple[MixerRow, ...]
-    formulas: tuple[FormulaRow, ...] = ()
     by_tokens: tuple[RatioPoint, ...]
     by_dim: tuple[RatioPoint, ...]
     weights: tuple[WeightRow, ...]
-    key_value: tuple[KeyValueRow, ...] = ()
-    orders: tuple[OrderRow, ...] = ()
     scaling: tuple[ScalingRow, ...] = ()
     complete: bool = False
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from markupsafe import Markup
@@ -42,7 +42,6 @@ def render(record: ComplexityRecord) -> str:
         "charts": [*counted[:1], *(latency or ratios[:1])],
         "ratios": ratios if latency else ratios[1:],
         "memory": memory,
-        "printed": any(point.formula is not None for point in record.by_tokens),
         "spiking": any(entry.domain == "spiking" for entry in record.mixers),
         "without": _without_parameters(record),
         "notes": sorted({row.peak_note for row in record.scaling if row.peak_note}),
@@ -61,7 +60,6 @@ def _lost(made: Mapping[str, Table]) -> dict[str, list[str]]:
 def _ratio_charts(record: Complexity, looks: Mapping[str, Look]) -> tuple[list[Chart], list[Chart]]:
     """Draw the multiply-adds against tokens; and those per parameter, against tokens and width."""
     setting = record.setting
-    printed = {p.mixer for p in record.by_tokens if p.formula is not None}
     lines = _lines(record.by_tokens, looks, "tokens", "macs")
     y_label = "multiply-adds"
     base = next((line for line in lines if line.label == BASELINE), None)
@@ -77,9 +75,13 @@ def _ratio_charts(record: Complexity, looks: Mapping[str, Look]) -> tuple[list[C
     counts = _chart("macs", lines, by_tokens, y_label)
     ratios = [
         _chart(
-            "by-tokens", _lines(record.by_tokens, looks, "tokens", "ratio"), by_tokens, per, printed
+            "by-tokens",
+            _lines(record.by_tokens, looks, "tokens", "ratio"),
+            by_tokens,
+            per,
+            marked=False,
         ),
-        _chart("by-dim", _lines(record.by_dim, looks, "dim", "ratio"), by_dim, per, printed),
+        _chart("by-dim", _lines(record.by_dim, looks, "dim", "ratio"), by_dim, per, marked=False),
     ]
     return [*filter(None, [counts])], [*filter(None, ratios)]
 
@@ -116,11 +118,7 @@ def _lines(
 
 
 def _chart(
-    key: str,
-    lines: Sequence[Line],
-    x_label: str,
-    y_label: str,
-    marked: Collection[str] | None = None,
+    key: str, lines: Sequence[Line], x_label: str, y_label: str, *, marked: bool = True
 ) -> Chart | None:
     """Draw a chart whose caption names the curves below it; None if there is nothing to draw."""
     if not lines:
@@ -132,7 +130,7 @@ def _chart(
         x_label=x_label,
         y_label=y_label,
         name=name,
-        marked=[line.label for line in lines if marked is None or line.label in marked],
+        marked=[line.label for line in lines if marked],
     )
     below = [f"{line.label} (at most {max(line.ys):.2g})" for line in outside(lines)]
     left_out = f" Below the axis: {', '.join(below)}." if below else ""

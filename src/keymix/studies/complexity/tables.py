@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from keymix.analysis.complexity_record import BASELINE, Complexity, RatioPoint, ScalingRow
 from keymix.analysis.timing import LEVEL, SHORT
@@ -87,68 +86,22 @@ def _time(record: Complexity, mixer: str, at: int) -> str:
 
 
 def tables(record: Complexity) -> list[Table]:
-    """Make all tables of a study; those of the papers' formulas where it has them."""
+    """Make all tables of a study."""
     setting = record.setting
-    here = f"N = {setting.at}, D = {setting.dim}"
     made = [
         _pivot(record, "tokens", f"D = {setting.dim}"),
         _pivot(record, "dim", f"N = {setting.at}"),
         _ratios(record),
         _weights(record),
     ]
-    if record.formulas:
-        made.insert(0, _formulas(record, here))
-    if record.key_value:
-        made.append(_key_value(record, here))
-    if record.orders:
-        made.append(_orders(record, here))
     if record.scaling:
         made += [_scaling(record), _multiples(record)]
     missing = _missing(record)
     return [*made, *(table for table in (missing,) if table.rows)]
 
 
-def _formulas(record: Complexity, here: str) -> Table:
-    columns = (
-        Column("mixer", "mixer", "name"),
-        Column("in the paper", "printed"),
-        Column("multiply-adds by formula", "", where="people"),
-        Column("counted", "macs_counted", "whole"),
-        Column("parameters by formula", "", where="people"),
-        Column("counted", "params_counted", "whole"),
-        Column("biases left", "biases_left", "whole"),
-        Column("multiply-adds per parameter", "", where="people"),
-        Column("sizes where formula = count", "", where="people"),
-        *_csv_only("macs_text", "macs", "params_text", "params", "ratio_text", "ratio", "sites"),
-        Column("", "sites_that_disagree", where="csv"),
-    )
-    rows = [
-        (
-            row.mixer,
-            row.printed,
-            _gives(row.macs_text, row.macs),
-            row.macs_counted,
-            _gives(row.params_text, row.params),
-            row.params_counted,
-            sum(row.biases.values()),
-            _gives(row.ratio_text, row.ratio),
-            f"{row.sites - len(row.disagree)} of {row.sites}",
-            *(getattr(row, c.key) for c in columns[9:-1]),
-            "; ".join(f"N={n} D={d}" for n, d in row.disagree),
-        )
-        for row in record.formulas
-    ]
-    return Table("formulas", f"SKA Table 6 at {here}", columns, rows)
-
-
 def _csv_only(*keys: str) -> list[Column]:
     return [Column("", key, where="csv") for key in keys]
-
-
-def _gives(formula: str, value: float) -> str:
-    """Write a formula and what it gives: ``N(2ND + 4D²) = 100,663,296``."""
-    number = f"{value:,}" if isinstance(value, int) else f"{value:,.1f}".removesuffix(".0")
-    return f"{formula} = {number}"
 
 
 def _pivot(record: Complexity, axis: str, fixed: str) -> Table:
@@ -184,7 +137,7 @@ def _steps_of(record: Complexity, mixer: str) -> int:
 
 
 def _ratios(record: Complexity) -> Table:
-    keys = ("mixer", "tokens", "dim", "params", "macs", "ratio", "formula", "reason")
+    keys = ("mixer", "tokens", "dim", "params", "macs", "ratio", "reason")
     columns = [Column("", key) for key in ("axis", *keys, "time_steps")]
     rows = [
         (axis, *(getattr(point, key) for key in keys), _steps_of(record, point.mixer))
@@ -195,17 +148,12 @@ def _ratios(record: Complexity) -> Table:
 
 
 def _weights(record: Complexity) -> Table:
-    printed = any(row.printed for row in record.weights)
-    where: Literal["csv", "both"] = "both" if printed else "csv"
     columns = (
         Column("mixer", "mixer", "name"),
         Column("weights shared over the image", "sharing"),
         Column("learned kernels", "kernels"),
         Column("dynamic weights", "dynamic", "whole"),
         Column("parameters per token more", "params_a_token", "whole"),
-        Column("in the paper", "printed", where=where),
-        Column("shared there", "printed_sharing", where=where),
-        Column("dynamic there", "printed_dynamic", "whole", where=where),
         *_csv_only("reason"),
     )
     rows = [
@@ -216,73 +164,6 @@ def _weights(record: Complexity) -> Table:
         for row in record.weights
     ]
     return Table("weights", "SKA Table 7, read off the operations", columns, rows)
-
-
-def _key_value(record: Complexity, here: str) -> Table:
-    columns = (
-        Column("in the paper", "printed"),
-        Column("mixer", "mixer", "name"),
-        Column("multiply-adds by formula", "", where="people"),
-        Column("counted so", "macs_counted", "whole"),
-        Column("whole mixer", "macs_total", "whole"),
-        Column("parameters by formula", "", where="people"),
-        Column("counted so", "params_counted", "whole"),
-        Column("biases left", "biases_left", "whole"),
-        Column("whole mixer", "params_total", "whole"),
-        *_csv_only("macs_text", "macs", "params_text", "params"),
-    )
-    rows = [
-        (
-            row.printed,
-            row.mixer,
-            _gives(row.macs_text, row.macs),
-            row.macs_counted,
-            row.macs_total,
-            _gives(row.params_text, row.params),
-            row.params_counted,
-            sum(row.biases.values()),
-            row.params_total,
-            *(getattr(row, c.key) for c in columns[9:]),
-        )
-        for row in record.key_value
-    ]
-    title = f"Table 1 of key-value attention at {here}, m = {record.setting.pos_dim}"
-    return Table("key_value", title, columns, rows)
-
-
-def _orders(record: Complexity, here: str) -> Table:
-    columns = (
-        Column("in the paper", "printed"),
-        Column("mixer", "mixer", "name"),
-        Column("time there", "time"),
-        Column("multiply-adds here", "", where="people"),
-        Column("added, masked, scaled here", "", where="people"),
-        Column("time grows as", "", where="people"),
-        Column("space there", "space"),
-        Column("formed on the way here", "", where="people"),
-        Column("space grows as", "", where="people"),
-        Column("sizes where formula = count", "sites", where="people"),
-        *_csv_only("macs_text", "macs", "entries_text", "entries", "formed_text", "formed"),
-        *_csv_only("time_by_tokens", "time_by_dim", "space_by_tokens", "space_by_dim"),
-    )
-    rows = [
-        (
-            row.printed,
-            row.mixer,
-            row.time,
-            _gives(row.macs_text, row.macs) if row.macs else "none",
-            _gives(row.entries_text, row.entries),
-            f"N^{row.time_by_tokens:.2f} D^{row.time_by_dim:.2f}",
-            row.space or None,
-            _gives(row.formed_text, row.formed),
-            f"N^{row.space_by_tokens:.2f} D^{row.space_by_dim:.2f}",
-            f"{row.sites - len(row.disagree)} of {row.sites}",
-            *(getattr(row, c.key) for c in columns[10:]),
-        )
-        for row in record.orders
-    ]
-    heads = record.setting.num_heads
-    return Table("orders", f"QKFormer Table 1, T = 1, at {here}, h = {heads}", columns, rows)
 
 
 def _scaling(record: Complexity) -> Table:
