@@ -14,6 +14,7 @@ the metrics the same lines but for their times. Exits with 1 if anything differs
 from __future__ import annotations
 
 import argparse
+import ctypes
 import hashlib
 import json
 import math
@@ -40,7 +41,6 @@ import numpy as np
 import torch
 from PIL import Image
 
-from gpu_queue.processes import end_with_parent
 from keymix.data.augment import Augment
 from keymix.tasks.classification.training import ClassificationTask
 from keymix.train import engine, files, model
@@ -62,6 +62,7 @@ PLAIN = Recipe(
     optim=OptimConfig(lr=1e-3),
     schedule=ScheduleConfig(epochs=3, warmup_epochs=0.5),
 )
+_END_WITH_PARENT = 1  # PR_SET_PDEATHSIG: a fork does not outlive its parent, however that ends
 _SIDE = 100  # pixels: too large for memory, so that processes decode ahead
 WITH_STATE = {  # what keeps a state or draws a number, all at once, by dotted key
     "ema": 0.9,
@@ -209,7 +210,8 @@ def fork(work: Callable[[], object], failed: Path) -> int:
         return child
     code = 1
     try:
-        end_with_parent()
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_END_WITH_PARENT, signal.SIGKILL)
         torch.set_num_threads(1)
         work()
         code = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What benchmarks share lies next to them, and the queue below: in no installed package."""
+"""What benchmarks share lies next to them, in no installed package."""
 
 from __future__ import annotations
 
