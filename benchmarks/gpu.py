@@ -186,10 +186,18 @@ HEAD = """# On one GPU
 NONE = """Nothing has been measured on a GPU yet.
 
 """
-HOW = """## Run it
+HOW = f"""## Run it
 
-A card for a few minutes is enough. The machine needs a copy of this checkout, PyTorch, and no
-network; wheels of packages that it lacks go into a folder, for `--wheels`.
+A card for a few minutes is enough. Each slice takes three minutes at most:
+
+- **a**: the tests marked `gpu`, for 90 seconds; then every path of every mixer, output and
+  gradients, in float32 and bfloat16, against float64.
+- **b**: each mixer that has Triton kernels at 196, 784 and 3,136 tokens, by every path and by the
+  compiled equation, next to flash attention. Three minutes are about one mixer: `--only` names it.
+- **c**: images per second of ViT-S/4 at 32 pixels and ViT-S/16 at 224 and 448 with six mixers,
+  training and inference, compiled and not.
+- **d**: a training step of QKFormer, neurons and Q-K masks, next to SpikingJelly 2.
+- **e**: two epochs of ViT-S/4 on CIFAR-10 (or on made images), and where the time goes.
 
 ```bash
 python benchmarks/gpu.py --slices a,b --minutes 6 --out RESULTS
@@ -197,9 +205,15 @@ python benchmarks/gpu.py --slices b --only re_attention --minutes 3 --out RESULT
 python benchmarks/gpu.py --minutes 9 --data DATA --wheels WHEELS --commit HASH --out RESULTS
 ```
 
-A slice takes three minutes at most. What does not fit is named, and comes first when the command
-runs again with the same `--out`. Copy `RESULTS` to `docs/results/gpu` and make this page:
-`python benchmarks/gpu.py --page`.
+The machine needs a copy of this checkout and PyTorch, neither a network nor an installed keymix.
+`DATA` is a folder of CIFAR-10's parquet files ([Data](../data.md)). `WHEELS` is a folder of wheels
+of what is missing there, often Lightning Fabric, SMP, faster-coco-eval, SpikingJelly and loguru:
+`pip download --no-deps -d WHEELS` fetches them elsewhere. What a missing package or the end of the
+time leaves out is named; the same command with the same `--out` continues with it. Copy `RESULTS`
+to `docs/results/gpu`; `python benchmarks/gpu.py --page` makes this page.
+
+A Triton kernel stays if at one size, forward or in training, it is {AHEAD} times as fast as the
+best other path of ours, or if it alone fits the memory. Otherwise it is deleted.
 """
 
 
@@ -223,11 +237,7 @@ def page(folder: Path) -> str:
     decisions = [(name, *decision) for name, decision in decide(records).items()]
     parts = [HOW]
     if decisions:
-        parts.append(
-            "## Decision\n\nA Triton kernel stays if at one size, forward or in training, it is "
-            f"{AHEAD} times as fast as the best other path of ours, or if it alone fits the "
-            "memory.\n\n" + table(("kernel", "verdict", "why"), decisions)
-        )
+        parts.append("## Decision\n\n" + table(("kernel", "verdict", "why"), decisions))
     parts += [_section(letter, record) for letter, record in records.items()]
     return HEAD + "\n".join(parts)
 

@@ -380,7 +380,7 @@ MIXERS: Mapping[str, Row] = {
 MODELS = {  # name, pixels, images of a batch
     "ViT-S/4 at 32": ("vit_small_p4_32", 32, 512),
     "ViT-S/16 at 224": ("vit_small_patch16_224", 224, 256),
-    "ViT-S/16 at 448": ("vit_small_patch16_224", 448, 64),
+    "ViT-S/16 at 448": ("vit_small_patch16_224", 448, 32),
 }
 SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 

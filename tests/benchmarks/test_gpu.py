@@ -117,6 +117,7 @@ def test_a_slice_stops_when_its_time_is_up_and_names_what_it_left_out(
     assert "second" in gpu.summary(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_slice_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "LEAST", 0.2)
     monkeypatch.setattr(gpu, "GRACE", 0.3)
