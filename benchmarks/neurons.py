@@ -26,7 +26,7 @@ from keymix.analysis.measure import timed
 from keymix.analysis.memory import MIB
 from keymix.analysis.memory_growth import peak_bytes
 from keymix.analysis.timing import Samples, Turns, compare, quartiles
-from keymix.layers.neurons import LIF, ParametricLIF, SpikingNeuron
+from keymix.layers.neurons import LIF
 from measured import device_name
 
 BASELINE = "SpikingJelly"
@@ -141,50 +141,6 @@ def bench(
         flips=flips,
         gaps=gaps,
     )
-
-
-def every_kind() -> dict[str, Callable[[str], SpikingNeuron]]:
-    """Neurons by name; each is made for a backend."""
-    return {
-        "LIF": lambda backend: LIF(backend=backend),
-        "LIF, tau 3, soft reset in the gradient": lambda backend: LIF(
-            tau=3.0, v_reset=None, detach_reset=False, backend=backend
-        ),
-        "LIF, tau 3, reset to -0.3, arctangent": lambda backend: LIF(
-            tau=3.0, v_reset=-0.3, detach_reset=False, surrogate="atan", backend=backend
-        ),
-        "parametric LIF, tau 3": lambda backend: ParametricLIF(init_tau=3.0, backend=backend),
-    }
-
-
-def outcome(neuron: SpikingNeuron, x: Tensor, grad: Tensor) -> list[Tensor]:
-    """Spikes, and the gradients of the currents and of what the neurons learn, in float64."""
-    neuron.to(x.device)
-    x = x.detach().requires_grad_()
-    spikes = neuron(x)
-    spikes.backward(grad)
-    learned = [parameter.grad for parameter in neuron.parameters()]
-    return [each.detach().double() for each in (spikes, x.grad, *learned)]
-
-
-def errors(found: list[Tensor], same: list[Tensor], exact: list[Tensor]) -> dict[str, float]:
-    """Spikes and gradients that differ.
-
-    ``flips``: share of the spikes that are not the reference's in the same dtype. ``flips64``:
-    not its in float64. ``error``: largest distance of the currents' gradients from those in
-    float64 over neurons whose spikes are all the same, over the largest of them. ``learned``: the
-    relative distance of the gradient of what is learned from the same dtype's.
-    """
-    agree = (found[0] == exact[0]).all(0)
-    largest = float(exact[1].abs().max())
-    errors = {
-        "flips": float((found[0] != same[0]).double().mean()),
-        "flips64": float((found[0] != exact[0]).double().mean()),
-        "error": float(((found[1] - exact[1]).abs() * agree).max()) / largest,
-    }
-    if len(found) > 2:
-        errors["learned"] = float((found[2] - same[2]).abs() / same[2].abs())
-    return errors
 
 
 def main(argv: list[str] | None = None) -> int:
