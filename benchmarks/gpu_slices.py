@@ -385,22 +385,10 @@ MODELS = {  # name, pixels, images of a batch
 SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 
 
-def training_step(model: Call, optimizer: Any, images: Tensor, labels: Tensor) -> Call:
-    """Return what takes a training step of a classifier, under autocast to bfloat16."""
-
-    def step() -> None:
-        optimizer.zero_grad()
-        with torch.autocast(images.device.type, torch.bfloat16):
-            loss = F.cross_entropy(model(images).float(), labels)
-        loss.backward()
-        optimizer.step()
-
-    return step
-
-
 def images_of(model: str, mixer: str, setting: Setting) -> Row:
     """Time training steps and inference, compiled and not, in turns with softmax."""
     import keymix
+    from measured import training_step
 
     name, side, batch = MODELS[model]
     batch = 2 if setting.tiny else batch
@@ -421,7 +409,7 @@ def images_of(model: str, mixer: str, setting: Setting) -> Row:
         infer = torch.autocast(setting.device, torch.bfloat16)(torch.inference_mode()(net))
         calls["inference"][how] = functools.partial(infer, images)
         optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
-        calls["training"][how] = training_step(net, optimizer, images, labels)
+        calls["training"][how] = training_step(net, optimizer, images, labels, bfloat16=True)
     modes = {}
     for mode, each in calls.items():
         for net in models.values():
@@ -506,9 +494,9 @@ def qkformer_step(dtype: str, setting: Setting) -> Row:
     sizes: Row = {"batch": 1, "side": 32, "dim": 48, "depths": (1, 1, 1)}
     if not setting.tiny:
         sizes = {"batch": 32, "side": 224, "depths": (1, 2, 7)}
-    how = steps.Setting(**sizes, device=setting.device, bfloat16=dtype != "float32")
-    calls = {name: steps.trainer(name, how) for name in (THEIRS, steps.OURS)}
-    return {"images": how.batch, "modes": {"training": timings(calls, setting, 12.0)}}
+    how = {**sizes, "device": setting.device, "bfloat16": dtype != "float32"}
+    calls = {name: steps.trainer(name, **how) for name in (THEIRS, steps.OURS)}
+    return {"images": sizes["batch"], "modes": {"training": timings(calls, setting, 12.0)}}
 
 
 def spiking_networks(setting: Setting) -> Units:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 import keymix
 from keymix.analysis.complexity_sites import usable_device
@@ -100,6 +102,26 @@ def _others() -> float:
     idle = ticks[3] + ticks[4]  # and waiting for disks
     own = os.times()
     return (sum(ticks) - idle) / os.sysconf("SC_CLK_TCK") - own.user - own.system
+
+
+def training_step(
+    model: Callable[[Tensor], Tensor],
+    optimizer: torch.optim.Optimizer,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    bfloat16: bool = False,
+) -> Callable[[], None]:
+    """Return what takes a training step of a classifier, under autocast if asked for."""
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=bfloat16):
+            loss = F.cross_entropy(model(images).float(), labels)
+        loss.backward()
+        optimizer.step()
+
+    return step
 
 
 def ratio(base: Samples, other: Samples, digits: int = 2) -> str:

@@ -38,8 +38,8 @@ from keymix.errors import UserError
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import create_mixer, get_mixer_class
 from keymix.mixers.spec import parse_mixer
-from measured import begin, in_turns, options, ratio, table
-from qkformer_step import OURS, THEIRS, training_step
+from measured import begin, in_turns, options, ratio, table, training_step
+from qkformer_step import OURS, THEIRS
 
 PARTS = ("op", "module", "model", "step")
 MEASURES = ("forward", "training", "memory")

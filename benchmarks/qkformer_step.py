@@ -15,15 +15,15 @@ import argparse
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from keymix.analysis.timing import quartiles
 from keymix.models.qkformer import QKFormer
-from measured import begin, in_turns, options, ratio, table
+from measured import begin, in_turns, options, ratio, table, training_step
 
 THEIRS, OURS, CHECKPOINTED = NAMES = ("SpikingJelly", "keymix", "keymix, checkpointed")
 
@@ -44,34 +44,31 @@ class FromRest(nn.Module):
         return out
 
 
-def qkformer(name: str, side: int, depths: tuple[int, ...]) -> nn.Module:
+def qkformer(name: str, *, side: int, depths: Sequence[int], dim: int = 384) -> nn.Module:
     """Build the model of either library."""
+    sizes = (depths[0], depths[1], depths[2])
     if name == THEIRS:
         from spikingjelly.activation_based.model import qkformer as theirs
 
         heads = (6, 6, 6)
         return FromRest(
-            theirs.QKFormer(T=4, embed_dims=384, depths=depths, num_heads=heads, detach_reset=True)
+            theirs.QKFormer(T=4, embed_dims=dim, depths=sizes, num_heads=heads, detach_reset=True)
         )
-    model = QKFormer(img_size=side, embed_dim=384, depths=depths, num_heads=6)
+    model = QKFormer(img_size=side, embed_dim=dim, depths=sizes, num_heads=6)
     model.set_grad_checkpointing(name == CHECKPOINTED)
     return model
 
 
-def trainer(name: str, given: argparse.Namespace) -> Callable[[], None]:
+def trainer(
+    name: str, *, batch: int, side: int, device: str = "cpu", bfloat16: bool = False, **sizes: Any
+) -> Callable[[], None]:
     """Build a model and return what takes a training step of it."""
     torch.manual_seed(0)
-    model = qkformer(name, given.side, tuple(given.depths))
-    images = torch.randn(given.batch, 3, given.side, given.side)
-    labels = torch.randint(0, 1000, (given.batch,))
+    model = qkformer(name, side=side, **sizes).to(device)
+    images = torch.randn(batch, 3, side, side, device=device)
+    labels = torch.randint(0, 1000, (batch,), device=device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-
-    return step
+    return training_step(model, optimizer, images, labels, bfloat16=bfloat16)
 
 
 def resident() -> float:
@@ -97,7 +94,10 @@ def peak(name: str, argv: list[str]) -> float:
 def rows(given: argparse.Namespace, argv: list[str]) -> Iterator[list[str]]:
     """Measure peaks, then times in turns."""
     peaks = {name: peak(name, argv) for name in NAMES}
-    calls = {name: trainer(name, given) for name in NAMES}
+    calls = {
+        name: trainer(name, batch=given.batch, side=given.side, depths=given.depths)
+        for name in NAMES
+    }
     samples = in_turns(calls, rounds=given.rounds, what="training steps")
     for name in NAMES:
         low, middle, high = quartiles(samples[name].kept())
@@ -120,7 +120,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--peak-of", choices=NAMES, help=argparse.SUPPRESS)
     given = begin(parser, argv)
     if given.peak_of:
-        print(growth(trainer(given.peak_of, given)))
+        sizes = {"batch": given.batch, "side": given.side, "depths": given.depths}
+        print(growth(trainer(given.peak_of, **sizes)))
         return 0
     heads = ("step of", "median s [quartiles]", "ratio", "peak MiB", "ratio")
     table(heads, rows(given, sys.argv[1:] if argv is None else argv))
