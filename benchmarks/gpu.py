@@ -149,7 +149,7 @@ def decide(records: Mapping[str, Any]) -> dict[str, Decision]:
 
 def _decided(ran: Mapping[str, Row], missing: Sequence[str]) -> Decision:
     """Decide from the times of one kernel's units."""
-    best, where, wrong = 0.0, "", []
+    best, where, wrong, unclear = 0.0, "", [], [*missing]
     for unit, modes in ran.items():
         for mode, paths in modes.items():
             mine, place = paths.get(KERNEL, {"error": FULL}), f"{unit}, {mode}"
@@ -161,7 +161,10 @@ def _decided(ran: Mapping[str, Row], missing: Sequence[str]) -> Decision:
                 wrong.append(f"{place}: off by {mine['off']:.1e}")
             times = [row["ms"] for row in others if "ms" in row]
             alone = not times and all(row["error"] == FULL for row in others)
-            ahead = math.inf if alone else min(times, default=0.0) / mine["ms"]
+            if not times and not alone:  # the others failed
+                unclear.append(place)
+                continue
+            ahead = math.inf if alone else min(times) / mine["ms"]
             if ahead > best:
                 best, where = ahead, place
     said = f"at best {best:.2f} times as fast as the best other path ({where})"
@@ -171,8 +174,8 @@ def _decided(ran: Mapping[str, Row], missing: Sequence[str]) -> Decision:
         return Decision("is wrong", "; ".join(wrong))
     if best >= AHEAD:
         return Decision("stays", said)
-    if missing:
-        return Decision("open", f"{said}; not measured: {'; '.join(missing)}")
+    if unclear:
+        return Decision("open", f"{said}; not compared: {'; '.join(unclear)}")
     return Decision("goes", said)
 
 

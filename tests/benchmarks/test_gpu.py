@@ -55,6 +55,7 @@ def slices(monkeypatch: pytest.MonkeyPatch, units: dict[str, Any]) -> None:
         ([{KERNEL: 1.0, "reference": 2.0, "flash attention": 0.1}], "stays"),  # another function
         ([{KERNEL: 5.0, "reference": FULL, "compiled": FULL}], "stays"),
         ([{KERNEL: 5.0, "reference": FULL, "blocked": 1.0}], "goes"),
+        ([{KERNEL: 5.0, "reference": FULL, "blocked": "a fault"}], "open"),
         ([{KERNEL: 1.0, "reference": 2.0}, {KERNEL: "no registers", "reference": 2.0}], "is wrong"),
     ],
 )
