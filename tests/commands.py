@@ -55,24 +55,6 @@ def server_address() -> dict[str, Any]:
     return {name: server[name] for name in names if name in server}
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Let comparisons compute with one thread, whose cores other tests use, too.
-
-    Two threads on a core that is busy wait for one another, several times as long as they compute.
-    How many a comparison takes is asked of `share_out`.
-    """
-    from keymix.compare import plan
-
-    def shared(*args: Any, **more: Any) -> tuple[int, int]:
-        return share_out(*args, **more)[0], 1
-
-    share_out = plan.share_out
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "share_out", shared)
-        yield
-
-
 class Command:
     """A command that runs in a process group of its own.
 
@@ -170,6 +152,7 @@ def _run(
     from keymix.cli import main
 
     torch.set_num_threads(1)
+    os.getloadavg = lambda: (0.0, 0.0, 0.0)
     if before is not None:
         before()
     sys.exit(main([*words]))

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from commands import one_thread
 from keymix.analysis.statistics import Interval, Summary
 from keymix.cli import main
 from keymix.cli.comparison import print_result
@@ -101,8 +100,6 @@ def _no_fresh_process(monkeypatch) -> Iterator[None]:
     monkeypatch.setattr("keymix.compare.costs.peak_memory", known)
     monkeypatch.setattr("keymix.compare.costs.BUDGET_SECONDS", 0.1)
     monkeypatch.setattr("keymix.compare.eta.trial_jobs", lambda plan, jobs: [])
-    with one_thread():
-        yield
 
 
 @pytest.mark.slow
