@@ -16,15 +16,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-
-import pytest
 
 PATIENCE = 250  # seconds, on a machine that is busy with other things
 _LOADED = ["keymix.compare.run", "keymix.train.engine", "keymix.train.runs"]

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,7 +89,7 @@ def test_help_needs_no_torch():
 
 
 @pytest.fixture
-def _no_fresh_process(monkeypatch) -> Iterator[None]:
+def _no_fresh_process(monkeypatch):
     from keymix.analysis.memory import Peak
 
     def known(builds, *args, **more):
