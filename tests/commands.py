@@ -16,15 +16,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-
-import pytest
 
 PATIENCE = 250  # seconds, on a machine that is busy with other things
 _LOADED = ["keymix.compare.run", "keymix.train.engine", "keymix.train.runs"]
@@ -53,24 +51,6 @@ def server_address() -> dict[str, Any]:
     server = vars(multiprocessing.forkserver._forkserver)
     names = ("_forkserver_address", "_forkserver_authkey")
     return {name: server[name] for name in names if name in server}
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Let comparisons compute with one thread, whose cores other tests use, too.
-
-    Two threads on a core that is busy wait for one another, several times as long as they compute.
-    How many a comparison takes is asked of `share_out`.
-    """
-    from keymix.compare import plan
-
-    def shared(*args: Any, **more: Any) -> tuple[int, int]:
-        return share_out(*args, **more)[0], 1
-
-    share_out = plan.share_out
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "share_out", shared)
-        yield
 
 
 class Command:
@@ -170,6 +150,7 @@ def _run(
     from keymix.cli import main
 
     torch.set_num_threads(1)
+    os.getloadavg = lambda: (0.0, 0.0, 0.0)
     if before is not None:
         before()
     sys.exit(main([*words]))

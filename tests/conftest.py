@@ -46,6 +46,9 @@ def pytest_configure(config: pytest.Config) -> None:
     run_options.precision = config.getoption("--precision")
     _as_in_the_foreground()
     _children_run_this_code()
+    os.getloadavg = lambda: (0.0, 0.0, 0.0)  # nothing says that other tests keep the cores busy
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is imported
     if run_options.device == "cuda":
         import torch
 
@@ -146,7 +149,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    """Start every test from the same random numbers, on one thread under xdist.
+    """Start every test from the same random numbers.
 
     Tests that never import torch do not pay for it.
     """
@@ -154,8 +157,6 @@ def _seeded() -> None:
     if torch is None or not hasattr(torch, "manual_seed"):
         return
     torch.manual_seed(0)
-    if os.environ.get("PYTEST_XDIST_WORKER") and torch.get_num_threads() != 1:
-        torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

@@ -239,6 +239,7 @@ SHORT = {
     "_version.py": "read by the build",
     "analysis/memory_record.py": "loads without torch, as records do",
     "analysis/study_record.py": "loads without torch, as records do",
+    "analysis/threads.py": "one rule, shared by measuring, training and comparing",
     "cli/report.py": "a verb",
     "cli/scores.py": "shared by two verbs",
     "compare/summary.py": "what is said before anything trains",

@@ -6,13 +6,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from commands import one_thread
 from keymix.analysis.statistics import Interval, Summary
 from keymix.cli import main
 from keymix.cli.comparison import print_result
@@ -91,7 +89,7 @@ def test_help_needs_no_torch():
 
 
 @pytest.fixture
-def _no_fresh_process(monkeypatch) -> Iterator[None]:
+def _no_fresh_process(monkeypatch):
     from keymix.analysis.memory import Peak
 
     def known(builds, *args, **more):
@@ -101,8 +99,6 @@ def _no_fresh_process(monkeypatch) -> Iterator[None]:
     monkeypatch.setattr("keymix.compare.costs.peak_memory", known)
     monkeypatch.setattr("keymix.compare.costs.BUDGET_SECONDS", 0.1)
     monkeypatch.setattr("keymix.compare.eta.trial_jobs", lambda plan, jobs: [])
-    with one_thread():
-        yield
 
 
 @pytest.mark.slow

@@ -4,6 +4,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -305,3 +308,18 @@ def test_users_own_mixer_is_imported(tmp_path: Path, capsys: pytest.CaptureFixtu
     words = ["train", "digits_vit", *SMALL, "--mixer", "halving_for_a_test", "--out", str(out)]
     assert main([*words, "--import", str(mine), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["mixer"] == "halving_for_a_test"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="GNU OpenMP displays its settings")
+def test_pytorch_begins_with_threads_that_wait_without_spinning() -> None:
+    """OpenMP reads its settings once, when PyTorch loads it."""
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+    done = subprocess.run(
+        [sys.executable, "-m", "keymix", "count", "vit_nano_p2_12"],
+        env=environment | {"OMP_DISPLAY_ENV": "verbose"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "GOMP_SPINCOUNT = '0'" in done.stderr

@@ -11,7 +11,7 @@ import pytest
 from few_digits import FINISHED, cheap_costs, no_trials, small
 from few_masks import few, made_masks
 
-from commands import fork_workers, one_thread
+from commands import fork_workers
 from keymix.compare import executor
 from keymix.compare.events import Event
 
@@ -19,7 +19,7 @@ from keymix.compare.events import Event
 @pytest.fixture(scope="module", autouse=True)
 def _cheap_costs() -> Iterator[None]:
     """Measure cost quickly, in comparisons of a whole file, too."""
-    with cheap_costs(), one_thread():
+    with cheap_costs():
         yield
 
 
@@ -45,7 +45,7 @@ def finished(made_once: Callable[..., Path]) -> Path:
     """
 
     def write(folder: Path) -> None:
-        with cheap_costs(), no_trials(), one_thread():
+        with cheap_costs(), no_trials():
             small(folder, **FINISHED)
 
     return made_once("comparison", write)
@@ -60,7 +60,7 @@ def finished_masks(made_once: Callable[..., Path]) -> Path:
 
     def write(folder: Path) -> None:
         events: list[Event] = []
-        with cheap_costs(), no_trials(), one_thread():
+        with cheap_costs(), no_trials():
             data = made_masks(folder / "data")
             few(data, folder / "out", controls=False, progress=events.append)
         (folder / "events").write_bytes(pickle.dumps(events))

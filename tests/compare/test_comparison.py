@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import csv
 import json
+import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from few_digits import FINISHED, brittle, small
 
 from keymix.analysis.attention import attention_maps
+from keymix.analysis.threads import use_threads
 from keymix.compare.events import Event
 from keymix.compare.execute import run_side_by_side
 from keymix.compare.executor import reason
@@ -271,12 +273,29 @@ def test_no_run_finished_is_an_error_with_the_reason(tmp_path):
         )
 
 
-def test_threads_rest_on_the_whole_comparison(monkeypatch):
-    monkeypatch.setattr("keymix.compare.plan.cores", lambda: 8)
-    assert share_out(18, None, cuda=False) == (8, 1)
-    assert share_out(2, None, cuda=False) == (2, 4)
-    assert share_out(18, None, cuda=True) == (1, 8)
-    assert share_out(18, 4, cuda=False) == (4, 2)
+def test_processes_share_the_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(8)}, raising=False)
+    with use_threads(8):
+        assert share_out(18, None, cuda=False) == (8, 1)
+        assert share_out(2, None, cuda=False) == (2, 4)
+        assert share_out(18, None, cuda=True) == (1, 8)
+        assert share_out(18, 4, cuda=False) == (4, 2)
+    with use_threads(1):
+        assert share_out(18, 1, cuda=False) == (1, 1)
+
+
+@pytest.mark.slow
+def test_a_comparison_keeps_the_threads_that_it_began_with(finished, tmp_path):
+    out = Path(shutil.copytree(finished, tmp_path / "out"))
+    path = out / "comparison.json"
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    manifest["planned"]["threads"] = 3
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+    shutil.rmtree(out / "runs" / "identity" / "seed1")
+    small(out, **FINISHED, mixers="mhsa,ska,identity", processes=1)
+    run = json.loads((out / "runs" / "identity" / "seed1" / "environment.json").read_text())
+    assert run["threads"] == 3
+    assert json.loads(path.read_text(encoding="utf-8"))["planned"]["threads"] == 3
 
 
 def test_reason_is_one_short_line():

@@ -80,6 +80,18 @@ def test_workers_have_an_environment_of_their_own(make: Make) -> None:
     assert executor.submit(toy_calls.environment, "OMP_NUM_THREADS").result() == "7"
 
 
+@pytest.mark.parametrize("own", [None, "ACTIVE"])
+def test_threads_of_workers_wait_without_spinning_unless_the_user_says_how(
+    make: Make, own: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if own is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    else:
+        monkeypatch.setenv("OMP_WAIT_POLICY", own)
+    found = make().submit(toy_calls.environment, "OMP_WAIT_POLICY").result()
+    assert found == (own or "PASSIVE")
+
+
 @pytest.mark.parametrize(
     ("kind", "expected", "logged"),
     [("user", UserError, True), ("write", WriteError, False), ("lookup", CallError, True)],

@@ -10,7 +10,6 @@ import pytest
 import torch
 from documents import DOCS
 
-from commands import one_thread
 from keymix import create_mixer
 from keymix.analysis.memory import Peak
 from keymix.cli import main
@@ -62,8 +61,7 @@ def test_the_example_joins_a_comparison_from_the_command_line(
     monkeypatch.setattr("keymix.compare.costs.BUDGET_SECONDS", 0.1)
     words = ["compare", "--import", str(EXAMPLE), "--mixers", "mhsa,distance", "--no-controls"]
     words += ["--seeds", "1", "--epochs", "1", "--limit", "100", "--processes", "1"]
-    with one_thread():
-        assert main([*words, "--out", str(tmp_path / "out")]) == 0
+    assert main([*words, "--out", str(tmp_path / "out")]) == 0
     record = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
     assert [row["mixer"] for row in record["outcome"]["last"]] == [
         "softmax",

@@ -76,6 +76,7 @@ def test_one_file_enters_models_lists_and_maps(tmp_path: Path) -> None:
         ("class Own(Exception): pass\nraise Own('mine')", "Own: mine"),
         ("raise ExceptionGroup('several', [ValueError()])", "ExceptionGroup"),
         ("def f(): f()\nf()", "RecursionError"),
+        ("try: 1 / 0\nexcept ArithmeticError as e: raise ImportError('no part') from e", "by zero"),
         (FILE.replace('"cosine", ', '"softmax", '), "'softmax' is taken by keymix.mixers.softmax"),
         (FILE.replace('("cos",)', '("ska",)'), "'ska' is taken"),
         (FILE.replace("*, sharpness", "sharpness"), "'sharpness' must be a named keyword-only"),

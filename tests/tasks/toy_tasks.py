@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import keymix
-from commands import one_thread
 from keymix.analysis.certainty import Certainty, Evidence, judge
 from keymix.analysis.memory import Peak
 from keymix.analysis.statistics import Crossed, Interval
@@ -75,7 +74,7 @@ def quick_comparisons() -> Iterator[None]:
         peak = Peak(inference_mib=1.0, training_mib=2.0, note="not measured")
         return dict.fromkeys(builds, peak)
 
-    with pytest.MonkeyPatch.context() as patch, one_thread():
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("keymix.compare.costs.peak_memory", known)
         patch.setattr("keymix.compare.costs.BUDGET_SECONDS", 0.1)
         yield

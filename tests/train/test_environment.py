@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run that was resumed elsewhere tells of all environments that it was trained in."""
+"""A resumed run tells of all environments that it was trained in, and keeps its threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from keymix.analysis.threads import use_threads
 from keymix.compare.environments import lines
 from keymix.train import engine, files
 from keymix.train.engine import train
@@ -43,3 +45,17 @@ def test_a_resumed_run_records_where_its_earlier_parts_were_trained(
     assert lines(read_environment(folder))["resumed"] == (
         "earlier parts of the run differ in commit (aaaaaaaaaa then, bbbbbbbbbb now)"
     )
+
+
+def test_a_run_keeps_the_threads_that_it_began_with(tiny: Recipe, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    used = []
+    with use_threads(1):
+        with pytest.raises(_Stop):
+            train(tiny, folder, progress=_stop, threads=2)
+        train(tiny, folder, progress=lambda line: used.append(torch.get_num_threads()))
+        assert used == [2, 2]
+        assert torch.get_num_threads() == 1
+        assert read_environment(folder).threads == 2
+        train(tiny, folder, overwrite=True)
+        assert read_environment(folder).threads == 1

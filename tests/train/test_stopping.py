@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from test_resume import during
 
-from commands import Command, one_thread
+from commands import Command
 from keymix.cli import main
 from keymix.train import files
 from keymix.train.checkpoints import checkpoints
@@ -130,7 +130,7 @@ def test_a_comparison_in_one_process_saves_its_run(
 ) -> None:
     monkeypatch.setattr("keymix.compare.eta.trial_jobs", lambda plan, jobs: [])
     out = tmp_path / "comparison"
-    with one_thread(), during(7, signal.SIGTERM):
+    with during(7, signal.SIGTERM):
         assert main([*COMPARE, "--processes", "1", "--out", str(out)]) == 143
     stopped_in_order(out, capsys.readouterr().err, signal.SIGTERM)
     assert [path.name for path in out.rglob("*_step_*.ckpt")] == ["epochs_00001_step_000003.ckpt"]

@@ -17,6 +17,7 @@ from keymix.analysis.capture import inference_mode_of
 from keymix.analysis.counting import default_input_size
 from keymix.analysis.memory import Build, Peak, cuda_growth, peak_memory, run_pass
 from keymix.analysis.passes import Inputs, Passes, example_for, first_of, passes_of
+from keymix.analysis.threads import use_threads
 from keymix.analysis.timing import Paired, Pass, Samples, Turns, compare, quartiles
 from keymix.errors import UserError, check_positive
 
@@ -85,17 +86,6 @@ class Cost:
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, as JSON takes it."""
         return {**asdict(self), "input_size": list(self.input_size), "peak_mib": self.peak_mib}
-
-
-@contextlib.contextmanager
-def _threads(number: int | None) -> Iterator[int]:
-    before = torch.get_num_threads()
-    try:
-        if number is not None:
-            torch.set_num_threads(number)
-        yield torch.get_num_threads()
-    finally:
-        torch.set_num_threads(before)
 
 
 def timed(call: Callable[[], object], device: torch.device) -> Pass:
@@ -175,7 +165,7 @@ def measure_interleaved(
         input_size = default_input_size(next(iter(models.values())))
     size = tuple(int(s) for s in input_size)
     with contextlib.ExitStack() as stack:
-        used = stack.enter_context(_threads(threads))
+        used = stack.enter_context(use_threads(threads))
         for model in models.values():
             stack.enter_context(inference_mode_of(model))
         stack.enter_context(torch.no_grad())
@@ -222,7 +212,7 @@ def training_ms(
     """
     passes = passes_of(task)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_threads(threads))
+        stack.enter_context(use_threads(threads))
         timed_passes = {}
         for name, model in models.items():
             stack.enter_context(_training_mode(model))

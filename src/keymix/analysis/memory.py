@@ -176,10 +176,12 @@ def fresh_python(module: str) -> tuple[list[str], dict[str, str]]:
     """Return command and environment that run a module in a process with the imports of this one.
 
     A file of the working folder named as a library is not taken for it, unless this process looks
-    for libraries there.
+    for libraries there. Threads that wait leave their core to others, unless the environment of
+    this process says how to wait.
     """
     places = os.pathsep.join(place or str(Path.cwd()) for place in sys.path)
-    return [sys.executable, "-P", "-m", module], os.environ | {"PYTHONPATH": places}
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": places}
+    return [sys.executable, "-P", "-m", module], environment
 
 
 def peak_memory(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import io
+import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -69,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns 0, or 2 after a mistake of the user's, which is one line on standard error, or 130
     after SIGINT (Ctrl-C), or 143 after SIGTERM.
     """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before PyTorch loads OpenMP
     words = [*(sys.argv[1:] if argv is None else argv)]  # keymix.cli.list shadows the builtin
     if isinstance(sys.stdout, io.TextIOWrapper):  # a name or a dash that the encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from keymix.analysis.threads import use_threads
 from keymix.compare import eta
 from keymix.compare.costs import unmeasured
 from keymix.compare.eta import Estimate, Trial
@@ -85,7 +86,13 @@ class Runner:
         """Train one run; SIGTERM raises Interrupted, as does SIGINT where it is not ignored."""
         images, after = self._images(recipe), self._on_epoch
         _wait_for(Path(folder))
-        train(recipe, folder, progress=None if after is None else lambda line: after(), data=images)
+        train(
+            recipe,
+            folder,
+            progress=None if after is None else lambda line: after(),
+            data=images,
+            threads=torch.get_num_threads(),
+        )
 
     def try_out(self, recipe: Recipe, runs: float) -> Trial | None:
         """Time a few steps of a recipe, for ``runs`` runs in a row; None if they fail."""
@@ -173,14 +180,10 @@ def train_runs(plan: Plan, data: ImageData, *, watch: Watcher) -> Failures:
 def trials_here(plan: Plan, jobs: Sequence[Job], data: ImageData) -> dict[str, Trial | None]:
     """Time a few steps of every mixer in this process."""
     runner = Runner((plan.recipe.data, data))
-    before = torch.get_num_threads()
-    torch.set_num_threads(plan.threads)
-    try:
+    with use_threads(plan.threads):
         return {
             job.mixer: runner.try_out(job.recipe, job.trial) for job in eta.trial_jobs(plan, jobs)
         }
-    finally:
-        torch.set_num_threads(before)
 
 
 def expected(plan: Plan, data: ImageData) -> str:
@@ -207,14 +210,11 @@ def run_here(
     schedule = Schedule(jobs, watch, estimate=estimate)
     runner = Runner(data, on_epoch=schedule.report_epochs)
     executor = SynchronousExecutor(logs / "worker0.log")
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
     try:
-        return schedule.run(executor, train=runner.train, try_out=runner.try_out)
+        with use_threads(threads):
+            return schedule.run(executor, train=runner.train, try_out=runner.try_out)
     except Interrupted as stop:
         raise Interrupted(stop.signum, f"{_by(stop.signum)}: {resume_hint(logs.parent)}") from None
-    finally:
-        torch.set_num_threads(before)
 
 
 def run_side_by_side(

@@ -8,7 +8,6 @@ any input shows at once and not after the first hour.
 from __future__ import annotations
 
 import math
-import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from torch import nn
 
 from keymix import recipes
 from keymix.analysis.certainty import MARGIN
+from keymix.analysis.threads import cores, threads_each
 from keymix.compare.defaults import fit_to_count, fit_to_images, kept_choices, with_enough_cases
 from keymix.data.bounds import MOST_OF_A_SEED
 from keymix.data.dataset import ImageData
@@ -486,22 +486,14 @@ def margin_of(plan: Plan, score: Score) -> float | None:
     return equal_within(None, score) if plan.margin is None else plan.margin
 
 
-def cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def share_out(runs: int, processes: int | None, *, cuda: bool) -> tuple[int, int]:
     """Decide how many processes train side by side (unless that is given), and threads of each.
 
-    The answer depends on all runs of the comparison and not on those left, so that a resumed
-    comparison computes with the threads it began with. One process keeps a GPU busy.
+    One process keeps a GPU busy.
     """
     if processes is None:
         processes = 1 if cuda else min(runs, cores(), MOST_PROCESSES)
-    return processes, max(1, cores() // processes)
+    return processes, threads_each(processes)
 
 
 # ---- the models -----------------------------------------------------------------------------

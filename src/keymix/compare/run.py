@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from keymix.analysis.threads import busy
 from keymix.compare import folder, record
 from keymix.compare.budget import Budget, Trials, as_before, fit_to_budget, has_room
 from keymix.compare.costs import known_costs, known_spikes, measured_costs, measured_spikes
@@ -290,6 +291,8 @@ def _prepared(
             overrides={**fields, **larger},
             **asked,
         )
+        if before is not None and before.threads:  # which results depend on, in their last bits
+            plan = replace(plan, threads=before.threads)
         if reference:
             plan = with_plain_network(plan, images, before=before, say=say)
         return plan, images
@@ -312,8 +315,7 @@ def _prepared(
         plan, gave_way = fit_to_budget(plan, trials, budget, sizes=sizes)
         if gave_way:
             plan = replace(plan, notes=(gave_way, *plan.notes))
-    watch(Event(kind="note", text=summary(plan, images)))
-    for text in plan.notes:
+    for text in (summary(plan, images), *plan.notes, *filter(None, [busy()])):
         watch(Event(kind="note", text=text))
     return plan, images
 

@@ -290,4 +290,9 @@ def _failed(message: str, error: BaseException) -> UserError:
     said, what = str(error), type(error).__name__
     if isinstance(error, SystemExit):
         what = "it ends the program (sys.exit) instead of registering mixers, tasks or data sources"
+    first = error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    if first is not error:  # of a library whose parts load late, the fault of another one
+        said = f"{said} ({type(first).__name__}: {first})"
     return UserError(f"{message}: {what}{f': {said}' if said else ''}")

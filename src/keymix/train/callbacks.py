@@ -172,7 +172,10 @@ class Display(Callback):
         self._pace = Pace(self._total, clock=self._clock)
         self._said = self._epoch_began = self._clock()
         self._epoch_from = plan.done
-        self._say(plan.sentence())
+        from keymix.analysis.threads import busy
+
+        for text in filter(None, (plan.sentence(), busy())):
+            self._say(text)
         if not self._console.is_terminal or plan.done >= self._total:
             return
         self._bar = rich.Progress(

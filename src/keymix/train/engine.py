@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
+from keymix.analysis.threads import threads_each, use_threads
 from keymix.errors import UserError, WriteError
 from keymix.task import Task
 from keymix.train import files
@@ -63,6 +64,7 @@ def train(
     log: LoggerName | None = None,
     data: ImageData | None = None,
     checkpoint_minutes: float = 10.0,
+    threads: int | None = None,
 ) -> Run:
     """Train a recipe into a folder; resume it there, or return at once when it is done.
 
@@ -82,6 +84,8 @@ def train(
         data: The images of ``recipe.data`` if they are loaded already.
         checkpoint_minutes: Time between checkpoints within an epoch; 0 saves after every update.
             The end of an epoch always saves.
+        threads: CPU threads of PyTorch; if None, those of the process, but at most one per core.
+            A run that resumes has those it began with.
 
     Returns:
         The finished run.
@@ -110,6 +114,7 @@ def train(
         enough_memory(recipe.data.image_size, recipe.data.batch_size),
         closing(callback),
         locked(folder, "run"),
+        use_threads((not overwrite and _recorded(folder).threads) or threads or threads_each()),
     ):
         if is_done(folder, recipe, overwrite=overwrite):  # by another process meanwhile
             return run
@@ -228,12 +233,17 @@ def _environment(folder: Path, *, resumed: bool) -> Environment:
     now = environment()
     if not resumed:
         return now
-    try:
-        there = read_environment(folder)
-    except UserError:
-        there = Environment()
+    there = _recorded(folder)
     differs = there.machine != now.machine
     return replace(now, earlier=(*there.earlier, *([there.machine] if differs else [])))
+
+
+def _recorded(folder: Path) -> Environment:
+    """The environment of the run in a folder; an empty one where its record cannot be read."""
+    try:
+        return read_environment(folder)
+    except UserError:
+        return Environment()
 
 
 def make_training(
