@@ -257,8 +257,6 @@ def test_predict_writes_csv_and_json(
     target = tmp_path / "p.json"
     assert main([*words, "--format", "json", "--out", str(target)]) == 0
     assert len(json.loads(target.read_text())) == 3
-    assert main([*words, "--format", "json", "--out", str(target)]) == 2
-    assert "--overwrite" in capsys.readouterr().err
 
 
 def test_predict_names_the_broken_image_and_answers_the_others(
