@@ -230,6 +230,7 @@ def test_eval_warns_of_images_that_changed_since(
         (["eval", "RUN", "--data", "digitz"], "digits"),
         (["predict", "RUN"], "IMAGE"),
         (["predict", "RUN", "gone.png"], "gone.png"),
+        (["predict", "RUN", ""], "path is empty"),
         (["predict", "RUN", "IMAGES", "--top", "0"], "top"),
     ],
 )

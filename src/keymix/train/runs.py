@@ -224,7 +224,10 @@ def image_files(paths: Iterable[str | Path], *, events: bool = False) -> list[Pa
     """
     fits, what = (is_recording, "recording") if events else (is_image, "image")
     found: list[Path] = []
-    for path in map(Path, paths):
+    for given in paths:
+        if not str(given):
+            raise UserError(f"a path is empty: name {what}s or folders of them, '.' for this one.")
+        path = Path(given)
         if path.is_dir():
             inside = sorted(p for p in path.rglob("*") if fits(p.name) and not p.is_dir())
             if not inside:
