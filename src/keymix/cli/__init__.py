@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.util
 import io
@@ -89,6 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             interruptible(lambda: _AGAIN),
             _enough_memory(verb),
             _packages_there(),
+            _names_that_fit(),
         ):
             command = importlib.import_module(f"keymix.cli.{verb.replace('-', '_')}")
             return int(command.main(rest))
@@ -129,6 +131,18 @@ def _packages_there() -> Iterator[None]:
             raise
         package = _PACKAGES.get(module, module)
         raise UserError(f"package {module!r} is not installed: pip install {package!r}") from error
+
+
+@contextmanager
+def _names_that_fit() -> Iterator[None]:
+    """Refuse a path that no file system takes, wherever a verb first looks for it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        name = str(error.filename)
+        raise UserError(f"{name[:60]!r}…: {error.strerror}. Give a shorter one.") from error
 
 
 @contextmanager
