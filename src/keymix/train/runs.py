@@ -114,12 +114,12 @@ class Run:
             model = model_for(self.recipe, data)
         try:
             model.load_state_dict(state)
-        except RuntimeError as error:
+            describe(model, preprocessing_of(data))
+        except (RuntimeError, UserError) as error:
             reason = " ".join(str(error).split())[:300]
             raise UserError(
                 f"the weights in {str(self.folder)!r} do not fit their recipe: {reason}"
             ) from None
-        describe(model, preprocessing_of(data))
         return model.eval(), data
 
 
