@@ -149,7 +149,6 @@ def test_a_runs_weights_bring_how_they_were_shown_images(tmp_path: Path) -> None
     assert "label_names" not in bare.pretrained_cfg
 
 
-@together
 @pytest.mark.parametrize(
     "wrong",
     [
