@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             interruptible(lambda: _AGAIN),
             _enough_memory(verb),
             _packages_there(),
-            _names_that_fit(),
+            _paths_in_reach(),
         ):
             command = importlib.import_module(f"keymix.cli.{verb.replace('-', '_')}")
             return int(command.main(rest))
@@ -134,15 +134,16 @@ def _packages_there() -> Iterator[None]:
 
 
 @contextmanager
-def _names_that_fit() -> Iterator[None]:
-    """Refuse a path that no file system takes, wherever a verb first looks for it."""
+def _paths_in_reach() -> Iterator[None]:
+    """Refuse a path that is too long or locked, wherever a verb first looks for it."""
     try:
         yield
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
+        if error.errno not in (errno.ENAMETOOLONG, errno.EACCES):
             raise
         name = str(error.filename)
-        raise UserError(f"{name[:60]!r}…: {error.strerror}. Give a shorter one.") from error
+        shown = name if len(name) <= 100 else f"{name[:100]}…"
+        raise UserError(f"{shown!r}: {error.strerror}. Name another.") from error
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A path with a name that no file system takes is one line, in whichever verb it stands."""
+"""A path that no file system takes, or nobody may read, is one line in whichever verb it stands."""
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,16 @@ def test_a_name_that_is_too_long_is_one_line(
     assert line.startswith("keymix: error: ")
     assert "n" * 50 in line
     assert [path.name for path in place.iterdir()] == ["run"]
+
+
+def test_a_path_that_may_not_be_read_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def exists(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", exists)
+    assert main(["report", "theirs/comparison"]) == 2
+    text = capsys.readouterr().err
+    assert "'theirs/comparison'" in text
+    assert text.count("\n") == 1
