@@ -300,27 +300,6 @@ def checked_file(given: argparse.Namespace) -> Path | None:
     return path
 
 
-def checked_folder(name: str, record: str, *, overwrite: bool) -> Path:
-    """Check the folder given as ``--out``, before any work.
-
-    A file is refused, and a folder with other things in it than an analysis of this kind, which
-    the file `record` marks (such as ``"attention.json"``) and which may be overwritten if asked to.
-    """
-    folder = Path(name)
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--out {name!r} is a file. Name a folder.")
-    if not folder.exists() or not any(folder.iterdir()):
-        return folder
-    if not (folder / record).exists():
-        raise UserError(
-            f"the folder {name!r} is not empty and holds no analysis of this kind ({record}). Name "
-            "another with --out."
-        )
-    if not overwrite:
-        raise UserError(f"--out {name!r} holds an analysis: name another or add --overwrite.")
-    return folder
-
-
 @contextmanager
 def made_folder(folder: Path | None, done: Callable[[], bool]) -> Iterator[None]:
     """Make a folder, if any, before the work, and remove it again if nothing is `done` in it."""
