@@ -70,7 +70,7 @@ def test_images_are_taken_evenly(run: Path, photos: Path) -> None:
         load_images(one, [""], limit=None)
 
 
-@pytest.mark.parametrize(("name", "value"), [("crop_pct", 0.0), ("mean", (0.5, 0.5))])
+@pytest.mark.parametrize(("name", "value"), [("crop_pct", 1.5), ("mean", (0.5, 0.5))])
 def test_a_model_whose_images_cannot_be_shown_is_refused(
     name: str, value: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:

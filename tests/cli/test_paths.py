@@ -27,7 +27,7 @@ COMMANDS = (
     "predict LONG x.png",
     "predict run LONG",
     "predict run x.png --out LONG",
-    "swap LONG --mixer ska",
+    "swap LONG --mixer ska --out swapped",
     "swap run --mixer ska --out LONG",
     "analyze attention run --out LONG",
     "check-mixer LONG",
