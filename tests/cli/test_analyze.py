@@ -113,7 +113,7 @@ def test_files_are_written_and_replaced_only_when_asked(
     capsys.readouterr()
 
     run("--tokens", "none", "--out", str(out), code=2)
-    assert "holds an analysis: name another or add --overwrite" in capsys.readouterr().err
+    assert "add --overwrite" in capsys.readouterr().err
     (out / "mine.txt").write_text("mine")
     run("--tokens", "none", "--mixers", "ska", "--out", str(out), "--overwrite")
     assert not (out / "complexity-scaling.csv").exists()  # of the study before
@@ -235,8 +235,8 @@ def test_a_mixer_of_ones_own_enters(capsys: pytest.CaptureFixture[str], tmp_path
         (["complexity", "--frobnicate"], "unknown option '--frobnicate'"),
         (["complexity", "words"], "unexpected 'words'"),
         (["complexity", "--out", "file"], "--out 'file' is a file"),
-        (["complexity", "--out", "full"], "not empty and holds no analysis"),
-        (["complexity", "--out", "full", "--overwrite"], "not empty and holds no analysis"),
+        (["complexity", "--out", "full"], "is not empty"),
+        (["complexity", "--out", "full", "--overwrite"], "is not empty"),
         (["complexty"], "unknown analysis 'complexty'. Did you mean 'complexity'?"),
     ],
 )

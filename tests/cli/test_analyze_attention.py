@@ -225,7 +225,7 @@ def test_a_look_is_replaced_only_when_asked_and_takes_its_pictures_along(
     some = [NAME, "--layers", "0", "--out", out]
     run(*some, "--images", photos)
     (out / "mine.png").write_bytes(b"mine")
-    with pytest.raises(UserError, match="holds an analysis: name another or add --overwrite"):
+    with pytest.raises(UserError, match="add --overwrite"):
         run(*some, "--images", photos)
     run(*some, "--images", photos / "jay.png", "--overwrite")
     assert sorted(p.name for p in out.glob("*.png")) == ["01-jay-mean.png", "mine.png"]

@@ -53,7 +53,7 @@ def test_files_are_written_and_replaced_only_when_asked(
     assert "in the order “linear”" in page
     capsys.readouterr()
     run("--out", str(out), code=2)
-    assert "holds an analysis: name another or add --overwrite" in capsys.readouterr().err
+    assert "add --overwrite" in capsys.readouterr().err
     run("--dim", "8", "--out", str(out), "--overwrite", "--json")
     assert json.loads(capsys.readouterr().out)["dim"] == 8
     assert "paper" not in (out / "memory.html").read_text().partition("<table")[2]

@@ -168,7 +168,7 @@ def test_a_folder_gets_the_page_the_record_tables_and_charts(run: Path, tmp_path
     assert drawn["grid"] == [12, 12]
     assert study["photo"].startswith("data:image/png;base64,")
     assert "Stage 1, block 1, head 2 of 2, step 1 of 3" in (out / "spikes.html").read_text()
-    with pytest.raises(UserError, match="holds an analysis: name another or add --overwrite"):
+    with pytest.raises(UserError, match="add --overwrite"):
         analyze.main(["spikes", *words])
     (out / "spikes-old.svg").write_text("")
     assert analyze.main(["spikes", *words, "--overwrite"]) == 0

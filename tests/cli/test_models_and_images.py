@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from written_run import written_run
 
 from keymix import data
 from keymix.errors import UserError
+from keymix.models import create_model
 from keymix.studies.inputs import (
     RANDOM,
     View,
@@ -21,6 +24,7 @@ from keymix.studies.inputs import (
     one_size,
     warn_of_random,
 )
+from keymix.train import files
 
 NAME = "vit_nano_p2_12"
 
@@ -62,6 +66,31 @@ def test_images_are_taken_evenly(run: Path, photos: Path) -> None:
     assert [Path(name).name for name in images.names] == ["0.png", "2.png", "4.png"]
     assert len(load_images(one, ["digits"], limit=5)) == 5
     assert len(load_images(one, [str(photos), str(photos / "1.png")], limit=None)) == 7
+    with pytest.raises(UserError, match="path is empty"):
+        load_images(one, [""], limit=None)
+
+
+@pytest.mark.parametrize(("name", "value"), [("crop_pct", 1.5), ("mean", (0.5, 0.5))])
+def test_a_model_whose_images_cannot_be_shown_is_refused(
+    name: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = create_model("vit_micro_p4_32")
+    made.pretrained_cfg = {**made.pretrained_cfg, name: value}
+    monkeypatch.setattr("keymix.models.factory.create_model", lambda *_, **__: made)
+    with pytest.raises(UserError, match=name):
+        load_models(["vit_micro_p4_32"])
+
+
+@pytest.mark.parametrize(("name", "value"), [("crop_pct", 0), ("mean", [0.1, 0.2, 0.3])])
+def test_a_run_whose_images_cannot_be_shown_is_refused(
+    name: str, value: object, run: Path, tmp_path: Path
+) -> None:
+    state, facts = files.read_weights(run / files.weights_file("last"))
+    crafted = shutil.copytree(run, tmp_path / "crafted")
+    wrong = replace(facts, data=replace(facts.data, **{name: value}))
+    files.write_weights(crafted / files.weights_file("last"), state, wrong)
+    with pytest.raises(UserError, match=f"crafted.*{name}"):
+        load_models([str(crafted)])
 
 
 def test_pictures_are_resized_cropped_and_normalised_for_the_model(photos: Path) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 
 from each import together
 from keymix.data.record import DataRecord
+from keymix.errors import UserError
 from keymix.hosts.base import encoder_of
 from keymix.models import create_model, load_weights
 from keymix.models.preprocessing import describe, described, preprocessing_of
@@ -146,6 +147,27 @@ def test_a_runs_weights_bring_how_they_were_shown_images(tmp_path: Path) -> None
     assert resolve_model_data_config(bare) == SHOWN
     assert bare.pretrained_cfg["num_classes"] == 0
     assert "label_names" not in bare.pretrained_cfg
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"crop_pct": 0},
+        {"crop_pct": 1.5},
+        {"crop_pct": float("nan")},
+        {"mean": [0.5]},
+        {"mean": []},
+        {"std": [0.5] * 4},
+    ],
+)
+def test_images_that_cannot_be_shown_as_weights_say_are_refused(
+    wrong: dict[str, Any], tmp_path: Path
+) -> None:
+    (name,) = wrong
+    with pytest.raises(UserError, match=f"weights_last.*{name}"):
+        load_weights(made("vit_micro_p4_32"), saved(made("vit_micro_p4_32"), tmp_path, **wrong))
+    with pytest.raises(UserError, match=name):
+        preprocessing_of(trained_on(**wrong))
 
 
 def test_a_classifiers_weights_bring_it_into_an_encoder(tmp_path: Path) -> None:

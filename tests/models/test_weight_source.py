@@ -60,6 +60,11 @@ def test_files_of_other_things_are_distinguished_from_damaged_ones(tmp_path: Pat
     assert "weights_only" not in message
     torch.save([torch.zeros(2)], tmp_path / "list.pth")
     assert "list.pth" in refused(tmp_path / "list.pth")
+    torch.save(vit(img_size=16), tmp_path / "model.pth")  # a pickle of the model itself
+    message = refused(tmp_path / "model.pth")
+    assert "model.pth" in message
+    assert "weights_only" not in message
+    assert "state_dict()" in message
 
 
 def test_a_folder_is_a_run_or_refused_without_a_word_of_timms(

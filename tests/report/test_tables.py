@@ -17,24 +17,26 @@ from keymix.report.page import environment
 from keymix.report.tables import Cell, Column, Table, safe, text_table
 from keymix.tasks.classification.answers import ANSWERS, ClassPrediction
 
-HARMFUL = ["=1+1", "+1", "-2", "@SUM(A1)", "\t=1", "\r=1", '=HYPERLINK("http://x","y")']
+FORMULAS = ["=1+1", "+1", "-2", "@SUM(A1)", '=HYPERLINK("http://x","y")']
+CONTROLS = {"\t=1": "\\t=1", "\r=1": "\\r=1", "a\nb": "a\\nb", "\x1b[31m": "\\x1b[31m"}
+HARMFUL = [*((name, f"'{name}") for name in FORMULAS), *CONTROLS.items()]
 
 
 def rows_of(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text, newline="")))
 
 
-@pytest.mark.parametrize("name", HARMFUL)
-def test_formulas_are_neutralised_in_predictions(name):
+@pytest.mark.parametrize(("name", "written"), HARMFUL)
+def test_harmful_names_are_neutralised_in_predictions(name: str, written: str) -> None:
     answer = ClassPrediction(path=name, classes=(name, "cat"), probabilities=(0.75, 0.25))
     first, second = rows_of(_csv(ANSWERS.csv([answer])))
-    assert first["class"] == first["image"] == f"'{name}"
+    assert first["class"] == first["image"] == written
     assert first["probability"] == "0.750000"
     assert second["class"] == "cat"
 
 
-@pytest.mark.parametrize("name", HARMFUL)
-def test_formulas_are_neutralised_in_results(name, tmp_path: Path):
+@pytest.mark.parametrize(("name", "written"), HARMFUL)
+def test_harmful_names_are_neutralised_in_results(name: str, written: str, tmp_path: Path) -> None:
     scores = {"top1": 0.5, "top5": None, "loss": -1.25}
     record = make_record(seeds=1, accuracy={name: 0.5})
     (run,) = record["runs"]
@@ -44,7 +46,7 @@ def test_formulas_are_neutralised_in_results(name, tmp_path: Path):
     text = (tmp_path / "results.csv").read_bytes().decode()
     rows = rows_of(text)
     assert tuple(rows[0]) == COLUMNS
-    assert {row["mixer"] for row in rows} == {f"'{name}"}
+    assert {row["mixer"] for row in rows} == {written}
     assert {row["value"] for row in rows} == {"0.5", "-1.25"}  # numbers stay numbers
     assert {(row["params"], row["macs"], row["latency_ms"]) for row in rows} == {("7", "", "-0.5")}
     assert len(rows) == 8

@@ -105,6 +105,15 @@ def test_masks_are_the_models_classes_at_the_size_of_each_image(
         np.testing.assert_array_equal(found, np.where(logits[k].numpy() > 0, 255, 0))
 
 
+def test_names_in_the_table_of_run_lengths_are_neutralised(
+    scans: Path, runs: dict[str, Run], tmp_path: Path
+) -> None:
+    odd = tmp_path / "=1\x1b\r.png"
+    shutil.copy(slice_of(scans, 2, 1), odd)
+    predict_masks(runs["exclusive"], [odd], out=tmp_path / "out")
+    assert {row["id"] for row in rows_of(tmp_path / "out")} == {"'=1\\x1b\\r.png"}
+
+
 def test_the_model_is_shown_the_pixels_of_an_evaluation_to_the_bit(
     runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

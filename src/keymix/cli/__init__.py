@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.util
 import io
@@ -91,6 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             interruptible(lambda: _AGAIN),
             _enough_memory(verb),
             _packages_there(),
+            _paths_in_reach(),
         ):
             command = importlib.import_module(f"keymix.cli.{verb.replace('-', '_')}")
             return int(command.main(rest))
@@ -131,6 +133,19 @@ def _packages_there() -> Iterator[None]:
             raise
         package = _PACKAGES.get(module, module)
         raise UserError(f"package {module!r} is not installed: pip install {package!r}") from error
+
+
+@contextmanager
+def _paths_in_reach() -> Iterator[None]:
+    """Refuse a path that is too long or locked, wherever a verb first looks for it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENAMETOOLONG, errno.EACCES):
+            raise
+        name = str(error.filename)
+        shown = name if len(name) <= 100 else f"{name[:100]}…"
+        raise UserError(f"{shown!r}: {error.strerror}. Name another.") from error
 
 
 @contextmanager

@@ -33,7 +33,14 @@ def main(argv: list[str]) -> int:
     study.check(given)
     folder = None
     if given.out is not None:
-        folder = console.checked_folder(given.out, study.record_file, overwrite=given.overwrite)
+        from keymix.train.files import checked_output
+
+        folder = checked_output(
+            Path(given.out),
+            manifest=study.record_file,
+            what="results of this analysis",
+            overwrite=given.overwrite,
+        )
     VerbParser.run_imports(given)
 
     from keymix.train.signals import interruptible

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from keymix.cli import VERBS, console, index
@@ -32,46 +33,14 @@ examples:
 A new shell knows it: bash with the package bash-completion; zsh if ~/.zshrc
 has `fpath=(~/.zfunc $fpath); autoload -Uz compinit; compinit`."""
 
-_NAMES = {
-    "recipes_file": ("recipe", "--recipe"),
-    "models_file": ("model", "models", "--model"),
-    "data_file": ("data", "--data"),
-    "mixers": ("--mixer", "--mixers", "--baseline"),
-    "kinds": ("kind",),
-}
-"""Kinds of names to the arguments and options that take one; a file may stand where _file says."""
 _FILES = ("RUN", "DIR", "PATH", "FILE", "FILE.py", "IMAGE", "IMAGES")
 """What stands for a value that is a file or a folder."""
-
-# before a name in a list may stand others, with {marks} between
-_FUNCTIONS = {
-    "bash": """\
-_keymix_{kind}() {{
-  local last="${{1##*[{marks}]}}"
-  compgen -P "${{1%"$last"}}" -W '{names}' -- "$last"{files}
-}}""",
-    "zsh": """\
-_keymix_{kind}() {{
-  compset -P '*[{marks}]'
-  compadd -- {names}{files}
-}}""",
-    "fish": """\
-function _keymix_{kind}
-  set -l before (string match -r '.*[{marks}]' -- (commandline -ct))
-  printf "$before%s\\n" {names}{files}
-end""",
-}
-_FILES_TOO = {
-    "bash": '\n  compgen -f -- "$1"',
-    "zsh": "\n  _files",
-    "fish": "\n  __fish_complete_path (commandline -ct)",
-}
 
 
 def parser() -> VerbParser:
     """Return the parser of the command line."""
     made = VerbParser(prog="keymix completion", description=_DESCRIPTION, epilog=_EXAMPLES)
-    made.add_argument("shell", choices=[*_FUNCTIONS], help="bash, zsh or fish")
+    made.add_argument("shell", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
     return made
 
 
@@ -80,8 +49,7 @@ def main(argv: list[str]) -> int:
     shell: str = parser().parse_args(argv).shell
     import shtab
 
-    script = shtab.complete(_whole(), shell, preamble={shell: _functions(shell)})
-    console.say(_for_zsh(script) if shell == "zsh" else script)
+    console.say(shtab.complete(_whole(), shell))
     return 0
 
 
@@ -98,7 +66,7 @@ def all_parsers() -> dict[str, VerbParser]:
 def _whole() -> argparse.ArgumentParser:
     """Put all parsers below one, as shtab takes them."""
     top = argparse.ArgumentParser(prog="keymix", description="Compare token mixers.")
-    verbs, within = top.add_subparsers(), dict[str, Any]()
+    verbs, within, names = top.add_subparsers(), dict[str, Any](), _names()
     for words, made in all_parsers().items():
         verb, _, name = words.partition(" ")
         place, about = verbs, VERBS[verb]
@@ -108,7 +76,7 @@ def _whole() -> argparse.ArgumentParser:
             place, about = within[verb], _begins(made.description or name)
         shown = place.add_parser(name or verb, parents=[made], add_help=False, help=about)
         for action in shown._actions:
-            _complete(action)
+            _complete(action, names)
     return top
 
 
@@ -117,42 +85,26 @@ def _begins(description: str) -> str:
     return " ".join(re.split(r"[.:,(]", description)[0].split())
 
 
-def _for_zsh(script: str) -> str:
-    """Let zsh complete each of several arguments, and the value in ``--option=value``."""
-    script = script.replace('"(*):', '"*:')
-    return re.sub(r'^(  "--[\w.-]+)(\[.*\]:)', r"\1=\2", script, flags=re.MULTILINE)
-
-
-def _complete(action: argparse.Action) -> None:
-    """Say how shtab completes the value of an option or argument."""
+def _complete(action: argparse.Action, names: Mapping[str, list[str]]) -> None:
+    """Say how shtab completes the value of an option or argument: one of names, or a file."""
     if action.help == argparse.SUPPRESS:
         action.help = str(action.metavar)
-    for kind, takers in _NAMES.items():
-        if {action.dest, *action.option_strings} & {*takers}:
-            name = f"_keymix_{kind}"
-            action.complete = {"bash": name, "zsh": name, "fish": f"({name})"}  # type: ignore[attr-defined]
-            return
-    if action.metavar in _FILES:
+    if taken := {action.dest, *action.option_strings} & names.keys():
+        action.choices = names[taken.pop()]
+    elif action.metavar in _FILES:
         action.complete = "file"  # type: ignore[attr-defined]
 
 
-def _functions(shell: str) -> str:
-    """Write the functions that complete names."""
+def _names() -> dict[str, list[str]]:
+    """Names that are known, by the arguments and options that take one."""
     found = index.read()
-    names = {
-        "recipes_file": [row["name"] for row in found["recipes"]],
-        "models_file": [row["name"] for row in found["models"]],
-        "data_file": [[row["name"], *row["aliases"]][-1] for row in found["data"]],
-        "mixers": [name for row in found["mixers"] for name in (row["name"], *row["aliases"])],
-        "kinds": list(KINDS),
+    recipes, models = ([row["name"] for row in found[kind]] for kind in ("recipes", "models"))
+    data = [[row["name"], *row["aliases"]][-1] for row in found["data"]]
+    mixers = [name for row in found["mixers"] for name in (row["name"], *row["aliases"])]
+    return {
+        **dict.fromkeys(("recipe", "--recipe"), recipes),
+        **dict.fromkeys(("model", "models", "--model"), models),
+        **dict.fromkeys(("data", "--data"), data),
+        **dict.fromkeys(("--mixer", "--mixers", "--baseline"), mixers),
+        "kind": [*KINDS],
     }
-    made = [
-        _FUNCTIONS[shell].format(
-            kind=kind,
-            names=" ".join(known),
-            marks=",/" if kind == "mixers" else ",",
-            files=_FILES_TOO[shell] if kind.endswith("_file") else "",
-        )
-        for kind, known in names.items()
-    ]
-    return "\n".join(made)

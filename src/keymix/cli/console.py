@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the verbs share: how they speak, how their options are read, and the folder of an analysis.
+"""What the verbs share: how they speak, how their options are read, and where their results go.
 
 Tables are drawn for a person at a terminal, and clean tab-separated lines in a pipe. A mistake in
 options is one line, with the nearest option.
@@ -283,28 +283,21 @@ def open_page(page: Path) -> None:
         warn(f"no browser was found to open {page}")
 
 
-# ---- the folder of an analysis --------------------------------------------------------------
+# ---- where results go -----------------------------------------------------------------------
 
 
-def checked_folder(name: str, record: str, *, overwrite: bool) -> Path:
-    """Check the folder given as ``--out``, before any work.
-
-    A file is refused, and a folder with other things in it than an analysis of this kind, which
-    the file `record` marks (such as ``"attention.json"``) and which may be overwritten if asked to.
-    """
-    folder = Path(name)
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--out {name!r} is a file. Name a folder.")
-    if not folder.exists() or not any(folder.iterdir()):
-        return folder
-    if not (folder / record).exists():
-        raise UserError(
-            f"the folder {name!r} is not empty and holds no analysis of this kind ({record}). Name "
-            "another with --out."
-        )
-    if not overwrite:
-        raise UserError(f"--out {name!r} holds an analysis: name another or add --overwrite.")
-    return folder
+def checked_file(given: argparse.Namespace) -> Path | None:
+    """Check the file given as ``--out``, if any, before any work."""
+    if given.out is None:
+        return None
+    path = Path(given.out)
+    if path.exists() and not path.is_file():
+        raise UserError(f"--out {given.out!r} is no file. Name one.")
+    if path.exists() and not given.overwrite:
+        raise UserError(f"--out {given.out!r} exists: name another file or add --overwrite.")
+    if not path.parent.is_dir():
+        raise UserError(f"--out {given.out!r}: there is no folder {str(path.parent)!r}. Make it.")
+    return path
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keymix.cli import console
@@ -99,11 +98,10 @@ def _check(argv: list[str]) -> int:
     VerbParser.run_imports(given)
     if given.time_steps is not None and given.time_steps < 1:
         raise UserError(f"--time-steps {given.time_steps}: give 1 or more.")
-    target = None if given.out is None else Path(given.out)
-    if target is not None and target.exists() and not given.overwrite:
-        raise UserError(f"--out {given.out!r} exists: name another file or add --overwrite.")
+    target = console.checked_file(given)
 
     from keymix.data.check import check, resolve
+    from keymix.train.files import write_text
 
     of_one_kind = {name: getattr(given, name) for name in _OF_ONE_KIND}
     # refuse what training would
@@ -115,10 +113,7 @@ def _check(argv: list[str]) -> int:
         report = check(given.data, progress=progress, time_steps=given.time_steps, **of_one_kind)
     text = json.dumps(report.to_dict(), indent=2, ensure_ascii=False)
     if target is not None:
-        try:
-            target.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
-        except OSError as error:
-            raise UserError(f"cannot write --out {given.out!r}: {error.strerror}.") from None
+        write_text(target, text + "\n")
     if given.json:
         console.say(text)
     else:

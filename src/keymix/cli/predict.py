@@ -51,6 +51,7 @@ def main(argv: list[str]) -> int:
     size = image_size_of(given)
     VerbParser.run_imports(given)
 
+    from keymix.train.files import write_text
     from keymix.train.parts import answers_of
     from keymix.train.predict import predict
     from keymix.train.runs import load_run
@@ -65,9 +66,7 @@ def main(argv: list[str]) -> int:
         return _into_folder(part, given, size)
     if not given.images:
         raise UserError(f"no IMAGE: name image files or folders: {given.run!r} {task.does}.")
-    target = None if given.out is None else Path(given.out)
-    if target is not None and target.exists() and not given.overwrite:
-        raise UserError(f"--out {given.out!r} exists: name another file or add --overwrite.")
+    target = console.checked_file(given)
     answers = predict(
         run,
         given.images,
@@ -82,7 +81,10 @@ def main(argv: list[str]) -> int:
         _table(part.table(good, kind_of_spec(run.recipe.data.spec).noun))
     else:
         text = _json(part, answers) if given.format == "json" else _csv(part.csv(good))
-        _write(text, target)
+        if target is None:
+            console.say(text.rstrip("\n"))
+        else:
+            write_text(target, text)
     return console.report_broken(each.error for each in answers if each.error is not None)
 
 
@@ -191,13 +193,3 @@ def _csv(table: PredictionRows) -> str:
 
 def _json(part: AnswersPart, answers: Sequence[Prediction]) -> str:
     return json.dumps([part.plain(answer) for answer in answers], indent=2) + "\n"
-
-
-def _write(text: str, target: Path | None) -> None:
-    if target is None:
-        console.say(text.rstrip("\n"))
-        return
-    try:
-        target.write_text(text, encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        raise UserError(f"cannot write --out {str(target)!r}: {error.strerror}.") from None

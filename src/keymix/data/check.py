@@ -126,7 +126,7 @@ def _opens(entry: DataSpec, argument: str) -> bool:
 def resolve(what: str) -> tuple[DataSpec, str]:
     """Resolve a spec, or a path by what lies there, into its row and its argument."""
     path = Path(what).expanduser()
-    if find_spec(what) is None and path.exists():
+    if what and find_spec(what) is None and path.exists():
         what = f"{kind_of(path)}:{what}"
     entry, argument = parse(what)
     if entry.on_disk and not entry.says_where:

@@ -305,7 +305,7 @@ def parse(spec: str) -> tuple[DataSpec, str]:
     name, colon, argument = spec.partition(":")
     known = {s.name: s for s in list_specs()}
     if name not in known:
-        if Path(spec).expanduser().exists():
+        if spec and Path(spec).expanduser().exists():
             kind = kind_of(Path(spec).expanduser())
             raise UserError(f"data {spec!r} is a path without its kind. Write {kind}:{spec}")
         raise unknown("data", name, known)

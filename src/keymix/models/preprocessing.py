@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from timm.models import get_model_traits
 from torch import nn
 
+from keymix.errors import UserError, require
 from keymix.hosts.base import encoder_of
 from keymix.models.family import families
 from keymix.task import DEFAULT, get_task, list_tasks
@@ -64,8 +65,19 @@ _OF_OTHER_WEIGHTS = (
 _CROPPED = {"crop_mode": "center", "interpolation": "bicubic"}
 
 
+def check_shown(
+    in_chans: int, mean: Sequence[float], std: Sequence[float], crop_pct: float
+) -> None:
+    """Refuse what a file says of images if none can be shown so."""
+    for name, values in (("mean", mean), ("std", std)):
+        if len(values) != in_chans:
+            raise UserError(f"{name} = {list(values)}: must be a number for each of {in_chans=}")
+    require(0 < crop_pct <= 1, "crop_pct", crop_pct, "must be above 0 and at most 1")
+
+
 def preprocessing_of(data: TrainedOn) -> Config:
     """Return what the record of a run's data says, as ``pretrained_cfg`` has it."""
+    check_shown(data.in_chans, data.mean, data.std, data.crop_pct)
     return {
         "input_size": (data.in_chans, *data.image_size),
         "mean": data.mean,

@@ -96,6 +96,8 @@ def read_source(source: str | Path | Mapping[str, Any]) -> Source:
         size, shown = _trained_at(facts)
     except _FAILURES as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if "weights_only" in str(error):  # advice to run what a pickle holds
+            reason = "it holds more than tensors, which is not read; save model.state_dict()"
         raise UserError(f"{called} are damaged, or no {_KINDS[2:]}: {one_line(reason)}") from None
     if not isinstance(content, Mapping):
         raise UserError(f"{called} hold a {type(content).__name__}; save model.state_dict()")

@@ -37,7 +37,7 @@ Kind = Literal[
 
 Style = Literal["", "soft", "state", "words", "strip"]
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
+FORMULA = ("=", "+", "-", "@")
 """First characters that make a spreadsheet compute a cell."""
 
 _FORMS: Mapping[Kind, Callable[[Any], str]] = {
@@ -237,17 +237,16 @@ def _piped(value: Any) -> str:
 
 
 def safe(value: Any) -> Any:
-    """Put an apostrophe before text that a spreadsheet would compute; numbers stay numbers."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+    """Escape control characters of text, and let none begin as what a spreadsheet computes."""
+    if not isinstance(value, str):
+        return value
+    text = one_line(value)
+    return f"'{text}" if text.startswith(FORMULA) else text
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Write names of columns and rows as CSV with one line per row; None is an empty cell."""
-    return "".join(_csv_line(row) for row in (header, *rows))
-
-
-def _csv_line(row: Sequence[Any]) -> str:
     stream = io.StringIO()
-    # with this terminator a carriage return inside a cell is quoted, too
-    csv.writer(stream, lineterminator="\r\n").writerow([safe(value) for value in row])
-    return stream.getvalue().removesuffix("\r\n") + "\n"
+    lines = ([safe(value) for value in row] for row in (header, *rows))
+    csv.writer(stream, lineterminator="\n").writerows(lines)
+    return stream.getvalue()

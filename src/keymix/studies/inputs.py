@@ -327,6 +327,8 @@ def _view_of(model: nn.Module) -> View:
     """Read off timm's configuration how a model is shown images."""
     from timm.data import resolve_model_data_config
 
+    from keymix.models.preprocessing import check_shown
+
     config = resolve_model_data_config(model)
     channels, height, width = config["input_size"]
     if channels not in (1, 3):
@@ -334,9 +336,9 @@ def _view_of(model: nn.Module) -> View:
     mean, std = (tuple(float(v) for v in config[key]) for key in ("mean", "std"))
     if channels == 1 and len(mean) == 3:
         mean, std = (sum(mean) / 3,), (sum(std) / 3,)
-    return View(
-        size=(height, width), in_chans=channels, mean=mean, std=std, crop_pct=config["crop_pct"]
-    )
+    crop_pct = config["crop_pct"]
+    check_shown(channels, mean, std, crop_pct)
+    return View(size=(height, width), in_chans=channels, mean=mean, std=std, crop_pct=crop_pct)
 
 
 # ---- images ---------------------------------------------------------------------------------

@@ -58,6 +58,7 @@ _REMEDIES = {
     errno.EROFS: _MAKE_WRITABLE,
     errno.EACCES: _MAKE_WRITABLE,
     errno.EPERM: _MAKE_WRITABLE,
+    errno.ENAMETOOLONG: "Name a shorter one with --out",
 }
 
 

@@ -114,12 +114,12 @@ class Run:
             model = model_for(self.recipe, data)
         try:
             model.load_state_dict(state)
-        except RuntimeError as error:
+            describe(model, preprocessing_of(data))
+        except (RuntimeError, UserError) as error:
             reason = " ".join(str(error).split())[:300]
             raise UserError(
                 f"the weights in {str(self.folder)!r} do not fit their recipe: {reason}"
             ) from None
-        describe(model, preprocessing_of(data))
         return model.eval(), data
 
 
@@ -224,7 +224,10 @@ def image_files(paths: Iterable[str | Path], *, events: bool = False) -> list[Pa
     """
     fits, what = (is_recording, "recording") if events else (is_image, "image")
     found: list[Path] = []
-    for path in map(Path, paths):
+    for given in paths:
+        if not str(given):
+            raise UserError(f"a path is empty: name {what}s or folders of them, '.' for this one.")
+        path = Path(given)
         if path.is_dir():
             inside = sorted(p for p in path.rglob("*") if fits(p.name) and not p.is_dir())
             if not inside:

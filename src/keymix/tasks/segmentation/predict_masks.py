@@ -6,8 +6,6 @@ The folder has PNG masks, overlays, run lengths as CSV, and a manifest of what w
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,6 +26,7 @@ from keymix.data.segmentation import rle
 from keymix.data.segmentation.table import Pixels
 from keymix.data.shown import scan_file
 from keymix.errors import UserError
+from keymix.report.tables import csv_text
 from keymix.tasks.segmentation.facts import TASK
 from keymix.tasks.segmentation.scoring import predicted_masks
 from keymix.train import files
@@ -221,11 +220,7 @@ class MaskFolder:
         Raises:
             WriteError: If the disk does not take it.
         """
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(self.rows)
-        files.write_text(self.path / RUN_LENGTHS, text.getvalue())
+        files.write_text(self.path / RUN_LENGTHS, csv_text(COLUMNS, self.rows))
         files.write_json(self.path / MANIFEST, manifest)
 
 
