@@ -82,6 +82,7 @@ class LearnedKeys(GridBound):
 
     roles = ("q", "v")
     joint = None
+    q: nn.Module
     key: nn.Parameter | None
     grid_parameters: ClassVar[tuple[str, ...]] = ("key",)  # what holds one row per key
 

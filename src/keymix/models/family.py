@@ -374,17 +374,16 @@ def register_variants(
                 )
             check_arguments(name, build, row, given)
             arguments = {"num_classes": classes, **overridden(row, given, with_mixer)}
-            count = arguments.get(maps, out_indices)
-            count = len(count) if isinstance(count, Sequence) else count
+            last = out_indices
+            if last is not None and maps in arguments:
+                count = arguments[maps]
+                last = min(last, count if isinstance(count, int) else len(count))
             model: nn.Module = build_model_with_cfg(
                 build,
                 name,
                 pretrained,
                 pretrained_filter_fn=filter_fn,
-                feature_cfg={
-                    "out_indices": out_indices and min(out_indices, count),
-                    "feature_cls": "getter",
-                },
+                feature_cfg={"out_indices": last, "feature_cls": "getter"},
                 **arguments,
             )
             return model
