@@ -19,3 +19,12 @@ PLACEMENTS: dict[tuple[str, ...], tuple[int, str, int, str]] = {
     (C, C, A, CSKA): (26_234_952, "8.196", 98_003_734, "46.236"),
     (C, C, CSKA, CSKA): (30_411_312, "9.605", 109_598_614, "50.051"),
 }
+
+# the same where the tokens are the queries of static keys
+WITHOUT_QUERIES: dict[tuple[str, ...], tuple[int, str, int, str]] = {
+    (C, SKA, A, A): (26_506_770, "8.945", 99_288_118, "50.936"),
+    (C, C, SKA, A): (25_062_936, "7.491", 91_122_766, "42.622"),
+    (C, C, A, SKA): (24_844_056, "8.060", 95_327_566, "45.974"),
+    (C, C, SKA, SKA): (23_565_336, "7.337", 87_696_718, "42.275"),
+    (C, SKA, SKA, A): (25_228_050, "8.222", 91_657_270, "47.236"),
+}

@@ -111,6 +111,18 @@ def test_strided_maps_have_a_column_a_key(mixer: str, prefix: int) -> None:
         build(mixer, site, {"mask_diagonal": True})
 
 
+def test_convolved_tokens_are_the_queries_without_a_projection() -> None:
+    project = RoleProjections(8, 2, 1)
+    site = Site(
+        dim=8, num_heads=2, grid=(3, 5), key_grid=(2, 3), num_prefix_tokens=1, project=project
+    )
+    made = build("static_key", site, {"query_proj": False}).to(DEVICE, DTYPE).eval()
+    stir(made)
+    x = numbers(2, 16, 8)
+    q = made.project["q"](x, (3, 5)).unflatten(-1, (2, 4)).transpose(1, 2)
+    close(made.attention_map(x), (q @ made.key.mT / 2).softmax(-1))
+
+
 def test_projected_softmax_is_attention_of_projected_tokens() -> None:
     site = Site(
         dim=8,

@@ -99,3 +99,11 @@ def test_autocast_trains(name: str) -> None:
     with torch.autocast(DEVICE.type, NARROW, enabled=torch.float32 != NARROW):
         _, grads = gradients(mixer, tokens(mixer).float())
     assert all(torch.isfinite(g).all() for g in grads.values())
+
+
+@pytest.mark.parametrize("name", ["static_key", "conv_static_key"])
+def test_tokens_as_queries_are_as_narrow_as_the_values_that_are_projected(name: str) -> None:
+    mixer = make(name, {"query_proj": False}, num_prefix_tokens=1)
+    with torch.autocast(DEVICE.type, dtype=NARROW):
+        made = mixer.float().inputs(tokens(mixer).float(), GRID)
+    assert {t.dtype for t in made.values()} == {NARROW}

@@ -34,9 +34,9 @@ def finish(role: str) -> nn.Module | None:
     return nn.LayerNorm(4) if role in "qk" else None
 
 
-def built(name: str, made: object = finish) -> MapMixer:
+def built(name: str, made: object = finish, **options: bool) -> MapMixer:
     site = Site(dim=12, num_heads=3, grid=(2, 3), num_prefix_tokens=1, post_projection=made)
-    mixer = create_mixer(name, site=site, dtype=torch.float64)
+    mixer = create_mixer(name, site=site, dtype=torch.float64, **options)
     assert isinstance(mixer, MapMixer)
     return mixer.double().eval()
 
@@ -87,10 +87,12 @@ def test_softmax_with_norms_and_a_gate_is_the_equation() -> None:
     close(mixer.attention_map(x), maps)
 
 
-def test_a_static_key_is_not_finished() -> None:
-    mixer = built("static_key")
+@pytest.mark.parametrize("query_proj", [True, False])
+def test_a_static_key_is_not_finished_but_its_queries_are(query_proj: bool) -> None:
+    mixer = built("static_key", query_proj=query_proj)
     assert mixer.finish is not None
     x = torch.randn(2, 7, 12, dtype=torch.float64)
-    q = mixer.get_submodule("q")(x).reshape(2, 7, 3, 4).transpose(1, 2)
+    q = mixer.get_submodule("q")(x) if query_proj else x
+    q = q.reshape(2, 7, 3, 4).transpose(1, 2)
     key = mixer.get_parameter("key")
     close(mixer.attention_map(x), (mixer.finish["q"](q) @ key.mT / 2).softmax(-1))

@@ -176,6 +176,7 @@ class Cosine(StaticKeyAttention):
         ),
         "keys of each window": (lambda: make("static_key", {"head_dim": 9}, windows=3).eval(),),
         "fused by name": (lambda: few_keys(backend="sdpa"),),
+        "tokens as queries": (lambda: few_keys(query_proj=False),),
         "in blocks by name": (lambda: few_keys(backend="blocked"),),
         "not linear": (
             lambda: Cosine(Site(dim=12, num_heads=1, grid=(2, 3)), dtype=torch.float64).eval(),
@@ -200,6 +201,7 @@ def test_other_keys_stay_where_they_are(make_mixer: Any) -> None:
         "with re-attention": ("static_key_re_attention", {}, True),
         "no biases": ("static_key", {"qkv_bias": False}, True),
         "pooled tokens": ("static_key", {"key_grid": (1, 3), "head_dim": 2}, False),
+        "tokens as queries": ("conv_static_key", {"query_proj": False}, False),
     },
 )
 def test_queries_and_values_of_the_same_tokens_are_projected_at_once(

@@ -12,7 +12,7 @@ import torch
 from costs import cost, on_meta
 from costs import params as trainable
 from keymix.analysis.counting import run_counting
-from placements import CSKA, PLACEMENTS, SKA, A, C
+from placements import CSKA, PLACEMENTS, SKA, WITHOUT_QUERIES, A, C
 
 pytestmark = pytest.mark.slow  # all of them together
 
@@ -21,10 +21,14 @@ def flops(name: str, **options: Any) -> str:
     return f"{cost(name, (3, 224, 224), **options).flops / 1e9:.3f}"
 
 
+TOKENS = {SKA: {"query_proj": False}}
+
+
 @cache
-def by_stage(name: str, mixer: str) -> dict[str, tuple[int, int]]:
+def by_stage(name: str, mixer: str, queries: bool = True) -> dict[str, tuple[int, int]]:
     """Parameters and multiply-adds of every stage, and of the rest, with one mixer throughout."""
-    model = on_meta(name, mixer=mixer).eval()
+    options = None if queries or mixer != SKA else TOKENS
+    model = on_meta(name, mixer=mixer, mixer_options=options).eval()
     sizes = {path: p.numel() for path, p in model.named_parameters() if p.requires_grad}
     macs = run_counting(model, torch.zeros(1, 3, 224, 224, device="meta"))
     found = {"rest": (0, 0), **{f"stages.{s}": (0, 0) for s in range(4)}}
@@ -35,9 +39,9 @@ def by_stage(name: str, mixer: str) -> dict[str, tuple[int, int]]:
     return found
 
 
-def summed(name: str, placement: tuple[str, ...]) -> tuple[int, str]:
+def summed(name: str, placement: tuple[str, ...], queries: bool = True) -> tuple[int, str]:
     """Cost of a placement: that of each stage where its mixer stands, and of the rest."""
-    parts = [by_stage(name, mixer)[f"stages.{s}"] for s, mixer in enumerate(placement)]
+    parts = [by_stage(name, mixer, queries)[f"stages.{s}"] for s, mixer in enumerate(placement)]
     parts.append(by_stage(name, C)["rest"])
     return sum(p for p, _ in parts), f"{2 * sum(m for _, m in parts) / 1e9:.3f}"
 
@@ -48,6 +52,20 @@ def test_costs_of_a_placement(placement: tuple[str, ...]) -> None:
     assert trainable("skaformer_s18", mixer=placement) == params
     assert summed("skaformer_s18", placement) == (params, cost)
     assert summed("cskaformer_b36", placement) == (more_params, more_cost)
+
+
+@pytest.mark.parametrize("placement", WITHOUT_QUERIES, ids="/".join)
+def test_costs_of_a_placement_without_queries(placement: tuple[str, ...]) -> None:
+    params, cost, more_params, more_cost = WITHOUT_QUERIES[placement]
+    assert trainable("skaformer_s18", mixer=placement, mixer_options=TOKENS) == params
+    assert summed("skaformer_s18", placement, False) == (params, cost)
+    assert summed("skaformer_b36", placement, False) == (more_params, more_cost)
+
+
+def test_the_authors_model_has_23_565_336_parameters() -> None:
+    assert trainable("skaformer_s18_noq") == 23_565_336
+    assert flops("skaformer_s18_noq") == "7.337"
+    assert WITHOUT_QUERIES[(C, C, SKA, SKA)][:2] == (23_565_336, "7.337")
 
 
 @pytest.mark.parametrize(

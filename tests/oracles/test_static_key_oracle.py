@@ -12,7 +12,7 @@ import torch
 
 from each import together
 from keymix.mixers.map_mixer import MapMixer
-from mixer_cases import make, tokens
+from mixer_cases import gradients, make, refused, tokens
 from tolerances import close
 
 ERF = np.vectorize(math.erf)
@@ -25,6 +25,12 @@ ACTIVATIONS = {
 
 def weights_of(mixer: MapMixer) -> dict[str, np.ndarray]:
     return {k: v.detach().numpy() for k, v in mixer.state_dict().items()}
+
+
+def queries_of(mixer: MapMixer, x: np.ndarray) -> np.ndarray:
+    """Queries [N, h * d] of tokens [N, C], the tokens themselves without a projection."""
+    w = weights_of(mixer)
+    return x @ w["q.weight"].T + w["q.bias"] if "q.weight" in w else x
 
 
 def finish(mixer: MapMixer, x: np.ndarray, logits: np.ndarray) -> torch.Tensor:
@@ -46,8 +52,8 @@ def finish(mixer: MapMixer, x: np.ndarray, logits: np.ndarray) -> torch.Tensor:
 
 
 def static_logits(mixer: MapMixer, x: np.ndarray, key: np.ndarray) -> np.ndarray:
-    w, h, d = weights_of(mixer), mixer.num_heads, mixer.head_dim
-    q = x @ w["q.weight"].T + w["q.bias"]
+    h, d = mixer.num_heads, mixer.head_dim
+    q = queries_of(mixer, x)
     logits = np.zeros((h, len(x), key.shape[1]))
     for head in range(h):
         for n in range(len(x)):
@@ -68,15 +74,49 @@ SITES: list[dict[str, Any]] = [
 @together
 @pytest.mark.parametrize("site", SITES, ids=str)
 @pytest.mark.parametrize("activation", ["softmax", "gelu", "relu", "star_relu"])
-@pytest.mark.parametrize("backend", ["auto", "reference"])
-def test_static_key_is_algorithm_1(site, activation, backend) -> None:
-    mixer = make("static_key", {"activation": activation, "backend": backend}, **site)
+@pytest.mark.parametrize("options", [{}, {"backend": "reference"}, {"query_proj": False}])
+def test_static_key_is_algorithm_1(site, activation, options) -> None:
+    mixer = make("static_key", {"activation": activation, **options}, **site)
     assert isinstance(mixer, MapMixer)
     x = tokens(mixer)
     key = weights_of(mixer)["key"]
     assert key.shape == (mixer.num_heads, mixer.site.num_tokens, mixer.head_dim)
     for image, y in zip(x.numpy(), mixer(x), strict=True):
         close(y, finish(mixer, image, static_logits(mixer, image, key)))
+
+
+@together
+@pytest.mark.parametrize("site", SITES, ids=str)
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "blocked"])
+def test_slices_of_a_token_are_its_queries_in_every_gradient(site, backend) -> None:
+    mixer = make("static_key", {"query_proj": False, "backend": backend}, **site)
+    assert isinstance(mixer, MapMixer)
+    assert not [name for name in mixer.state_dict() if name.startswith("q.")]
+    x, h, d = tokens(mixer), mixer.num_heads, mixer.head_dim
+
+    class Written(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            heads = []
+            for head, v in enumerate((x @ self.v.weight.mT + self.v.bias).split(d, -1)):
+                logits = x[..., head * d : (head + 1) * d] @ self.key[head].T
+                heads.append((logits * d**-0.5).softmax(-1) @ v)
+            return torch.cat(heads, -1) @ self.proj.weight.mT + self.proj.bias
+
+    assert h * d == x.shape[-1]
+    written = Written()
+    written.key, written.v, written.proj = mixer.key, mixer.v, mixer.proj
+    y, grads = gradients(mixer, x)
+    wanted, expected = gradients(written, x)
+    close(y, wanted)
+    assert grads.keys() == expected.keys()
+    for name, grad in expected.items():
+        close(grads[name], grad)
+
+
+@pytest.mark.parametrize("name", ["static_key", "conv_static_key", "static_key_re_attention"])
+def test_tokens_that_are_no_whole_heads_are_no_queries(name: str) -> None:
+    with refused(r"query_proj.*num_heads=3.*head_dim=5.*dim=12"):
+        make(name, {"query_proj": False, "head_dim": 5})
 
 
 def test_keys_start_as_standard_normal_numbers() -> None:
@@ -109,7 +149,7 @@ def conv_logits(mixer: MapMixer, x: np.ndarray, kernel: int) -> np.ndarray:
     assert grid is not None
     height, width = grid
     count = prefix + height * width
-    q = x @ w["q.weight"].T + w["q.bias"]
+    q = queries_of(mixer, x)
     weight = w["key_conv.weight"].reshape(h, count, d, kernel, kernel)
     bias = w["key_conv.bias"].reshape(h, count)
     logits = np.zeros((h, count, count))
@@ -135,8 +175,10 @@ def conv_logits(mixer: MapMixer, x: np.ndarray, kernel: int) -> np.ndarray:
 @together
 @pytest.mark.parametrize("site", SITES, ids=str)
 @pytest.mark.parametrize("kernel", [1, 3, 5])
-def test_conv_static_key_is_a_loop_over_positions(site, kernel) -> None:
-    mixer = make("conv_static_key", {"kernel_size": kernel}, **site)
+@pytest.mark.parametrize("query_proj", [True, False])
+def test_conv_static_key_is_a_loop_over_positions(site, kernel, query_proj) -> None:
+    options = {"kernel_size": kernel, "query_proj": query_proj}
+    mixer = make("conv_static_key", options, **site)
     assert isinstance(mixer, MapMixer)
     x = tokens(mixer, 1)
     close(mixer(x)[0], finish(mixer, x[0].numpy(), conv_logits(mixer, x[0].numpy(), kernel)))

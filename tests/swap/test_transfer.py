@@ -47,6 +47,7 @@ def test_softmax_in_the_place_of_softmax_changes_nothing(name: str) -> None:
     ("mixer", "options"),
     [
         ("static_key", {"activation": "star_relu", "resize": "interpolate"}),
+        ("static_key", {"query_proj": False, "scale": "dim"}),
         ("conv_static_key", {"kernel_size": 5, "qkv_bias": False, "talking_heads": True}),
         ("re_attention", {"map_scale": True, "theta_bias": False, "temperature": 2.0}),
         ("static_key_re_attention", {"norm": "layer", "num_heads": 2, "head_dim": 5}),
@@ -62,6 +63,32 @@ def test_a_mixer_in_its_own_place_changes_nothing(mixer: str, options: dict[str,
     report = swap(model, mixer)
     close(answer(model, x), before)
     assert all(row.fresh == row.dropped == row.estimated == () for row in report.rows)
+
+
+@pytest.mark.parametrize("mixer", ["static_key", "conv_static_key"])
+@pytest.mark.parametrize("host", ["timm's attention", "static keys"])
+def test_a_projection_of_queries_is_left_out_where_tokens_are_the_queries(
+    mixer: str, host: str
+) -> None:
+    model, x = tiny("timm_vit"), images((8, 12))
+    if host == "static keys":
+        swap(model, mixer, calibration=x, drift=False)
+    report = swap(model, mixer, mixer_options={"query_proj": False}, calibration=x)
+    row = report.rows[0]
+    assert row.copied == ("proj", "v")
+    assert "q" in row.dropped
+    assert row.fresh == (("key",) if mixer == "static_key" else ("key", "key_conv"))
+    assert any("query_proj=False" in note for note in row.notes)
+
+
+@pytest.mark.parametrize("mixer", ["static_key", "conv_static_key"])
+def test_a_projection_starts_at_the_identity_where_tokens_were_the_queries(mixer: str) -> None:
+    model = ready(our_vit(mixer, mixer_options={"query_proj": False}))
+    x = images((16, 16), 3)
+    before = answer(model, x)
+    row = swap(model, mixer, mixer_options={"query_proj": True, "scale": False}).rows[0]
+    close(answer(model, x), before)
+    assert row.fresh == row.dropped == ()
 
 
 @pytest.mark.slow

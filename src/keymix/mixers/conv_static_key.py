@@ -47,6 +47,7 @@ class ConvStaticKeyAttention(LearnedKeys):
             as PyTorch's do.
         key_grid: Fewer keys than tokens, as in ``static_key``: the convolution has a channel for
             each key, still at every token.
+        query_proj: Project tokens to queries; if false, a token cut into heads is the query.
         resize: What to do with tokens of another grid: None refuses, ``"interpolate"`` resamples
             the keys' axis of the convolution, ``"pool_values"`` keeps it, since a convolution
             gives M logits on any image, and averages the values; the reach of k tokens stays.
@@ -54,7 +55,7 @@ class ConvStaticKeyAttention(LearnedKeys):
 
     Shape: x ``[*, N, C]`` -> ``[*, N, C]`` with the site's N, or any grid under ``resize``.
     Cost: (2 N + M) C^2 + (k^2 + 1) N M C multiply-adds (SKA Table 6, M = N and k = 3:
-    N (10 N D + 3 D^2)).
+    N (10 N D + 3 D^2)). Without ``query_proj`` N C^2 less.
 
     Raises:
         UserError: If the site has no grid, the kernel is even, or a value is bad.
@@ -113,6 +114,8 @@ class ConvStaticKeyAttention(LearnedKeys):
     @classmethod
     def learned_keys(cls, site: Site, options: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
         """The filters, which patch queries meet, and the key of prefix queries."""
+        if not options["query_proj"]:
+            return {}
         filters = {f"unfolded {options['kernel_size']}": ("key_conv.weight", "key_conv.bias")}
         return {**filters, "prefix queries": ("key",)} if site.num_prefix_tokens else filters
 

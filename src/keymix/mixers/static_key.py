@@ -65,12 +65,15 @@ class KeyOptions(ResizeOptions, total=False):
     activation: Activation
     key_init_std: float
     key_grid: KeyGrid | None
+    query_proj: bool
 
 
 class LearnedKeys(GridBound):
     """What static and convolutional static keys share: activations (SKA Table 4), key grid, keys.
 
     The keys start from a normal distribution of standard deviation ``key_init_std``.
+
+    Without ``query_proj`` the tokens are the queries, cut into heads.
 
     With ``key_grid`` there are fewer keys than tokens: they lie on a coarser grid and stay there
     whatever grid the tokens take, as under ``resize="pool_values"``, and each meets the average of
@@ -79,6 +82,7 @@ class LearnedKeys(GridBound):
 
     roles = ("q", "v")
     joint = None
+    q: nn.Module
     key: nn.Parameter | None
     grid_parameters: ClassVar[tuple[str, ...]] = ("key",)  # what holds one row per key
 
@@ -89,6 +93,7 @@ class LearnedKeys(GridBound):
         activation: Activation = "softmax",
         key_init_std: float = 1.0,
         key_grid: KeyGrid | None = None,
+        query_proj: bool = True,
         **shared: Unpack[ResizeOptions],
     ) -> None:
         if site.grid is None:
@@ -108,9 +113,22 @@ class LearnedKeys(GridBound):
             keys = coarser("key_grid", key_grid, site.grid)
             site = replace(site, key_grid=None if keys == site.grid == values_grid else keys)
         super().__init__(site, **shared)
+        self.query_proj = query_proj
+        if not query_proj:
+            self._take_tokens_as_queries()
         self.chosen_key_grid, self.values_grid = key_grid, values_grid
         self.activation, self.key_init_std = activation, key_init_std
         self.act = StarReLU(**self.factory) if activation == "star_relu" else None
+
+    def _take_tokens_as_queries(self) -> None:
+        """Drop the projection of the queries; refuse heads that tokens do not divide into."""
+        dim, num_heads, head_dim = self.site.dim, self.num_heads, self.head_dim
+        if num_heads * head_dim != dim:
+            raise UserError(
+                f"query_proj=False cuts a token into the queries of its heads, but {num_heads=} "
+                f"times {head_dim=} is not {dim=}; leave head_dim= out, or query_proj="
+            )
+        self.q = nn.Identity()
 
     def take_policy(self, resize: Resize | None) -> None:
         """Take another policy from now on; keys of ``key_grid`` stay on it."""
@@ -199,13 +217,17 @@ class LearnedKeys(GridBound):
 
     @classmethod
     def learned_keys(cls, site: Site, options: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
-        """The key, which all queries meet."""
-        return {"queries": ("key",)}
+        """The key, which all queries meet; none to estimate where these are plain tokens."""
+        return {"queries": ("key",)} if options["query_proj"] else {}
 
     def transfer_options(self) -> dict[str, Any]:
-        """Return those of any mixer bound to a grid, the activation and the keys' grid."""
-        options = {**super().transfer_options(), "activation": self.activation}
-        return {**options, "key_grid": self.chosen_key_grid}
+        """Return those of any mixer bound to a grid, and of learned keys."""
+        return {
+            **super().transfer_options(),
+            "activation": self.activation,
+            "key_grid": self.chosen_key_grid,
+            "query_proj": self.query_proj,
+        }
 
     # ---- on another grid --------------------------------------------------------------------
 
@@ -282,6 +304,7 @@ class LearnedKeys(GridBound):
     def inputs(self, x: Float[Tensor, "*batch N C"], grid: Grid | None) -> Roles:
         """Project the tokens, and resample a static key to the grid of the call."""
         inputs = super().inputs(x, grid)
+        inputs["q"] = inputs["q"].to(inputs["v"].dtype)  # autocast narrows what is projected
         if self.key is not None:
             key = self.resized("key", self._keys_of(inputs, grid))
             inputs["key"] = key.to(inputs["q"].dtype)
@@ -300,9 +323,9 @@ class StaticKeyAttention(LearnedKeys):
     r"""Static key attention: :math:`\mathrm{softmax}(s\, Q_h W_{K,h}^\top)\, V_h`, key learned.
 
     Paper: Static Key Attention in Vision, https://arxiv.org/abs/2412.07049, Sec. 4.1 and
-    Algorithm 1. Letters: their :math:`W_{K,h}`, N x d_h, is our ``key[h]``. Parameters: ``q``,
-    ``key [h, M, d]`` (one row per key, prefix rows first; ``[nW, h, M, d]`` under windows), ``v``,
-    ``proj``.
+    Algorithm 1. Letters: their :math:`W_{K,h}`, N x d_h, is our ``key[h]``. Parameters: ``q``
+    (none without ``query_proj``), ``key [h, M, d]`` (one row per key, prefix rows first;
+    ``[nW, h, M, d]`` under windows), ``v``, ``proj``.
     Differs: Sec. 4.1 and Algorithm 1 leave the logits unscaled, Sec. 4.3 and 6.1 speak of scaling;
     we scale by default and ``scale=False`` follows Algorithm 1.
 
@@ -312,6 +335,8 @@ class StaticKeyAttention(LearnedKeys):
         key_init_std: Standard deviation of the keys at the start; 1 as in Algorithm 1.
         key_grid: Fewer keys than tokens: (height, width) of their grid, ``"7x7"``, or a share of
             the tokens, ``"1/4"``. Tokens are averaged onto it before they become values.
+        query_proj: Project tokens to queries; if false, a token cut into heads is the query, as in
+            the authors' MetaFormer.
         resize: What to do with tokens of another grid: None refuses, ``"interpolate"`` resamples
             the keys, ``"pool_values"`` keeps them and averages the values; see
             :class:`keymix.mixers.resize.GridBound`. With ``key_grid`` always the last.
@@ -319,7 +344,8 @@ class StaticKeyAttention(LearnedKeys):
 
     Shape: x ``[*, N, C]`` -> ``[*, N, C]`` with the site's N, or any grid under ``resize``.
     Cost: (2 N + M) C^2 + 2 N M C multiply-adds, 3 C^2 + M C weights (SKA Table 6); M = N under
-    ``"interpolate"``, that of the keys' grid under ``"pool_values"``: linear in N.
+    ``"interpolate"``, that of the keys' grid under ``"pool_values"``: linear in N. Without
+    ``query_proj`` N C^2 multiply-adds and C^2 weights less.
 
     Raises:
         UserError: If the site has no grid, or a value is bad.

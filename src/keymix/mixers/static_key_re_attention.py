@@ -25,6 +25,7 @@ class StaticKeyReAttention(ReMixing, StaticKeyAttention):
         theta_bias: Bias of the mixing.
         activation: As in ``static_key``.
         key_init_std: As in ``static_key``.
+        query_proj: As in ``static_key``.
         shared: The options of :class:`keymix.mixers.map_mixer.MapMixer`.
 
     Shape: x ``[*, N, C]`` -> ``[*, N, C]`` with the site's N.

@@ -136,7 +136,8 @@ register_variants(
     __name__,
     MixerCait,
     VARIANTS,
-    cfg={"first_conv": "patch_embed.proj", "classifier": "head"},
+    cfg={"first_conv": "patch_embed.proj", "classifier": "head", "reduction": 4},
+    maps="depth",
     filter_fn=checkpoint_filter_fn,
     with_mixer=("class_heads", "class_head_dim"),
 )

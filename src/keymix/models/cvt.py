@@ -11,6 +11,7 @@ the last stage alone, ours over all blocks, as timm's models do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ from keymix.models.family import (
 )
 
 POOLS = ("token", "avg", "")
+EMBEDS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
 
 
 class CvT(StageModel):
@@ -84,7 +86,7 @@ class CvT(StageModel):
         depths: Sequence[int] = (1, 2, 10),
         num_heads: Sequence[int] = (1, 3, 6),
         mlp_ratio: float = 4.0,
-        embeds: Sequence[tuple[int, int, int]] = ((7, 4, 2), (3, 2, 1), (3, 2, 1)),
+        embeds: Sequence[tuple[int, int, int]] = EMBEDS,
         kv_stride: int | Sequence[int] = 2,
         class_token: bool = True,
         qkv_bias: bool = True,
@@ -238,5 +240,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 register_variants(
-    __name__, CvT, VARIANTS, cfg={"first_conv": "stages.0.patch_embed.proj", "classifier": "head"}
+    __name__,
+    CvT,
+    VARIANTS,
+    cfg=lambda row: {
+        "first_conv": "stages.0.patch_embed.proj",
+        "classifier": "head",
+        "reduction": math.prod(stride for _, stride, _ in row.get("embeds", EMBEDS)),
+    },
+    maps="depths",
 )

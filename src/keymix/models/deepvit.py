@@ -317,6 +317,7 @@ def _cfg(row: Row) -> Row:
         "crop_pct": 1.0 if row["img_size"] == 32 else 0.9,
         "first_conv": "patch_embed.conv.0" if "conv_stem" in row else "patch_embed.proj",
         "classifier": "head",
+        "reduction": row["patch_size"],
     }
 
 
@@ -325,6 +326,7 @@ register_variants(
     DeepVisionTransformer,
     VARIANTS,
     cfg=_cfg,
+    maps="depth",
     filter_fn=checkpoint_filter_fn,
     with_mixer=("last_mixer", "last_blocks"),
 )

@@ -316,20 +316,25 @@ def families() -> list[type[nn.Module]]:
 
 
 def _described(row: Row, cfg: Cfg) -> dict[str, Any]:
-    """Return timm's description of a model without weights to download."""
+    """Return timm's description of a model without weights to download.
+
+    The family's ``reduction`` of the last map of features says what is pooled.
+    """
     side, in_chans = row.get("img_size", 224), row.get("in_chans", 3)
+    said = dict(cfg(row) if callable(cfg) else cfg)
+    reduction = said.pop("reduction", None)
     return {
         "url": "",
         "num_classes": 1000 if side == 224 else 10,  # of ImageNet, or of small images
         "input_size": (in_chans, side, side),
-        "pool_size": None,
+        "pool_size": None if reduction is None else (side // reduction,) * 2,
         "crop_pct": 1.0,
         "interpolation": "bicubic",
         "fixed_input_size": True,
         "mean": (0.5,) * in_chans,
         "std": (0.5,) * in_chans,
         "license": "apache-2.0",
-        **(cfg(row) if callable(cfg) else cfg),
+        **said,
     }
 
 
@@ -340,6 +345,7 @@ def register_variants(
     *,
     cfg: Cfg,
     out_indices: int | None = 3,
+    maps: str = "",
     filter_fn: Callable[..., Any] | None = None,
     with_mixer: Sequence[str] = (),
 ) -> None:
@@ -347,9 +353,10 @@ def register_variants(
 
     timm looks for the descriptions in the module (its ``__name__``), so they are left there as
     ``default_cfgs``, with what ``cfg`` says of a row. Feature extractors
-    (``features_only=True``) give the maps ``out_indices``. ``filter_fn`` makes a checkpoint's
-    tensors fit the model, as timm calls it. Another mixer in place of a row's own leaves the
-    arguments ``with_mixer`` behind.
+    (``features_only=True``) give the maps ``out_indices``, or all of them where the argument
+    ``maps``, a number of blocks or a row of stages, says that there are fewer. ``filter_fn`` makes
+    a checkpoint's tensors fit the model, as timm calls it. Another mixer in place of a row's own
+    leaves the arguments ``with_mixer`` behind.
     """
     described = {f"{name}.untrained": _described(row, cfg) for name, row in variants.items()}
     known = vars(sys.modules[module]).setdefault("default_cfgs", {})
@@ -366,13 +373,18 @@ def register_variants(
                     "keymix.models.load_weights(model, file)"
                 )
             check_arguments(name, build, row, given)
+            arguments = {"num_classes": classes, **overridden(row, given, with_mixer)}
+            last = out_indices
+            if last is not None and maps in arguments:
+                count = arguments[maps]
+                last = min(last, count if isinstance(count, int) else len(count))
             model: nn.Module = build_model_with_cfg(
                 build,
                 name,
                 pretrained,
                 pretrained_filter_fn=filter_fn,
-                feature_cfg={"out_indices": out_indices, "feature_cls": "getter"},
-                **{"num_classes": classes, **overridden(row, given, with_mixer)},
+                feature_cfg={"out_indices": last, "feature_cls": "getter"},
+                **arguments,
             )
             return model
 

@@ -3,8 +3,9 @@
 
 Papers: MetaFormer Baselines for Vision, https://arxiv.org/abs/2210.13452; Static Key Attention in
 Vision, https://arxiv.org/abs/2412.07049, Sec. 5.1 and Table 5: (C)SKA in the second stage; heads
-of 32 are CAFormer's. S18 has 3, 3, 9, 3 blocks of width 64, 128, 320, 512, B36 has 3, 12, 18, 3 of
-128, 256, 512, 768.
+of 32 are CAFormer's. ``skaformer_s18_noq`` is ``stu_caformer_s18`` of its authors' code: SKA in the
+last two stages, without a projection of queries. S18 has 3, 3, 9, 3 blocks of width 64, 128, 320,
+512, B36 has 3, 12, 18, 3 of 128, 256, 512, 768.
 """
 
 from __future__ import annotations
@@ -131,6 +132,11 @@ _CSKA = ("sep_conv", "conv_static_key", "softmax", "softmax")
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "skaformer_s18": {**_S18, "mixer": _SKA},
+    "skaformer_s18_noq": {
+        **_S18,
+        "mixer": ("sep_conv", "sep_conv", "static_key", "static_key"),
+        "mixer_options": {"static_key": {"query_proj": False}},
+    },
     "skaformer_b36": {**_B36, "mixer": _SKA},
     "cskaformer_s18": {**_S18, "mixer": _CSKA},
     "cskaformer_b36": {**_B36, "mixer": _CSKA},
@@ -149,7 +155,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def _cfg(row: Row) -> Row:
     last = "head.fc.fc2" if row.get("use_mlp_head", True) else "head.fc"
-    return {"first_conv": "stem.conv", "classifier": last}
+    reduction = 8 * row.get("stem", STEM)[1]
+    return {"first_conv": "stem.conv", "classifier": last, "reduction": reduction}
 
 
 register_variants(
@@ -158,4 +165,5 @@ register_variants(
     VARIANTS,
     cfg=_cfg,
     out_indices=4,
+    maps="depths",
 )

@@ -199,5 +199,5 @@ register_variants(
     __name__,
     PlainConvNet,
     VARIANTS,
-    cfg={"first_conv": "conv1.0", "classifier": "fc"},
+    cfg={"first_conv": "conv1.0", "classifier": "fc", "reduction": 8},
 )

@@ -181,8 +181,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def _cfg(row: Row) -> Row:
-    first = "encode" if STEMS[row["stem"]][1] else "convs"
-    return {"first_conv": f"stages.0.patch_embed.{first}.0.conv", "classifier": "head"}
+    plan, encode = STEMS[row["stem"]]
+    first = "encode" if encode else "convs"
+    pools = sum(pool for _, pool in plan) + len(row["depths"]) - 1
+    return {
+        "first_conv": f"stages.0.patch_embed.{first}.0.conv",
+        "classifier": "head",
+        "reduction": 2**pools,
+    }
 
 
-register_variants(__name__, QKFormer, VARIANTS, cfg=_cfg)
+register_variants(__name__, QKFormer, VARIANTS, cfg=_cfg, maps="depths")

@@ -186,5 +186,10 @@ register_variants(
     __name__,
     Spikformer,
     VARIANTS,
-    cfg={"first_conv": "stages.0.patch_embed.convs.0.conv", "classifier": "head"},
+    cfg=lambda row: {
+        "first_conv": "stages.0.patch_embed.convs.0.conv",
+        "classifier": "head",
+        "reduction": 2 ** sum(pool for _, pool in SPLITTING[row.get("images", "imagenet")]),
+    },
+    maps="depth",
 )

@@ -212,7 +212,7 @@ register_variants(
     __name__,
     MixerSwinTransformer,
     VARIANTS,
-    cfg={"first_conv": "patch_embed.proj", "classifier": "head.fc"},
+    cfg={"first_conv": "patch_embed.proj", "classifier": "head.fc", "reduction": 8},
     out_indices=None,  # all stages
     filter_fn=checkpoint_filter_fn,
 )

@@ -176,6 +176,8 @@ register_variants(
     cfg=lambda row: {
         "first_conv": "patch_embed.convs.0" if "stem" in row else "patch_embed.proj",
         "classifier": "head",
+        "reduction": row["patch_size"],
     },
+    maps="depth",
     filter_fn=checkpoint_filter_fn,
 )

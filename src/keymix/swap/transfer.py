@@ -50,7 +50,8 @@ def parts_of(mixer: TokenMixer) -> dict[str, Tensor]:
 def source_of(layer: Layer) -> dict[str, Tensor]:
     """Return what sits at a layer now, by the names that mixers have.
 
-    Where there is no query apart from the keys, the keys' projection is the queries' too.
+    Where there is no query apart from the keys, the keys' projection is the queries' too; where
+    tokens are the queries, that projection is the identity.
     """
     if layer.mixer is None:
         try:
@@ -65,12 +66,19 @@ def source_of(layer: Layer) -> dict[str, Tensor]:
             for stem in ("k.", "finish.k.", "project.k."):
                 if name.startswith(stem):
                     parts[stem[:-2] + "q." + name[len(stem) :]] = parts[name]
+    if _of_tokens(layer.mixer):
+        parts["q.weight"] = torch.eye(layer.mixer.site.dim).to(parts["v.weight"])
     return parts
 
 
 def _of_keys_alone(mixer: TokenMixer) -> bool:
     """Whether keys meet keys, without queries apart from them."""
     return isinstance(mixer, MapMixer) and "k" in mixer.roles and "q" not in mixer.roles
+
+
+def _of_tokens(mixer: TokenMixer | None) -> bool:
+    """Whether tokens are the queries, without a projection."""
+    return isinstance(mixer, MapMixer) and "q" in mixer.roles and "q.weight" not in parts_of(mixer)
 
 
 def transfer(layer: Layer, mixer: TokenMixer) -> Fate:
@@ -84,6 +92,7 @@ def transfer(layer: Layer, mixer: TokenMixer) -> Fate:
     fate, source, parts = Fate(), source_of(layer), parts_of(mixer)
     met_before = {} if layer.mixer is None else _meets(layer.mixer)
     met_now = _meets(mixer)
+    other_queries = _of_tokens(mixer) and not _of_tokens(layer.mixer)
     alike = _heads_fit(layer, mixer, fate)
     taken = set()
     with torch.no_grad():
@@ -98,6 +107,8 @@ def transfer(layer: Layer, mixer: TokenMixer) -> Fate:
                 continue
             if met_before.get(name) == PREFIX != met_now.get(name):
                 continue  # a key that prefix queries alone met
+            if other_queries and name in met_now:
+                continue  # a key that projected queries met
             target.copy_(given)
             fate.copied.add(name)
             taken.add(name)
@@ -111,12 +122,18 @@ def transfer(layer: Layer, mixer: TokenMixer) -> Fate:
         fate.notes.append(f"{lost} of the host are lost: this mixer has no heads")
     if _of_keys_alone(mixer) and "q.weight" in fate.dropped:
         fate.notes.append("the keys were kept; they are the queries too, and the old ones dropped")
+    if other_queries and "q.weight" in fate.dropped:
+        fate.notes.append(
+            "q is left out: tokens are the queries (query_proj=False), and keys start at random, "
+            "since those of the layer met projected queries"
+        )
     return fate
 
 
 def _meets(mixer: TokenMixer) -> dict[str, str]:
-    """Return which queries each parameter in place of computed keys meets."""
-    learned = learned_keys_of(type(mixer), mixer.site, mixer.built_with)
+    """Return which queries each parameter in place of computed keys meets, be they tokens."""
+    options = {**mixer.built_with, "query_proj": True}
+    learned = learned_keys_of(type(mixer), mixer.site, options)
     return {name: queries for queries, names in learned.items() for name in names}
 
 
