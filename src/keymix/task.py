@@ -127,7 +127,6 @@ class Task:
         unit: Unit of chance, of which intervals over the test split are, such as ``image``.
         options: A frozen dataclass of the task's own options, ``task.options`` in recipes.
         data_options: Those of them that loading the data takes.
-        renamed: Recipe fields of earlier versions that are options now, by dotted key.
         details: The dataclass of what an evaluation records next to its scores; None for nothing.
         models: The task that models say they are for, where another task's models serve it.
         plain: Model without a mixer that joins comparisons as a point of reference; empty for none.
@@ -155,7 +154,6 @@ class Task:
     unit: str = "image"
     options: type | None = None
     data_options: tuple[str, ...] = ()
-    renamed: Mapping[str, str] = field(default_factory=dict)
     details: type[Any] | None = None
     models: str = ""
     plain: str = ""

@@ -20,7 +20,7 @@ from keymix.compare.folder import COLUMNS, SPIKE_COLUMNS, STEPS, clear
 from keymix.compare.pictures import evenly, normalised
 from keymix.compare.run import Comparison, rebuild
 from keymix.data import load
-from keymix.errors import KeymixWarning, UserError
+from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.records import to_json
 from keymix.report.record import opened
@@ -292,27 +292,6 @@ def test_dense_comparisons_and_ann_counterparts_alone_have_no_table_of_spikes(tm
     with pytest.raises(UserError, match="--ann: vit_nano_p4_12 has no spikes"):
         small(tmp_path / "dense", ann=True)
     assert not (tmp_path / "dense").exists()
-
-
-def test_the_old_keyword_for_the_ann_counterpart_warns_and_works(tmp_path):
-    with (
-        pytest.warns(KeymixWarning, match="twin=.* is now .*ann="),
-        pytest.raises(UserError, match="--ann: vit_nano_p4_12 has no spikes"),
-    ):
-        small(tmp_path / "dense", twin=True)
-
-
-def test_a_folder_with_the_label_of_before_opens_and_resumes_without_training(copied):
-    for name in ("comparison.json", "results.json", "costs.json"):
-        path = copied / name
-        text = path.read_text(encoding="utf-8")
-        path.write_text(text.replace(ANN, "twin of spiking_self"), encoding="utf-8")
-    assert [row["mixer"] for row in rebuild(copied).rows][-1] == "twin of spiking_self"
-    started: list[str] = []
-    again = spiking(copied, seeds=2, ann=True, progress=lambda e: started.append(e.kind))
-    assert "start" not in started
-    assert again.rows[-1]["mixer"] == ANN
-    assert len(list((copied / "runs").iterdir())) == 3
 
 
 def test_recordings_of_events_are_compared_with_an_ann_counterpart_of_the_same_frames(tmp_path):

@@ -33,7 +33,7 @@ from keymix.report.tables import csv_text
 from keymix.train import folder as run_folder
 from keymix.train.files import clear_parts, read_json, write_json, write_text
 from keymix.train.folder import recorded_recipe
-from keymix.train.recipe import Recipe, from_record, is_name
+from keymix.train.recipe import Recipe, from_dict, is_name
 
 MANIFEST = "comparison.json"
 RESULTS, TABLE, REPORT = "results.json", "results.csv", "report.html"
@@ -278,7 +278,7 @@ def _identity(found: object, where: str) -> Identity:
     if match is not None and not isinstance(match, str):
         raise UserError(f"{where} is damaged: match = {match!r}: expected text or null")
     return Identity(
-        recipe=from_record(found["recipe"]),
+        recipe=from_dict(found["recipe"]),
         match=match,
         data=from_json(SameImages, found.get("data"), where=f"the record of the images in {where}"),
     )

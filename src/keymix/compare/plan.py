@@ -43,7 +43,6 @@ from keymix.train.model import (
     find_weights,
     load_data,
     model_for,
-    settled,
     start_from,
     warn_of_data,
 )
@@ -217,8 +216,8 @@ def resolve(
 ) -> tuple[Plan, ImageData]:
     """Turn the arguments of `keymix.compare.run.compare` into a plan, and load its data.
 
-    `recorded` reads the recipe that the folder shares already, by which the rest of a recipe is
-    settled; `say` gets a line before the data is loaded. A UserError refuses any bad argument.
+    `recorded` reads the recipe that the folder shares already; `say` gets a line before the data
+    is loaded. A UserError refuses any bad argument.
     """
     shared, why = choose_recipe(
         data=data,
@@ -245,7 +244,6 @@ def resolve(
     check_recipe(shared)
     if why:
         shared = at_the_models_size(shared)
-    shared = settled(shared, recorded)
 
     say("loading the data")
     images = load_data(shared.data)

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -32,7 +31,7 @@ from keymix.compare.summary import summary, what_it_can_show
 from keymix.compare.tune import known_tuning, tuned
 from keymix.data.dataset import ImageData
 from keymix.data.record import SameImages
-from keymix.errors import KeymixWarning, UserError, unknown
+from keymix.errors import UserError, unknown
 from keymix.mixers.registry import import_file
 from keymix.records import Own, to_json
 from keymix.report.checked import Checked
@@ -111,7 +110,6 @@ def compare(
     images: bool | None = None,
     command: str | None = None,
     progress: Watcher | None = None,
-    twin: bool | None = None,
 ) -> Comparison:
     """Train mixers × seeds under one recipe, paired, and write the results into a folder.
 
@@ -156,7 +154,6 @@ def compare(
             and at first it has.
         command: The command that repeats this, for the record; the call itself if None.
         progress: Called with every :class:`keymix.compare.events.Event`.
-        twin: The old name of ``ann``; it works for one release, with a warning.
 
     Returns:
         The results; ``report.html``, ``results.csv`` and ``results.json`` are in the folder.
@@ -168,10 +165,6 @@ def compare(
         >>> result = keymix.compare(data="digits", mixers="mhsa,ska", seeds=2, out="digits-cmp")
         >>> result.rows[1]["headline"]
     """
-    if twin is not None:
-        text = "compare(twin=) is now compare(ann=); the old name works for one more release"
-        warnings.warn(text, KeymixWarning, stacklevel=2)
-        ann, twin = twin, None
     out = Path(out)
     _check_tune(tune)
     watch: Watcher = progress or ignore
@@ -335,7 +328,7 @@ def plan_comparison(*, progress: Watcher | None = None, **arguments: Any) -> str
     watch: Watcher = progress or ignore
     bound = inspect.signature(compare).bind(**arguments)
     bound.apply_defaults()
-    unread = ("progress", "twin", "tune", "images")
+    unread = ("progress", "tune", "images")
     given = {key: each for key, each in bound.arguments.items() if key not in unread}
     given |= {"out": Path(given["out"]), "command": given["command"] or ""}
     tune = bound.arguments["tune"]
@@ -371,7 +364,7 @@ def ignore(event: Event) -> None:
 
 def _call(arguments: Mapping[str, Any]) -> str:
     """Write the call of `compare` with the arguments that are not at their defaults."""
-    skip = ("progress", "command", "overwrite", "twin")
+    skip = ("progress", "command", "overwrite")
     given = {**arguments, "out": str(arguments["out"])}
     if given["recipe"] is not None and not isinstance(given["recipe"], str):
         given["recipe"] = given["recipe"].name

@@ -19,7 +19,7 @@ from keymix.errors import UserError
 from keymix.records import Own, from_json, spread
 from keymix.report.checked import DataCheck
 from keymix.task import Task
-from keymix.train.recipe import Recipe, from_record
+from keymix.train.recipe import Recipe, from_dict
 
 FORMAT: Literal[2] = 2
 """Version of the record that this keymix writes and shows."""
@@ -630,7 +630,7 @@ def opened(values: Mapping[str, Any], *, where: str) -> ComparisonRecord:
     values = _without_verdicts(values)
     recipe = values.get("recipe")
     if isinstance(recipe, Mapping):
-        values = {**values, "recipe": from_record(recipe).to_dict()}
+        values = {**values, "recipe": from_dict(recipe).to_dict()}
     record = from_json(ComparisonRecord, values, where=where)
     if record.task_kind.has("page"):
         record.task_kind.load("page").check(record, where=where)

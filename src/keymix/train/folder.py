@@ -24,7 +24,7 @@ from keymix.task import Task
 from keymix.train import files
 from keymix.train.checkpoints import usable
 from keymix.train.parts import answers_of
-from keymix.train.recipe import Recipe, from_record
+from keymix.train.recipe import Recipe, from_dict
 from keymix.train.record import Environment, RunRecord, run_from_json
 
 Which = Literal["last", "best"]
@@ -82,11 +82,6 @@ def can_be_tested(folder: Path) -> bool:
     """Whether a finished run has something left that can be tested again."""
     left = [*(folder / files.CHECKPOINTS).glob("*.ckpt"), folder / files.weights_file("last")]
     return any(path.exists() for path in left)
-
-
-def recorded_in(folder: Path) -> Recipe | None:
-    """Return the recipe of the run in a folder; None where there is none."""
-    return recorded_recipe(folder) if holds_run(folder) else None
 
 
 def _is_content(path: Path) -> bool:
@@ -229,7 +224,7 @@ def _own_recipe(folder: Path) -> Recipe:
     path = folder / files.RECIPE
     values = files.read_json(path)
     try:
-        return from_record(values)
+        return from_dict(values)
     except UserError as error:
         raise UserError(f"{str(path)!r} holds no recipe: {error}") from None
 

@@ -11,7 +11,7 @@ from keymix.data.record import DataRecord, SameImages
 from keymix.errors import UserError
 from keymix.records import Own, from_json, spread
 from keymix.task import DEFAULT, LOSS, Task
-from keymix.train.recipe import Recipe, from_record
+from keymix.train.recipe import Recipe, from_dict
 
 Scores = Mapping[str, float | None]
 """Scores by name, None where one is not defined."""
@@ -171,7 +171,7 @@ def facts_from_json(values: Any, *, where: str) -> WeightsFacts:
     recipe = values.get("recipe")
     if not isinstance(recipe, Mapping):
         raise UserError(f"{where} is damaged: it has no recipe")
-    return WeightsFacts(recipe=from_record(recipe), data=rest.data, epoch=rest.epoch, val=rest.val)
+    return WeightsFacts(recipe=from_dict(recipe), data=rest.data, epoch=rest.epoch, val=rest.val)
 
 
 @dataclass(frozen=True, kw_only=True)

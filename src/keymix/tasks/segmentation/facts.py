@@ -76,7 +76,6 @@ TASK = Task(
     unit="case",
     options=MaskOptions,
     data_options=("masks",),
-    renamed={"loss.dice": "dice", "data.masks": "masks"},
     details=MaskDetails,
     training="keymix.tasks.segmentation.training:TRAINING",
     answers="keymix.tasks.segmentation.answers:ANSWERS",
