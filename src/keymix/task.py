@@ -44,7 +44,6 @@ class Score:
             else the unit itself, or nothing.
         unit_key: Where the task's own part of a record has the unit in place of `unit`.
         places: Decimal places of a value that is no fraction; None for three digits.
-        since: Version of keymix from which on it is recorded; empty for all.
     """
 
     key: str
@@ -57,7 +56,6 @@ class Score:
     unit: str = "%"
     unit_key: str = ""
     places: int | None = None
-    since: str = ""
 
     @property
     def scale(self) -> float:
@@ -195,12 +193,6 @@ class Task:
         """Keys of the scores of an evaluation, the loss first where there is one."""
         own = tuple(score.key for score in self.scores)
         return (LOSS, *own) if self.validation_loss else own
-
-    @property
-    def always_recorded(self) -> frozenset[str]:
-        """Those of the keys that records of every version have."""
-        later = {each.key for each in self.scores[1:] if each.since}
-        return frozenset(self.keys) - later
 
     @property
     def takes(self) -> str:

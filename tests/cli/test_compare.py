@@ -168,7 +168,7 @@ def test_the_table_says_why_there_is_no_interval_over_seeds(tmp_path, capsys):
         )
         for name, expected in (("softmax", None), ("static_key", seeds), ("pooling", one))
     )
-    stored = Path(__file__).parents[2] / "docs/results/spiking-cifar10/results.json"
+    stored = Path(__file__).parents[2] / "docs/results/cifar10-20-epochs/results.json"
     record = replace(
         opened(json.loads(stored.read_text("utf-8")), where="it"),
         caution="",

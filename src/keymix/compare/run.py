@@ -38,7 +38,7 @@ from keymix.report.checked import Checked
 from keymix.report.comparison import render
 from keymix.report.part import page_of
 from keymix.report.record import ComparisonRecord, OpenRun, opened
-from keymix.task import DEFAULT, Task, get_task, list_tasks
+from keymix.task import Task, get_task, list_tasks
 from keymix.train.files import RECIPE, locked, read_json
 from keymix.train.model import load_data
 from keymix.train.recipe import Recipe
@@ -427,7 +427,7 @@ def rebuild(
     before = _before(out)
     shown = folder.shows_images(out) if images is None else images
     there = folder.read_manifest(out)
-    plan = folder.plan_of(out, there, before.record)
+    plan = folder.plan_of(out, there)
     runs = read_runs(plan, images=there.identity.data, failures=_failures(before.record))
     data = next((reading.data for reading in runs if isinstance(reading, Finished)), None)
     if data is None:
@@ -494,13 +494,14 @@ def _stamp(out: Path) -> int | None:
 
 
 def _before(out: Path) -> Before:
-    """Open the earlier record, of any format; where only pictures are damaged, without them."""
+    """Open the earlier record; where only pictures are damaged, without them."""
     path, damage = out / folder.RESULTS, ""
     try:
         values = read_json(path)
     except UserError:
         return Before()
-    task = values.get("task", DEFAULT)
+    data = values.get("data")
+    task = data.get("task") if isinstance(data, dict) else None
     drawn = _drawn(get_task(task)) if task in list_tasks() else ()
     without = {key: value for key, value in values.items() if key not in drawn}
     for given in (values, {**without, **dict.fromkeys(PICTURES)}):
