@@ -38,7 +38,6 @@ ROOMS = [
     "models",
     "analysis",
     "swap",
-    "surgery",  # an alias, for one release
     "data",
     "train",
     "recipes",
@@ -245,7 +244,6 @@ SHORT = {
     "compare/summary.py": "what is said before anything trains",
     "data/sources/digits.py": "a source",
     "layers/checkpoint.py": "shared by three rooms",
-    "layers/shifts.py": "loads without torch, for recipes",
     "mixers/identity.py": "a mixer",
     "mixers/qk_channel.py": "a mixer",
     "mixers/qk_token.py": "a mixer",

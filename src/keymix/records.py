@@ -2,9 +2,10 @@
 """One codec between frozen dataclasses and JSON, for every record that keymix keeps in a file.
 
 A field is a key of the same name. All fields are written but those that a record's own method
-``omitted()`` names; a key that is missing takes the field's default, so that files of earlier
-versions open, and a key that no field has is passed over. The keys of a mapping that `spread` marks
-are written among those of the record, behind a prefix; an empty one takes all keys that are left.
+``omitted()`` names; a key that is missing takes the field's default, and one that no field has is
+passed over. A record with a field ``format`` is read only if the file has its default. The keys of
+a mapping that `spread` marks are written among those of the record, behind a prefix; an empty one
+takes all keys that are left.
 """
 
 from __future__ import annotations
@@ -63,6 +64,20 @@ class Omitting(Protocol):
         """Names of fields that say nothing now and equal their defaults."""
 
 
+class FormatError(UserError):
+    """A record is of another format than the one that this keymix reads."""
+
+
+def check_format(values: Any, known: int, *, where: str) -> None:
+    """Refuse a record of another format with a `FormatError` that names both."""
+    found = values.get("format") if isinstance(values, Mapping) else None
+    if found != known:
+        raise FormatError(
+            f"{where} has {'no format' if found is None else f'format {found!r}'}, and this "
+            f"keymix reads format {known}: make it again with --overwrite"
+        )
+
+
 def to_json(value: Any) -> Any:
     """Return a record as JSON takes it: mappings, lists, texts, numbers, truth values and null.
 
@@ -105,9 +120,13 @@ def from_json(cls: type[T], values: Any, *, where: str) -> T:
         where: What is read, for the message, such as ``"'run/summary.json'"``.
 
     Raises:
+        FormatError: If the record has a field ``format``, and the file another one.
         UserError: Naming `where` and the dotted key, on a key that is missing and has no default
             and on a value of another type.
     """
+    known = getattr(cls, "format", None)  # the default of such a field
+    if isinstance(known, int):
+        check_format(values, known, where=where)
     try:
         made: T = _value(cls, values, "")
     except _Unfit as unfit:

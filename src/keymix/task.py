@@ -44,7 +44,6 @@ class Score:
             else the unit itself, or nothing.
         unit_key: Where the task's own part of a record has the unit in place of `unit`.
         places: Decimal places of a value that is no fraction; None for three digits.
-        since: Version of keymix from which on it is recorded; empty for all.
     """
 
     key: str
@@ -57,7 +56,6 @@ class Score:
     unit: str = "%"
     unit_key: str = ""
     places: int | None = None
-    since: str = ""
 
     @property
     def scale(self) -> float:
@@ -127,7 +125,6 @@ class Task:
         unit: Unit of chance, of which intervals over the test split are, such as ``image``.
         options: A frozen dataclass of the task's own options, ``task.options`` in recipes.
         data_options: Those of them that loading the data takes.
-        renamed: Recipe fields of earlier versions that are options now, by dotted key.
         details: The dataclass of what an evaluation records next to its scores; None for nothing.
         models: The task that models say they are for, where another task's models serve it.
         plain: Model without a mixer that joins comparisons as a point of reference; empty for none.
@@ -155,7 +152,6 @@ class Task:
     unit: str = "image"
     options: type | None = None
     data_options: tuple[str, ...] = ()
-    renamed: Mapping[str, str] = field(default_factory=dict)
     details: type[Any] | None = None
     models: str = ""
     plain: str = ""
@@ -197,12 +193,6 @@ class Task:
         """Keys of the scores of an evaluation, the loss first where there is one."""
         own = tuple(score.key for score in self.scores)
         return (LOSS, *own) if self.validation_loss else own
-
-    @property
-    def always_recorded(self) -> frozenset[str]:
-        """Those of the keys that records of every version have."""
-        later = {each.key for each in self.scores[1:] if each.since}
-        return frozenset(self.keys) - later
 
     @property
     def takes(self) -> str:

@@ -157,7 +157,7 @@ def test_the_ann_counterpart_is_the_same_network_counted_dense_at_one_step() -> 
     study = spike_study(model, images(1))
     lone = count(small_net("spiking_self", time_steps=1), (3, 6, 8))
     assert study.ann_macs == pytest.approx(lone.macs)
-    assert _of(study, "head").twin == _of(study, "head").dense  # after the mean over steps
+    assert _of(study, "head").ann == _of(study, "head").dense  # after the mean over steps
     assert study.ann_energy == pytest.approx(4.6 * study.ann_macs)
 
 
@@ -176,12 +176,12 @@ def test_a_network_that_says_nothing_is_not_compared_with_its_ann_counterpart(
 ) -> None:
     assert study.varies
     assert not study.dead
-    assert study.to_dict()["twin"]["ratio"] == pytest.approx(study.ann_energy / study.energy[1])
+    assert study.to_dict()["ann"]["ratio"] == pytest.approx(study.ann_energy / study.energy[1])
     mute = small_net()
     nn.init.zeros_(mute.head.weight)
     result = spike_study(mute, images(), batch_size=2)
     assert (result.varies, result.rate) == (False, study.rate)
-    assert result.to_dict()["twin"]["ratio"] is None
+    assert result.to_dict()["ann"]["ratio"] is None
     assert "do not vary from image to image" in result.notes[0]
     assert spike_study(mute, images(1)).varies  # unknown for one image
 
@@ -211,7 +211,7 @@ def test_nothing_depends_on_how_images_are_batched(study: SpikeStudy) -> None:
     whole = spike_study(small_net(), [(images(), torch.zeros(3))])
     one, two = study.to_dict(), whole.to_dict()
     assert one["images"] == two["images"] == 3
-    for key in ("rate", "silent", "sops", "macs", "energy", "twin"):
+    for key in ("rate", "silent", "sops", "macs", "energy", "ann"):
         assert one[key] == pytest.approx(two[key]), key
     assert [f.silent for f in study.firings] == [f.silent for f in whole.firings]
 

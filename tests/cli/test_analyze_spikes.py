@@ -24,7 +24,7 @@ from keymix.studies.spikes.study import prepare
 from keymix.train import files
 from keymix.train.model import build_model, load_data
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe
-from keymix.train.record import WeightsFacts
+from keymix.train.record import RunRecord, SplitScores, Tested, WeightsFacts
 
 DIGITS = ["--images", "digits", "--limit", "3"]
 
@@ -78,7 +78,7 @@ def test_json_is_the_python_record_of_each_model(
     for key in ("rate", "sops", "macs", "energy"):
         assert studies[0][key] == pytest.approx(found[key], rel=1e-5)
     for key in ("macs", "energy"):
-        assert studies[0]["twin"][key] == pytest.approx(found["twin"][key], rel=1e-5)
+        assert studies[0]["ann"][key] == pytest.approx(found["ann"][key], rel=1e-5)
     assert studies[0]["cost"]["mac"] == 0.23
     assert {op["what"] for op in studies[0]["operations"]} >= {"norm", "sum", "product"}
     assert [r["path"] for r in studies[0]["rasters"]] == ["stages.0.blocks.0.attn.mixer"]
@@ -114,23 +114,19 @@ def test_a_dead_run_is_warned_of_and_not_compared_with_its_ann_counterpart(
     files.write_weights(path, state, facts)
     data = replace(facts.data, sizes=dict.fromkeys(("train", "val", "test"), 100))
     for top1, said in ((0.15, True), (0.17, False)):
-        scores = {"loss": 2.3, "top1": top1, "top5": 0.5}
-        mark = {"epoch": 0, "val": scores, "test": scores}
-        summary = {"status": "done", "seconds": 1.0, "data": data, "last": mark, "best": mark}
-        summary |= {
-            "model": "qkformer_hst_4_384",
-            "seed": 0,
-            "params": 1,
-            "epochs": 1,
-            "mixer": None,
-        }
+        scores = {"loss": 2.3, "top1": top1, "top5": 0.5, "balanced": top1}
+        mark = Tested(epoch=0, val=scores, test=SplitScores(scores=scores))
+        summary = RunRecord(
+            status="done", model="qkformer_hst_4_384", mixer=None, seed=0, params=1, epochs=1,
+            seconds=1.0, last=mark, best=mark, data=data, task=data.task,
+        )  # fmt: skip
         files.write_json(folder / files.SUMMARY, summary)
         assert analyze.main(["spikes", str(folder), *DIGITS]) == 0
         text = capsys.readouterr()
         heading, total = (r.split("\t") for r in text.out.splitlines() if r.startswith("total"))
         row = dict(zip(heading, total, strict=True))
-        assert (row["rate"], row["twin_ratio"]) == ("0", "")
-        assert float(row["twin_energy_pj"]) > 0
+        assert (row["rate"], row["ann_ratio"]) == ("0", "")
+        assert float(row["ann_energy_pj"]) > 0
         assert "times as much" not in text.err
         assert "dead: 100.0 % of the neurons never fired" in text.err
         assert "dead: The network's outputs do not vary from image to image" in text.err

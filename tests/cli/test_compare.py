@@ -70,13 +70,6 @@ def test_a_foreign_folder_and_a_file_are_refused(tmp_path, capsys):
     assert [p.name for p in tmp_path.iterdir()] == ["note.txt"]
 
 
-def test_the_old_option_for_the_ann_counterpart_warns_and_works(tmp_path, capsys):
-    assert main(["compare", "--mixers", "mhsa", "--twin", "--out", str(tmp_path / "out")]) == 2
-    warning, error = capsys.readouterr().err.strip().splitlines()
-    assert "--twin is now --ann" in warning
-    assert "--ann: vit_nano_p4_12 has no spikes" in error
-
-
 def test_help_needs_no_torch():
     code = (
         "import sys; from keymix.cli import main; code = main(['compare', '--help-all'])\n"
@@ -171,7 +164,7 @@ def test_the_table_says_why_there_is_no_interval_over_seeds(tmp_path, capsys):
         )
         for name, expected in (("softmax", None), ("static_key", seeds), ("pooling", one))
     )
-    stored = Path(__file__).parents[2] / "docs/results/spiking-cifar10/results.json"
+    stored = Path(__file__).parents[2] / "docs/results/cifar10-20-epochs/results.json"
     record = replace(
         opened(json.loads(stored.read_text("utf-8")), where="it"),
         caution="",

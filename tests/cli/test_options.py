@@ -101,29 +101,6 @@ def test_names_are_words_with_hyphens() -> None:
     assert not [name for name in own if not re.fullmatch(r"--[a-z]+(-[a-z]+)*", name)]
 
 
-@pytest.mark.parametrize("verb", sorted(PARSERS))
-def test_an_old_name_is_no_option_and_its_new_one_is(verb: str) -> None:
-    assert not PARSERS[verb].renamed.keys() & options(verb).keys()
-    assert set(PARSERS[verb].renamed.values()) <= options(verb).keys()
-
-
-@pytest.mark.parametrize(
-    ("words", "old", "new"),
-    [
-        ("count vit_nano_p2_12 --mixer mhsa", "--mixer", "--mixers"),
-        ("analyze complexity --tokens none --mixers ska --batch 2", "--batch", "--batch-size"),
-        ("train digits_vit --print_config", "--print_config", "--print-config"),
-    ],
-)
-def test_an_old_name_works_with_a_warning(
-    words: str, old: str, new: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(words.split()) == 0
-    said = capsys.readouterr()
-    assert said.out
-    assert f"warning: option {old} is now {new};" in said.err
-
-
 @pytest.fixture
 def _at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")

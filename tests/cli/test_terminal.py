@@ -20,13 +20,12 @@ from keymix.errors import UserError
 from keymix.report.answer import Next, answer
 from keymix.report.record import ComparisonRecord, opened
 
-STORED = Path(__file__).parents[2] / "docs/results"
+RECORD = Path(__file__).parents[2] / "docs/results/cifar10-20-epochs/results.json"
 
 
-@pytest.fixture(scope="module", params=["spiking-cifar10", "uw-madison-36", "cifar10-10k"])
-def record(request: pytest.FixtureRequest) -> ComparisonRecord:
-    text = (STORED / request.param / "results.json").read_text("utf-8")
-    return opened(json.loads(text), where="it")
+@pytest.fixture(scope="module")
+def record() -> ComparisonRecord:
+    return opened(json.loads(RECORD.read_text("utf-8")), where="it")
 
 
 def screen(monkeypatch: pytest.MonkeyPatch, record: ComparisonRecord, width: int) -> list[str]:

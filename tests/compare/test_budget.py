@@ -44,7 +44,7 @@ def plan_of(*labels: str, seeds: int = 3, epochs: int = 100) -> Plan:
         seeds=tuple(range(seeds)),
         baseline="softmax",
         pooling="avg",
-        unheard=(),
+        pooled_for=(),
         out=Path("unused"),
         processes=1,
         threads=1,

@@ -66,7 +66,7 @@ def found(
     answers: dict[str, np.ndarray] | None = None,
     linear: float | None = None,
     checked: Checked | None = None,
-    margin: float | None = None,
+    margin: float | None = MARGIN,
 ) -> Found:
     """Make what a comparison found, of models of some accuracy on two classes."""
     true = target(share)

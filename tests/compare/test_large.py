@@ -24,7 +24,7 @@ from keymix.records import to_json
 from keymix.report.pictures import image_uri
 from keymix.report.record import Attention, CostRow, MapImage, opened
 from keymix.train import files
-from keymix.train.record import EpochLine
+from keymix.train.record import EpochLine, RunRecord, SplitScores, Tested
 
 CLASSES, IMAGES, EPOCHS = 300, 10_000, 100
 LABELS = ("softmax", "static_key", "conv_static_key", "re_attention", "key_value", "identity")
@@ -33,6 +33,11 @@ DATA = DataRecord(
     classes=tuple(f"Bird no. {i}, <i>Avis</i>" for i in range(CLASSES)),
     image_size=(224, 224),
     in_chans=3,
+    mean=(0.5,) * 3,
+    std=(0.5,) * 3,
+    crop_pct=1.0,
+    cached=False,
+    task="classification",
     sizes={"train": 50_000, "val": 5_000, "test": IMAGES},
     fingerprint="f" * 64,
     index_sha256={"train": "a" * 64, "val": "b" * 64, "test": "c" * 64},
@@ -49,7 +54,7 @@ def plan_in(out: Path) -> Plan:
     )
     return Plan(
         recipe=recipe, mixers=mixers, seeds=(0, 1, 2), baseline="softmax", match=None,
-        pooling="avg", unheard=(), imports=(), out=out,
+        pooling="avg", pooled_for=(), imports=(), out=out,
     )  # fmt: skip
 
 
@@ -66,9 +71,12 @@ def make_run(plan: Plan, mixer: PlannedMixer, seed: int, rng: np.random.Generato
             "last_pred": said[order], "best_pred": said[order],
         },
     )  # fmt: skip
-    scores = {"top1": float((said == target).mean()), "top5": 0.9, "loss": 1.25}
-    mark = {"epoch": EPOCHS - 1, "val": scores, "test": scores}
-    summary = {"status": "done", "seconds": 3600.5, "last": mark, "best": mark, "data": DATA}
+    scores = {"top1": float((said == target).mean()), "top5": 0.9, "loss": 1.25, "balanced": 0.7}
+    mark = Tested(epoch=EPOCHS - 1, val=scores, test=SplitScores(scores=scores))
+    summary = RunRecord(
+        status="done", model=plan.recipe.model.name, mixer=mixer.label, seed=seed, params=22,
+        epochs=EPOCHS, seconds=3600.5, last=mark, best=mark, data=DATA, task=DATA.task,
+    )  # fmt: skip
     files.write_json(place / files.SUMMARY, summary)
     files.write_json(place / files.RECIPE, plan.recipe_for(mixer, seed).to_dict())
     files.write_json(place / files.ENVIRONMENT, {"keymix": "0.1.0", "commit": None})
@@ -100,7 +108,7 @@ def large(tmp_path_factory) -> Path:
         maps={label: packed(weights) for label in LABELS},
         missing={},
     )
-    stored = Path(__file__).parents[2] / "docs/results/spiking-cifar10/results.json"
+    stored = Path(__file__).parents[2] / "docs/results/cifar10-20-epochs/results.json"
     before = replace(
         opened(json.loads(stored.read_text("utf-8")), where="it"),
         attention=attention,

@@ -55,7 +55,7 @@ def answers_of(done: Comparison, run: dict[str, Any]) -> dict[str, np.ndarray]:
 @pytest.mark.slow
 def test_scores_are_those_of_the_pixels_of_all_test_images(done):
     record = to_json(done.record)
-    assert record["task"] == "segmentation"
+    assert record["data"]["task"] == "segmentation"
     assert [m["label"] for m in record["mixers"]] == ["softmax", "key_value(pos_dim=5)"]
     assert (record["test_images"], record["test_cases"]) == (TEST, 4)
     assert record["classes"] == {"names": ["disc", "bar"], "test_images": [12, 12]}
@@ -191,7 +191,7 @@ def test_mixers_that_leave_out_prefix_tokens_change_no_readout_of_every_patch(fo
         recipe=recipe, data=data, specs=specs, baseline=specs[0], seeds=(0,), match="params",
         imports=(), out=tmp_path,
     )  # fmt: skip
-    assert (plan.pooling, plan.unheard) == ("", ())
+    assert (plan.pooling, plan.pooled_for) == ("", ())
     assert plan.recipe.model.global_pool is None
     assert "parameters" in plan.mixers[1].note
 

@@ -138,7 +138,7 @@ def test_unknown_recipe_key_names_the_nearest():
 
 def test_a_mixer_without_prefix_tokens_makes_every_model_read_out_by_the_mean(digits):
     plan = _plan(digits, "mhsa", model="vit_micro_p4_32", controls=True)
-    assert plan.unheard == ("identity",)
+    assert plan.pooled_for == ("identity",)
     assert plan.pooling == plan.recipe.model.global_pool == "avg"
     for mixer in plan.mixers:
         assert plan.recipe_for(mixer, 1).model.global_pool == "avg"
@@ -146,14 +146,14 @@ def test_a_mixer_without_prefix_tokens_makes_every_model_read_out_by_the_mean(di
 
 def test_without_such_a_mixer_the_class_token_stays(digits):
     plan = _plan(digits, "mhsa,ska", model="vit_micro_p4_32", controls=False)
-    assert plan.unheard == ()
+    assert plan.pooled_for == ()
     assert plan.pooling == "token"
     assert plan.recipe.model.global_pool is None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "pooling", "unheard"),
+    ("model", "pooling", "pooled_for"),
     [
         ("cait_micro_p4_32", "token", ()),  # the class token meets the patches in layers of its own
         ("swin_micro_p2_32", "avg", ()),
@@ -162,11 +162,11 @@ def test_without_such_a_mixer_the_class_token_stays(digits):
     ],
 )
 def test_only_a_class_token_that_receives_nothing_changes_the_readout(
-    digits, model: str, pooling: str, unheard: tuple[str, ...]
+    digits, model: str, pooling: str, pooled_for: tuple[str, ...]
 ):
     photos = replace(digits, image_size=(32, 32), in_chans=3)
     plan = _plan(photos, "mhsa,ska", model=model, controls=True)
-    assert (plan.pooling, plan.unheard) == (pooling, unheard)
+    assert (plan.pooling, plan.pooled_for) == (pooling, pooled_for)
 
 
 def test_mixers_nobody_named_are_left_out_where_they_cannot_sit(digits):
@@ -186,7 +186,7 @@ def test_the_page_says_what_was_left_out_also_when_it_is_rebuilt(digits, tmp_pat
     why = "swin with mixer re_attention: it cannot sit there"
     plan = _plan(digits, "mhsa,ska", cannot_sit=(why,), out=tmp_path)
     folder.write_manifest(plan, digits.record())
-    again = folder.plan_of(tmp_path, folder.read_manifest(tmp_path), None)
+    again = folder.plan_of(tmp_path, folder.read_manifest(tmp_path))
     assert again == replace(plan, command="keymix compare", processes=1, threads=1)
     for each, expected in ((again, [why]), (_plan(digits, "mhsa,ska"), [])):
         items = method(each, digits.record(), done=2, device="cpu")

@@ -20,7 +20,7 @@ from keymix.compare.folder import COLUMNS, SPIKE_COLUMNS, STEPS, clear
 from keymix.compare.pictures import evenly, normalised
 from keymix.compare.run import Comparison, rebuild
 from keymix.data import load
-from keymix.errors import KeymixWarning, UserError
+from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.records import to_json
 from keymix.report.record import opened
@@ -85,7 +85,7 @@ def test_results_csv_grows_by_columns_of_the_last_epoch(with_ann):
     assert tuple(rows[0]) == (*COLUMNS, STEPS, *SPIKE_COLUMNS)
     for row in rows:
         assert row[STEPS] == ("1" if row["mixer"] == ANN else "2")
-        slug = "twin-of-spiking_self" if row["mixer"] == ANN else row["mixer"]
+        slug = "ann-of-spiking_self" if row["mixer"] == ANN else row["mixer"]
         folder = f"runs/{slug}/seed{row['seed']}"
         run = to_json(with_ann.record)["spikes"]["runs"][folder]
         values = [row[name] for name in SPIKE_COLUMNS]
@@ -102,7 +102,7 @@ def test_the_ann_counterpart_is_the_baselines_network_with_relu_at_one_step_unde
     with_ann,
 ):
     mine, other = (load_run(with_ann.out / f"runs/{slug}/seed1") for slug in (
-        "twin-of-spiking_self", "spiking_self",
+        "ann-of-spiking_self", "spiking_self",
     ))  # fmt: skip
     options = mine.recipe.model.options
     assert options == {**TINY, "neuron": "relu", "time_steps": 1}
@@ -239,22 +239,6 @@ def test_a_rebuilt_page_has_the_same_and_says_what_was_not_read(copied, with_ann
     assert "not measured yet" in page
 
 
-def test_a_folder_of_before_has_no_spikes_but_a_page(copied):
-    path = copied / "comparison.json"
-    manifest = json.loads(path.read_text(encoding="utf-8"))
-    manifest["planned"]["mixers"] = manifest["planned"]["mixers"][
-        :2
-    ]  # there were no ANN counterparts
-    for mixer in manifest["planned"]["mixers"]:
-        del mixer["twin_of"], mixer["options"]
-    path.write_text(json.dumps(manifest), encoding="utf-8")
-    (copied / "spikes.json").unlink()
-    (copied / "results.json").unlink()
-    rows = rebuild(copied).rows
-    assert [row["mixer"] for row in rows] == ["qk_token", "spiking_self"]
-    assert [row["top1"]["n"] for row in rows] == [2, 2]
-
-
 def test_a_comparison_that_is_thrown_away_takes_its_spikes_with_it(copied):
     clear(copied, [])
     assert not (copied / "spikes.json").exists()
@@ -294,27 +278,6 @@ def test_dense_comparisons_and_ann_counterparts_alone_have_no_table_of_spikes(tm
     assert not (tmp_path / "dense").exists()
 
 
-def test_the_old_keyword_for_the_ann_counterpart_warns_and_works(tmp_path):
-    with (
-        pytest.warns(KeymixWarning, match="twin=.* is now .*ann="),
-        pytest.raises(UserError, match="--ann: vit_nano_p4_12 has no spikes"),
-    ):
-        small(tmp_path / "dense", twin=True)
-
-
-def test_a_folder_with_the_label_of_before_opens_and_resumes_without_training(copied):
-    for name in ("comparison.json", "results.json", "costs.json"):
-        path = copied / name
-        text = path.read_text(encoding="utf-8")
-        path.write_text(text.replace(ANN, "twin of spiking_self"), encoding="utf-8")
-    assert [row["mixer"] for row in rebuild(copied).rows][-1] == "twin of spiking_self"
-    started: list[str] = []
-    again = spiking(copied, seeds=2, ann=True, progress=lambda e: started.append(e.kind))
-    assert "start" not in started
-    assert again.rows[-1]["mixer"] == ANN
-    assert len(list((copied / "runs").iterdir())) == 3
-
-
 def test_recordings_of_events_are_compared_with_an_ann_counterpart_of_the_same_frames(tmp_path):
     found = spiking(
         tmp_path / "out",
@@ -332,7 +295,7 @@ def test_recordings_of_events_are_compared_with_an_ann_counterpart_of_the_same_f
     mixers = to_json(found.record)["spikes"]["mixers"]
     assert mixers["qk_token"]["time_steps"] == 3
     assert mixers["qk_token"]["energy_uj"]["mean"] > 0
-    options = load_run(tmp_path / "out/runs/twin-of-spiking_self/seed0").recipe.model.options
+    options = load_run(tmp_path / "out/runs/ann-of-spiking_self/seed0").recipe.model.options
     assert options == SMALL | {"neuron": "relu"}
     # every frame goes through the whole ANN counterpart
     ratio = mixers[ANN]["energy_uj"]["mean"] / mixers["spiking_self"]["dense_energy_uj"]["mean"]

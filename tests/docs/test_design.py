@@ -18,7 +18,6 @@ FLOOR = {
     room: floor for floor, (rooms, _) in enumerate(FIGURE["FLOORS"]) for room in rooms.split(", ")
 }
 FOLDERS = {each.parent.name for each in SRC.glob("*/__init__.py")}
-RENAMED = {"surgery"}
 
 
 def imports(file: Path) -> set[str]:
@@ -32,11 +31,11 @@ def imports(file: Path) -> set[str]:
 
 
 def test_the_drawing_shows_every_room() -> None:
-    assert FLOOR.keys() - {"records", "task", "errors"} == FOLDERS - RENAMED
+    assert FLOOR.keys() - {"records", "task", "errors"} == FOLDERS
 
 
 def test_imports_run_down_the_drawing() -> None:
-    for room in FOLDERS - RENAMED:
+    for room in FOLDERS:
         for file in (SRC / room).rglob("*.py"):
             upward = {other for other in imports(file) if FLOOR[other] < FLOOR[room]}
             assert not upward, file

@@ -57,7 +57,7 @@ def test_softmax_with_the_hosts_weights_is_the_host(kind: str) -> None:
     for a, b in zip(theirs.blocks, mine.blocks, strict=True):
         own = {k: v for k, v in a.attn.state_dict().items() if k.startswith(("qkv", "proj"))}
         missing = b.attn.mixer.load_state_dict(own, strict=False).missing_keys
-        assert all(name.startswith("finish.") for name in missing)
+        assert all(name.startswith("post_projection.") for name in missing)
     close(mine(X), theirs(X))
     loaded = load_weights(mine, {k: v.flip(0) for k, v in theirs.state_dict().items()})
     assert loaded.missing == loaded.unused == ()
@@ -92,15 +92,17 @@ def test_weights_of_norms_stay_through_one_mixer_after_another() -> None:
     model.blocks[0].attn.q_norm.weight.data.fill_(3.0)
     put_mixers(model, "static_key")
     mixer: Any = model.blocks[0].attn.mixer
-    assert mixer.finish.q.norm.weight[0].item() == 3.0
-    mixer.finish.q.norm.weight.data.fill_(4.0)
+    assert mixer.post_projection.q.norm.weight[0].item() == 3.0
+    mixer.post_projection.q.norm.weight.data.fill_(4.0)
     put_mixers(model.float(), "softmax")
     after: Any = model.blocks[0].attn.mixer
-    assert after.finish.q.norm.weight[0].item() == 4.0, "as it was trained in the mixer before"
-    assert after.finish.k.norm.weight[0].item() == 7.0, "as the host had it"
-    assert after.finish.k.norm.weight.dtype == torch.float32
-    mixer.finish.q.norm.weight.data.fill_(9.0)
-    assert after.finish.q.norm.weight[0].item() == 4.0, "a copy"
+    assert after.post_projection.q.norm.weight[0].item() == 4.0, (
+        "as it was trained in the mixer before"
+    )
+    assert after.post_projection.k.norm.weight[0].item() == 7.0, "as the host had it"
+    assert after.post_projection.k.norm.weight.dtype == torch.float32
+    mixer.post_projection.q.norm.weight.data.fill_(9.0)
+    assert after.post_projection.q.norm.weight[0].item() == 4.0, "a copy"
 
 
 def test_norms_built_without_memory_start_fresh_later() -> None:
@@ -114,7 +116,7 @@ def test_norms_built_without_memory_start_fresh_later() -> None:
     assert isinstance(site := find_host(model).places(model)[0].site.post_projection, HeadNorms)
     assert site("v") is None
     mixer: Any = model.blocks[0].attn.mixer
-    assert torch.equal(mixer.finish.q.norm.weight, torch.ones(4))
+    assert torch.equal(mixer.post_projection.q.norm.weight, torch.ones(4))
 
 
 @pytest.mark.parametrize("options", [{"head_dim": 8}, {"num_heads": 2}])

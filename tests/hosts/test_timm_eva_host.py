@@ -67,7 +67,7 @@ def give(mixer: nn.Module, weights: dict[str, Tensor]) -> None:
         if f"q.{leaf}" in given:
             given[f"qkv.{leaf}"] = torch.cat([given.pop(f"{role}.{leaf}") for role in "qkv"])
     missing = mixer.load_state_dict(given, strict=False).missing_keys
-    assert all(name.startswith("finish.") for name in missing)
+    assert all(name.startswith("post_projection.") for name in missing)
 
 
 def to_softmax(theirs: Any) -> Any:
@@ -161,13 +161,13 @@ def test_a_static_key_lives_where_turned_queries_do() -> None:
     model = eva("rope")
     put_mixers(model, "static_key")
     mixer: Any = model.double().blocks[0].attn.mixer
-    assert set(mixer.finish) == {"q"}
+    assert set(mixer.post_projection) == {"q"}
     seen: dict[str, Any] = {}
     mixer.register_forward_pre_hook(lambda _, args: seen.update(x=args[0]))
     model(X)
     rope = model.rope.get_embed()
     q = mixer.q(seen["x"]).reshape(2, 25, 3, 8).transpose(1, 2)
-    q = mixer.finish.q.norm(q)
+    q = mixer.post_projection.q.norm(q)
     q = torch.cat((q[:, :, :1], apply_rot_embed_cat(q[:, :, 1:], rope)), 2)
     wanted = (q @ mixer.key.mT * 8**-0.5).softmax(-1)
     close(mixer.attention_map(seen["x"]), wanted)

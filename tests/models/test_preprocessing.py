@@ -24,6 +24,7 @@ from keymix.records import from_json
 DATA: dict[str, Any] = {
     "classes": ["cat", "dog"],
     "in_chans": 3,
+    "task": "classification",
     "image_size": [64, 32],
     "mean": [0.1, 0.2, 0.3],
     "std": [0.4, 0.5, 0.6],
@@ -53,7 +54,7 @@ MODELS: dict[str, dict[str, Any]] = {
 def trained_on(**changes: Any) -> DataRecord:
     splits = ("train", "val", "test")
     rest = {"sizes": dict.fromkeys(splits, 1), "index_sha256": dict.fromkeys(splits, "")}
-    values = {"spec": "digits", "fingerprint": "", **rest, **DATA, **changes}
+    values = {"spec": "digits", "fingerprint": "", "cached": True, **rest, **DATA, **changes}
     return from_json(DataRecord, values, where="the record")
 
 

@@ -139,7 +139,9 @@ def test_what_is_no_image_size_is_refused(size: Any, shapes_checked: bool) -> No
 
 def test_a_runs_weights_record_their_image_size(tmp_path: Path) -> None:
     theirs, mine = made("vit_micro_p4_32", (16, 64)), made("vit_micro_p4_32", (64, 16))
-    facts = {"keymix": json.dumps({"data": {"image_size": [16, 64]}})}
+    data = {"image_size": [16, 64], "classes": ["a"], "in_chans": 3, "task": "classification"}
+    data |= {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0}
+    facts = {"keymix": json.dumps({"data": data})}
     save_file(theirs.state_dict(), tmp_path / "weights_last.safetensors", metadata=facts)
     assert "pos_embed" in load_weights(mine, tmp_path).resized
     same(mine, moved(theirs, (64, 16)))

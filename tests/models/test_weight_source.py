@@ -76,7 +76,9 @@ def test_a_folder_is_a_run_or_refused_without_a_word_of_timms(
     assert "No checkpoint found" not in caplog.text
     theirs, mine = vit(img_size=16), vit(img_size=16)
     nn.init.normal_(theirs.pos_embed)
-    facts = {"keymix": json.dumps({"data": {"image_size": [16, 16]}})}
+    data = {"image_size": [16, 16], "classes": ["a"], "in_chans": 3, "task": "classification"}
+    data |= {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0}
+    facts = {"keymix": json.dumps({"data": data})}
     save_file(theirs.state_dict(), tmp_path / "weights_last.safetensors", metadata=facts)
     (tmp_path / "recipe.json").write_text("{}")
     assert "name the run's folder" in refused(tmp_path / "recipe.json")

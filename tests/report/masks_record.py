@@ -145,7 +145,6 @@ def make_mask_record(
     for image, slice_ in zip(record["attention"]["images"], range(4), strict=True):
         image["label"] = f"case{slice_}_day20_slice_0070"
     return record | {
-        "task": "segmentation",
         "title": "Token mixers compared on uw-madison",
         "facts": ["setr_micro", f"{len(labels)} mixers × {seeds} seeds", "3 classes of masks"],
         "lead": lead(rows, baseline=labels[0], task=task),

@@ -124,7 +124,6 @@ def make_number_record(seeds: int = 5) -> dict[str, Any]:
     for key in ("classes", "confusions"):
         del record[key]
     return record | {
-        "task": NUMBERS.name,
         "lead": lead(rows, baseline=labels[0], task=NUMBERS),
         "caution": caution(seeds, task=NUMBERS),
         "outcome": {"last": as_json, "best": as_json},

@@ -39,7 +39,7 @@ def _operation(path: str, what: str, kind: str, **changes: Any) -> dict[str, Any
         "input": kind,
         "values": {"kind": kind, "mean": 0.25, "nonzero": 0.25, "shares": shares[kind]},
         "dense": 4e6,
-        "twin": 2e6,
+        "ann": 2e6,
         "macs": 4e6 if kind == "real" else 0.0,
         "acs": 0.0 if kind == "real" else 1e6,
         "acs_low": 0.0 if kind == "real" else 5e5,
@@ -86,7 +86,7 @@ def study(label: str, **changes: Any) -> dict[str, Any]:
         "sops": 2e6,
         "macs": 4e6,
         "energy": {"low": 1.7e6, "middle": 2.7e6, "high": 4.1e6},
-        "twin": {"macs": 6e6, "energy": 2.76e7, "ratio": 10.22},
+        "ann": {"macs": 6e6, "energy": 2.76e7, "ratio": 10.22},
         "notes": [f"Note on {label}."],
         "once": ["stem"],
         "repeated": [],
@@ -105,11 +105,12 @@ def study(label: str, **changes: Any) -> dict[str, Any]:
             _operation("stem", "conv", "real"),
             _operation("stages.0.patch_embed.convs.0.conv", "conv", "binary"),
             _operation("stages.0.blocks.0.mlp.fc1", "linear", "counts"),
-            _operation("stages.0.blocks.0.attn.mixer", "sum", "binary", dense=0.0, twin=0.0),
+            _operation("stages.0.blocks.0.attn.mixer", "sum", "binary", dense=0.0, ann=0.0),
         ],
         "rasters": [raster()],
         "raster_image": "7.png",
         "photo": "data:image/png;base64,iVBORw0KGgo=",
+        "at_chance": False,
         **changes,
     }
 
@@ -124,7 +125,7 @@ def spikes_record() -> dict[str, Any]:
         photo=None,
         raster_image=None,
         silent=0.95,
-        twin={"macs": 6e6, "energy": 2.76e7, "ratio": None},
+        ann={"macs": 6e6, "energy": 2.76e7, "ratio": None},
         firings=[_firing(None, None, None, 0.5)],
     )
     return {

@@ -164,7 +164,7 @@ def make_record(
     mapped = [m for m in labels if m not in CONTROLS]
     others = len(labels) if seeds > 1 else 0
     return {
-        "format": 2,
+        "format": 3,
         "title": "Token mixers compared on digits",
         "facts": ["vit_nano_p2_12", f"{len(labels)} mixers × {seeds} seeds", "12 epochs"],
         "lead": lead(rows, baseline=labels[0], task=task),
@@ -192,6 +192,11 @@ def make_record(
             "classes": list(classes),
             "image_size": [12, 12],
             "in_chans": 1,
+            "mean": [0.5],
+            "std": [0.5],
+            "crop_pct": 1.0,
+            "cached": True,
+            "task": "classification",
             "sizes": {"train": 1000, "val": 100, "test": images},
             "index_sha256": dict.fromkeys(("train", "val", "test"), "ab" * 32),
             "fingerprint": "0123abcd" * 8,
@@ -199,6 +204,13 @@ def make_record(
             "left_out_count": 1,
         },
         "data_line": "digits, fingerprint 0123abcd",
+        "left_out": [],
+        "mechanisms": {},
+        "diagnoses": [],
+        "references": [],
+        "looks": [],
+        "alpha": 0.05,
+        "images": True,
         "recipe": {
             "name": "digits_vit",
             "data": {"spec": "digits"},

@@ -287,11 +287,6 @@ def test_equal_differences_show_a_dash_and_the_reason():
     assert "– over seeds of" not in words(render(one))  # the caution says it of all
 
 
-def test_another_format_is_refused():
-    with pytest.raises(UserError, match="format"):
-        render(make_record() | {"format": 99})
-
-
 def test_rendering_is_deterministic():
     assert render(make_record()) == render(make_record())
 

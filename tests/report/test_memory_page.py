@@ -25,6 +25,7 @@ def memory_record(peaks: dict[str, list[float | None]]) -> MemoryRecord:
         for side, mib in zip(sides, found, strict=True)
     ]
     record = {
+        "format": 1,
         "mixers": list(peaks),
         "dim": 256,
         "num_heads": 1,

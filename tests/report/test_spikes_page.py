@@ -69,8 +69,8 @@ def test_the_headline_has_bounds_and_the_ann_counterpart_unless_there_is_no_rati
     assert text.endswith("27.6 µJ: 10.2 times as much.")
     even = study("qk", energy={"low": 2.0, "middle": 2.0, "high": 2.0})
     assert "between" not in headline(typed_study(even))
-    dead = {**study("qk")["twin"], "ratio": None}
-    assert "times as much" not in headline(typed_study(study("qk", twin=dead)))
+    dead = {**study("qk")["ann"], "ratio": None}
+    assert "times as much" not in headline(typed_study(study("qk", ann=dead)))
 
 
 def test_rates_are_by_stage_next_to_the_papers() -> None:
@@ -126,7 +126,7 @@ def test_tables_of_files_hold_every_number() -> None:
     steps = list(csv.DictReader(io.StringIO(made["spikes-steps.csv"])))
     assert len(steps) == 2 * (15 + 1)
     (total, _) = csv.DictReader(io.StringIO(made["spikes-total.csv"]))
-    assert (total["model"], total["twin_ratio"], total["silent"]) == ("qk", "10.22", "0.25")
+    assert (total["model"], total["ann_ratio"], total["silent"]) == ("qk", "10.22", "0.25")
     assert [table.key for table in tables(typed(spikes_record())) if table.shown] == [
         "total",
         "rates_by_stage",
@@ -208,7 +208,7 @@ def test_the_answer_compares_with_the_network_without_spikes() -> None:
 
 def test_the_answer_says_when_the_energy_means_nothing() -> None:
     assert answer_of(study("a", random=True)).startswith("Random weights: spikes and energy of a")
-    hardly = study("a", twin={"macs": 6e6, "energy": 2.76e7, "ratio": None})
+    hardly = study("a", ann={"macs": 6e6, "energy": 2.76e7, "ratio": None})
     assert answer_of(hardly).startswith("a hardly fires: the energy says nothing")
     assert answer_of(study("a", varies=False)).startswith("a answers all images alike: ")
     assert answer_of(study("a", at_chance=True)).startswith("a is no better than chance: ")

@@ -272,7 +272,7 @@ def test_a_frozen_norm_of_the_host_stays_frozen_in_the_mixer() -> None:
     model.blocks[0].attn.q_norm.requires_grad_(False)
     swap(model, "softmax", 0)
     frozen = [n for n, p in model.blocks[0].attn.named_parameters() if not p.requires_grad]
-    assert frozen == ["mixer.finish.q.norm.weight", "mixer.finish.q.norm.bias"]
+    assert frozen == ["mixer.post_projection.q.norm.weight", "mixer.post_projection.q.norm.bias"]
 
 
 def test_the_modules_around_stay_the_same_objects() -> None:

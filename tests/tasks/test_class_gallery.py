@@ -127,7 +127,7 @@ def test_mixers_that_agree_and_are_right_leave_nothing_to_show() -> None:
 
 
 def record_with(found: Gallery) -> ComparisonRecord:
-    stored = Path(__file__).parents[2] / "docs/results/spiking-cifar10/results.json"
+    stored = Path(__file__).parents[2] / "docs/results/cifar10-20-epochs/results.json"
     values = json.loads(stored.read_text(encoding="utf-8"))
     return opened({**values, "gallery": to_json(found)}, where="it")
 

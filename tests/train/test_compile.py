@@ -20,7 +20,6 @@ from keymix.compare import folder
 from keymix.compare.eta import Trial, try_out
 from keymix.compare.plan import Plan, choose_mixers, choose_recipe, make_plan
 from keymix.errors import Interrupted, KeymixWarning, UserError
-from keymix.train import files
 from keymix.train import task as train_task
 from keymix.train.checkpoints import checkpoints
 from keymix.train.engine import train
@@ -196,29 +195,7 @@ def test_a_model_that_cannot_be_compiled_is_one_clear_error(
     assert not train(vary({}), tmp_path / "run", overwrite=True).recipe.compile
 
 
-def forget(record: Path) -> None:
-    """Write a record as versions without the option did."""
-    values = files.read_json(record)
-    recipe = values["identity"]["recipe"] if "identity" in values else values
-    assert recipe.pop("compile") is False
-    files.write_json(record, values)
-
-
-def test_a_run_from_before_the_option_goes_on(tiny: Recipe, tiny_run: Path, tmp_path: Path) -> None:
-    with during(7, signal.SIGTERM), pytest.raises(Interrupted):
-        train(tiny, tmp_path / "run")
-    forget(tmp_path / "run" / files.RECIPE)
-    train(tiny, tmp_path / "run")
-    assert traces(tmp_path / "run") == traces(tiny_run)
-    forget(tmp_path / "run" / files.RECIPE)
-    before = (tmp_path / "run" / files.SUMMARY).stat().st_mtime_ns
-    assert not train(tiny, tmp_path / "run").recipe.compile
-    assert (tmp_path / "run" / files.SUMMARY).stat().st_mtime_ns == before
-    with pytest.raises(UserError, match="compile is False there, True here"):
-        train(compiled(tiny), tmp_path / "run")
-
-
-def test_comparisons_pass_it_on_and_older_ones_go_on(tiny: Recipe, tmp_path: Path) -> None:
+def test_comparisons_pass_it_on(tiny: Recipe, tmp_path: Path) -> None:
     data = load_data(tiny.data)
     specs = choose_mixers("mhsa,ska", controls=False)
 
@@ -237,8 +214,6 @@ def test_comparisons_pass_it_on_and_older_ones_go_on(tiny: Recipe, tmp_path: Pat
     def claim(claimed: Plan) -> None:
         folder.claim(claimed, data.record(), overwrite=False, images=True)
 
-    claim(plan({}))
-    forget(tmp_path / "out" / folder.MANIFEST)
     claim(plan({}))
     new = plan({"compile": True})
     assert all(new.recipe_for(mixer, seed).compile for mixer, seed in new.pairs)

@@ -20,6 +20,7 @@ from keymix.train import files
 from keymix.train.checkpoints import checkpoints
 from keymix.train.engine import train
 from keymix.train.recipe import Recipe, from_dict
+from keymix.train.record import FORMAT
 from keymix.train.runs import Run, load_run
 
 Spoil = Callable[[Path], object]
@@ -52,18 +53,6 @@ def lines_of(folder: Path) -> list[str]:
 
 def without_checkpoints(folder: Path) -> None:
     shutil.rmtree(folder / files.CHECKPOINTS)
-
-
-def as_before(folder: Path) -> None:
-    """Take out what checkpoints and weights of earlier versions did not keep."""
-    for checkpoint in checkpoints(folder):
-        content = torch.load(checkpoint.path, weights_only=True)
-        del content["record"]["lines"], content["record"]["lost"]
-        torch.save(content, checkpoint.path)
-    for which in ("last", "best"):
-        path = folder / files.weights_file(which)
-        state, facts = files.read_weights(path)
-        files.write_weights(path, state, replace(facts, epoch=None, val=None))
 
 
 def cut(text: list[str]) -> str:
@@ -146,46 +135,6 @@ def test_lines_that_nothing_keeps_are_named_as_lost(
     with warnings.catch_warnings():
         warnings.simplefilter("error", KeymixWarning)
         assert train(recipe, copy).summary.lost == (line,)  # done, with what is lost
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("gone", [[3], [0, 1, 2, 3], [1]])
-@pytest.mark.parametrize("kept", [True, False])
-def test_a_run_of_before_pairs_no_scores_with_other_weights(
-    done: Run, copy: Path, recipe: Recipe, gone: list[int], kept: bool
-) -> None:
-    as_before(copy)
-    if not kept:
-        without_checkpoints(copy)
-    (copy / files.SUMMARY).unlink()
-    left = [line for epoch, line in enumerate(lines_of(copy)) if epoch not in gone]
-    (copy / files.METRICS).write_text("\n".join(left), "utf-8")
-    with pytest.warns(KeymixWarning, match="lacks"):
-        again = train(recipe, copy)
-    best = done.summary.best.epoch
-    known = best not in gone or len(gone) == 1
-    for which, epoch in (("last", 3), ("best", best if known else None)):
-        rebuilt, wanted = getattr(again.summary, which), getattr(done.summary, which)
-        assert rebuilt.epoch == epoch
-        assert rebuilt.test == wanted.test
-        assert rebuilt.val["top1"] == wanted.val["top1"]
-        assert rebuilt.val["loss"] == pytest.approx(wanted.val["loss"], rel=1e-6)
-    assert again.summary.lost
-
-
-def test_an_interrupted_run_of_before_goes_on_with_the_best_so_far(
-    done: Run, copy: Path, recipe: Recipe
-) -> None:
-    as_before(copy)
-    (copy / files.SUMMARY).unlink()
-    (copy / files.weights_file("last")).unlink()
-    checkpoints(copy)[0].path.unlink()
-    (copy / files.METRICS).write_text("", "utf-8")
-    with pytest.warns(KeymixWarning, match="lacks the lines of epochs 1, 2, 3"):
-        again = train(recipe, copy)
-    assert [line["epoch"] for line in again.metrics()] == [3]
-    assert again.summary.last == done.summary.last
-    assert again.summary.best.test == done.summary.best.test
 
 
 def test_best_weights_that_are_gone_are_named_and_never_paired_with_their_scores(
@@ -355,7 +304,6 @@ def test_the_terminal_says_what_was_lost(
     words = ["train", "digits_vit", "--limit", "80", "--epochs", "2", "--data.batch_size", "32"]
     words += ["--schedule.warmup_epochs=0", "--out", str(out)]
     assert main(words) == 0
-    as_before(out)
     without_checkpoints(out)
     (out / files.SUMMARY).unlink()
     (out / files.METRICS).write_text("", "utf-8")
@@ -368,7 +316,8 @@ def test_the_terminal_says_what_was_lost(
 
 def test_files_without_weights_or_facts_are_one_line(tmp_path: Path) -> None:
     path, state = tmp_path / "w.safetensors", {"a": torch.ones(1)}
-    for facts in ([], {"recipe": {}}, {"recipe": {}, "data": []}):
+    for facts in ({}, {"recipe": {}}, {"recipe": {}, "data": []}):
+        facts["format"] = FORMAT
         files.write_weights(path, state, facts)  # type: ignore[arg-type]
         with pytest.raises(UserError, match=r"w\.safetensors' are damaged"):
             files.read_facts(path)

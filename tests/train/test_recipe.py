@@ -14,7 +14,6 @@ import pytest
 import torch
 import yaml
 
-from keymix.cli import main
 from keymix.errors import UserError
 from keymix.recipes import get
 from keymix.train.recipe import (
@@ -287,32 +286,11 @@ def test_recipes_import_without_torch() -> None:
 
 
 MASKS: dict[str, Any] = {
-    "name": "old",
-    "data": {"spec": "uwgi:scans", "masks": "multilabel"},
+    "name": "masks",
+    "data": {"spec": "uwgi:scans"},
     "model": {"name": "setr_micro"},
-    "loss": {"label_smoothing": 0.0, "dice": 0.25},
+    "task": {"options": {"dice": 0.25, "masks": "multilabel"}},
 }
-"""A recipe on masks in the words of earlier versions."""
-
-
-def test_old_words_become_options_of_the_task(tiny: Recipe) -> None:
-    recipe = from_dict(MASKS)
-    assert recipe.task.options == {"dice": 0.25, "masks": "multilabel"}
-    assert recipe.data.task_options == {"masks": "multilabel"}
-    plain = recipe.to_dict()
-    assert plain["task"] == {"options": recipe.task.options}
-    assert not {"masks", "task_options"} & plain["data"].keys()
-    assert "dice" not in plain["loss"]
-    assert from_dict(plain) == recipe
-    wanted = {"loss.dice": 0.25, "data.masks": "multilabel"}
-    unset = from_dict({**MASKS, "data": {"spec": "uwgi:scans", "masks": None}, "loss": {"dice": 0}})
-    assert unset.task.options == {}
-    assert replace_path(unset, wanted) == recipe
-    assert replace_path(recipe, {"loss.dice": 0.0, "data.masks": None}) == unset
-    old = tiny.to_dict()
-    del old["task"]
-    old["data"]["masks"], old["loss"]["dice"] = None, 0.0
-    assert from_dict(old) == tiny
 
 
 @pytest.mark.parametrize(
@@ -332,22 +310,15 @@ def test_options_are_checked_by_their_task(options: dict[str, Any], named: str) 
 def test_options_of_another_task_are_refused(tiny: Recipe) -> None:
     with pytest.raises(UserError, match=r"task\.options\.dice = 0\.5: .* classification"):
         replace_path(tiny, {"task.options.dice": 0.5})
-    assert replace_path(tiny, {"task.options.dice": None, "loss.dice": 0}) == tiny
+    assert replace_path(tiny, {"task.options.dice": None}) == tiny
 
 
 def test_equal_options_are_equal_records() -> None:
     typed = from_dict({**MASKS, "task": {"options": {"dice": "0.25", "masks": "multilabel"}}})
     assert typed == from_dict(MASKS)
-
-
-def test_an_old_option_says_its_new_name_once(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    words = "train small_masks_setr --data masks:leaves --loss.dice 0.25 --print-config"
-    assert main(words.split()) == 0
-    said = capsys.readouterr()
-    assert yaml.safe_load(said.out)["task"] == {"options": {"dice": 0.25}}
-    assert said.err.count("--task.options.dice") == 1
+    assert typed.data.task_options == {"masks": "multilabel"}
+    assert from_dict(typed.to_dict()) == typed
+    assert from_dict({**MASKS, "task": {"options": {"dice": 0.0}}}).task.options == {}
 
 
 def test_two_milestones_make_a_tenth_and_a_hundredth_of_the_rate() -> None:

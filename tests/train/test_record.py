@@ -10,20 +10,17 @@ import pytest
 
 from keymix.data.record import DataRecord
 from keymix.errors import UserError
-from keymix.records import Own, from_json, to_json
+from keymix.records import FormatError, Own, from_json, to_json
 from keymix.task import Score, Task, get_task
 from keymix.tasks.segmentation.facts import MaskDetails
 from keymix.train import record
-from keymix.train.recipe import Recipe
 from keymix.train.record import (
+    FORMAT,
     Environment,
     EpochLine,
     Machine,
     RunRecord,
     SplitScores,
-    WeightsFacts,
-    facts_from_json,
-    run_from_json,
 )
 
 SPLITS = ("train", "val", "test")
@@ -32,6 +29,11 @@ DATA = DataRecord(
     classes=("0", "1"),
     image_size=(12, 12),
     in_chans=1,
+    mean=(0.5,),
+    std=(0.5,),
+    crop_pct=1.0,
+    cached=True,
+    task="classification",
     sizes=dict.fromkeys(SPLITS, 3),
     index_sha256=dict.fromkeys(SPLITS, "a"),
     fingerprint="b",
@@ -43,9 +45,10 @@ LINE = {
     "val_loss": 2.0,
     "val_top1": 0.5,
     "val_top5": None,
+    "val_balanced": 0.5,
     "lr": 0.1,
 }
-SCORES = {"loss": 1.0, "top1": 0.5, "top5": None}
+SCORES = {"loss": 1.0, "top1": 0.5, "top5": None, "balanced": 0.5}
 MARK = record.Tested(epoch=1, val=SCORES, test=SplitScores(scores=SCORES))
 RUN = RunRecord(
     status="done",
@@ -58,6 +61,7 @@ RUN = RunRecord(
     last=MARK,
     best=MARK,
     data=DATA,
+    task="classification",
 )
 
 
@@ -76,7 +80,7 @@ def test_a_line_is_flat_and_comes_back_the_same() -> None:
         {"epoch": 0.0},
         {"train_loss": None},
         {"val_loss": "1"},
-        {"val_loss": None, "val_top1": None},
+        {"val_loss": None, "val_top1": None, "val_balanced": None},
         {"train_distill": "1"},
     ],
 )
@@ -106,23 +110,22 @@ def test_the_details_of_a_task_come_back_and_are_checked() -> None:
     mark = record.Tested(epoch=1, val=scores, test=test)
     run = replace(RUN, task="segmentation", data=MASKS, last=mark, best=mark)
     values = to_json(run)
-    assert run_from_json(values, where="it", whole=True) == run
+    assert from_json(RunRecord, values, where="it") == run
     assert values["last"]["test"] == {**scores, **own, "classes": [leaf]}
     assert run.last.test.own.read(MaskDetails).classes[0].name == "leaf"
     for name, value in (("classes", None), ("hausdorff_unit", "inch"), ("hausdorff_missed", None)):
         wrong = {**values["last"]["test"], name: value}
+        bad = {**values, "last": {**values["last"], "test": wrong}}
         with pytest.raises(UserError, match=name):
-            run_from_json(
-                {**values, "last": {**values["last"], "test": wrong}}, where="it", whole=False
-            )
+            from_json(RunRecord, bad, where="it")
 
 
 @pytest.mark.parametrize(
     ("data", "there", "absent"),
     [
-        (DATA, {"limit"}, {"task", "multilabel", "test_fraction", "time_steps", "event_split"}),
+        (DATA, {"limit", "task"}, {"multilabel", "test_fraction", "time_steps", "event_split"}),
         (MASKS, {"task", "test_fraction", "split_by"}, {"time_steps", "unfit"}),
-        (replace(DATA, time_steps=4), {"time_steps", "sensor_size"}, {"task", "event_split"}),
+        (replace(DATA, time_steps=4), {"time_steps", "sensor_size"}, {"event_split"}),
     ],
 )
 def test_a_data_record_has_the_keys_of_its_kind(
@@ -151,24 +154,21 @@ def test_scores_are_averaged_over_all_classes_but_a_background() -> None:
 
 def test_a_summary_comes_back_the_same() -> None:
     values = to_json(RUN)
-    assert not {"task", "lost"} & values.keys()
-    assert run_from_json(values, where="it", whole=True) == RUN
+    assert "lost" not in values
+    assert from_json(RunRecord, values, where="it") == RUN
     assert "lost" in to_json(replace(RUN, lost=("a line",)))
 
 
-@pytest.mark.parametrize("key", ["model", "mixer", "seed", "params", "epochs"])
-def test_a_comparison_reads_a_summary_without_what_it_knows(key: str) -> None:
-    values = to_json(RUN)
-    del values[key]
-    with pytest.raises(UserError, match=f"'{key}'"):
-        run_from_json(values, where="it", whole=True)
-    assert run_from_json(values, where="it", whole=False).last == MARK
+@pytest.mark.parametrize("number", [2, None])
+def test_a_summary_of_another_format_names_both_numbers(number: int | None) -> None:
+    values = {**to_json(RUN), "format": number}
+    with pytest.raises(FormatError, match=rf"it has .*{number or 'no format'}.* format {FORMAT}"):
+        from_json(RunRecord, values, where="it")
 
 
 def test_a_summary_of_a_run_that_is_not_done_is_refused() -> None:
-    for values in (to_json(RUN) | {"status": "begun"}, {"model": "m"}):
-        with pytest.raises(UserError, match="status"):
-            run_from_json(values, where="it", whole=False)
+    with pytest.raises(UserError, match="status"):
+        from_json(RunRecord, to_json(RUN) | {"status": "begun"}, where="it")
 
 
 def test_a_summary_without_a_score_of_its_task_is_refused() -> None:
@@ -177,15 +177,6 @@ def test_a_summary_without_a_score_of_its_task_is_refused() -> None:
         replace(RUN, best=poor)
     with pytest.raises(UserError, match=r"task"):
         replace(RUN, data=MASKS)
-
-
-def test_weights_of_earlier_versions_have_no_scores(tiny: Recipe) -> None:
-    facts = WeightsFacts(recipe=tiny, data=DATA, epoch=1, val=SCORES)
-    values = to_json(facts)
-    assert values["recipe"] == tiny.to_dict()
-    assert facts_from_json(values, where="it") == facts
-    del values["epoch"], values["val"]
-    assert facts_from_json(values, where="it") == replace(facts, epoch=None, val=None)
 
 
 def test_an_unknown_environment_is_an_empty_mapping() -> None:

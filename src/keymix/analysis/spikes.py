@@ -125,7 +125,7 @@ class SpikeStudy:
     @property
     def ann_macs(self) -> float:
         """Multiply-adds of the network of the same shape without spikes, which needs one step."""
-        return sum(op.twin for op in self.operations)
+        return sum(op.ann for op in self.operations)
 
     @property
     def ann_energy(self) -> float:
@@ -138,7 +138,7 @@ class SpikeStudy:
         return tuple(
             op.path
             for op in self.operations
-            if op.what in ("conv", "linear") and op.twin == op.dense and self.time_steps > 1
+            if op.what in ("conv", "linear") and op.ann == op.dense and self.time_steps > 1
         )
 
     @property
@@ -185,7 +185,7 @@ class SpikeStudy:
             sops=self.sops,
             macs=self.macs,
             energy=energy,
-            twin=AnnCounterpart(
+            ann=AnnCounterpart(
                 macs=self.ann_macs,
                 energy=self.ann_energy,
                 ratio=None if self.dead or not energy.middle else self.ann_energy / energy.middle,

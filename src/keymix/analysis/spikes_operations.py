@@ -56,7 +56,7 @@ class Operation:
         values: Mean, share that is not 0, and shares of the values 0, 1, 2, …; None for "norm"
             and "other".
         dense: Multiply-adds if every input counted, over all steps.
-        twin: Multiply-adds of it in the ANN counterpart, which has one step (the key in records).
+        ann: Multiply-adds of it in the ANN counterpart, which has one step.
         macs: Multiply-adds that have to be made: all of ``dense`` where the input is real.
         acs: Additions, a spike of value v counted as v (synaptic operations, SOPs).
         acs_low: Additions if an input costs one whatever its value; equals ``acs`` if binary.
@@ -67,7 +67,7 @@ class Operation:
     input: Kind
     values: InputValues | None
     dense: float
-    twin: float
+    ann: float
     macs: float
     acs: float
     acs_low: float
@@ -145,7 +145,7 @@ class _Tally:
             input=drives.kind,
             values=drives.reading() if drives.elements else None,
             dense=self.dense / images,
-            twin=(self.once + (self.dense - self.once) / steps) / images,
+            ann=(self.once + (self.dense - self.once) / steps) / images,
             macs=self.dense / images if real else 0.0,
             acs=0.0 if real else acs / images,
             acs_low=0.0 if real else low / images,

@@ -83,7 +83,7 @@ class OperationReading:
     input: Kind
     values: InputValues | None
     dense: float
-    twin: float  # multiply-adds in the ANN counterpart
+    ann: float  # multiply-adds in the ANN counterpart
     macs: float
     acs: float
     acs_low: float
@@ -122,7 +122,7 @@ class SpikeReading:
     sops: float  # synaptic operations of one image
     macs: float  # multiply-adds of one image
     energy: EnergyBounds
-    twin: AnnCounterpart  # `twin` is its key in records of every version
+    ann: AnnCounterpart
     notes: tuple[str, ...]  # what to keep in mind when reading the numbers, in words
     once: tuple[str, ...]  # paths of layers that ran once for all steps
     repeated: tuple[str, ...]  # paths of layers that were given the same at every step
@@ -167,8 +167,8 @@ class SpikesStudy(SpikeReading, ModelOnImages):
     raster_image: str | None  # name of the image that rasters are of; None without rasters
     photo: str | None  # the image as a data URI; None without rasters
     rasters: tuple[RasterReading, ...]  # spikes of Q-K token attention on it
-    # whether the run's test accuracy is no better than chance; earlier versions did not record it
-    at_chance: bool | None = None
+    # whether the run's test accuracy is no better than chance
+    at_chance: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,7 +77,6 @@ def parser(study: Study[Any, Any]) -> VerbParser:
         prog=f"keymix analyze {study.name}",
         description=study.description,
         epilog=study.examples,
-        renamed=study.renamed,
     )
     add = made.add_argument
     study.add_options(add)

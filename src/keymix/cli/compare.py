@@ -161,7 +161,6 @@ def _own() -> VerbParser:
         usage="keymix compare [--data SPEC] [--mixers LIST] [--seeds N] [--FIELD VALUE]",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
-        renamed={"--twin": "--ann"},
     )
     add = made.add_argument
     add("--help-all", action="store_true", help="show every field of the recipe too")

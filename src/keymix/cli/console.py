@@ -11,16 +11,14 @@ import argparse
 import json
 import shlex
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 
-from keymix.errors import KeymixWarning, UserError, one_line, shown, unknown, whole_number
+from keymix.errors import UserError, one_line, shown, unknown, whole_number
 from keymix.records import to_json
 from keymix.report.tables import Table, text_table
 from keymix.report.terminal import wrapped
@@ -113,27 +111,15 @@ def help_lines(prog: str) -> argparse.HelpFormatter:
     return argparse.RawDescriptionHelpFormatter(prog, max_help_position=30)
 
 
-def new_name(option: str, renamed: Mapping[str, str]) -> str:
-    """Return an option's name of today; a name of before works for one release, with a warning."""
-    if option not in renamed:
-        return option
-    text = f"option {option} is now {renamed[option]}; the old name works for one more release"
-    warnings.warn(text, KeymixWarning, stacklevel=3)
-    return renamed[option]
-
-
 class VerbParser(argparse.ArgumentParser):
     """An argument parser that raises UserError where argparse prints its usage and exits.
 
-    `renamed` has options by their names of before. The methods ``add_…`` add the options that
-    several verbs have, so that they are named, explained and read in one way.
+    The methods ``add_…`` add the options that several verbs have, so that they are named,
+    explained and read in one way.
     """
 
-    def __init__(
-        self, *, renamed: Mapping[str, str] = MappingProxyType({}), **options: Any
-    ) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=help_lines, **options)
-        self.renamed = renamed
         self.register("type", int, _whole)
 
     def error(self, message: str) -> NoReturn:
@@ -142,17 +128,13 @@ class VerbParser(argparse.ArgumentParser):
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """Parse, and name the nearest option for an unknown one."""
-        given, rest = self.parse_known_args([*map(self._today, args or ())], namespace)
+        given, rest = self.parse_known_args(args, namespace)
         for word in rest:
             if word.startswith("-"):
                 raise unknown("option", word.partition("=")[0], self._option_string_actions)
         if rest:
             raise UserError(f"unexpected {' '.join(rest)!r}. `{self.prog} --help` shows more.")
         return given
-
-    def _today(self, word: str) -> str:
-        name, equals, value = word.partition("=")
-        return f"{new_name(name, self.renamed)}{equals}{value}"
 
     def own_options(self) -> tuple[list[str], list[str]]:
         """Name the options that take a value, and those that take none."""

@@ -66,7 +66,6 @@ def parser() -> VerbParser:
         prog="keymix count",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        renamed={"--mixer": "--mixers"},
     )
     made.add_argument("model", help="a keymix model, or any model of timm's")
     made.add_mixers(

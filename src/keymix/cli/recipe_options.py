@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args, get_origin
 
-from keymix.cli.console import VerbParser, new_name
+from keymix.cli.console import VerbParser
 from keymix.errors import UserError, unknown
 from keymix.train.config import helps, leaves
-from keymix.train.recipe import FREE, Recipe, parse_value, paths, renamed_keys
+from keymix.train.recipe import FREE, Recipe, parse_value, paths
 
 SHORT = {
     "--data": "data.spec",
@@ -99,7 +99,6 @@ def sort_words(
     words, fields = Words(), {f"--{path}": path for path in paths()} | dict(short)
     valued, flags = parser.own_options()
     options = [name for name in valued if name not in fields]
-    old = {f"--{path}": f"--{new}" for path, new in renamed_keys().items()} | {**parser.renamed}
     rest = list(argv)
     while rest:
         word = rest.pop(0)
@@ -107,7 +106,6 @@ def sort_words(
             words.names.append(word)
             continue
         name, equals, value = word.partition("=")
-        name = new_name(name, old)
         if name in flags or name in SWITCHES:
             if equals:
                 raise UserError(f"option {name} takes no value.")

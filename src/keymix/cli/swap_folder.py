@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from keymix.cli.console import json_text
 from keymix.errors import UserError
-from keymix.records import from_json, to_json
+from keymix.records import FormatError, from_json, to_json
 
 if TYPE_CHECKING:
     from keymix.swap.record import Search, SwapRecord, SwapSetting
@@ -50,11 +50,12 @@ class Folder:
         there = files.read_json(path)
         if "sentence" not in there:  # it was begun, and stopped
             return None
-        if there.get("setting") != to_json(setting) or (test and there.get("test") is None):
+        record = _opened(SwapRecord, there, path)
+        if record.setting != setting or (test and record.test is None):
             raise UserError(
                 f"--out {str(self.path)!r} holds a swap: name another or add --overwrite."
             )
-        return _opened(SwapRecord, there, path)
+        return record
 
     def begin(self, setting: SwapSetting) -> Search | None:
         """Return what a stopped search of the same setting found there; refuse another search."""
@@ -121,5 +122,7 @@ class Folder:
 def _opened(cls: type[R], values: Any, path: Path) -> R:
     try:
         return from_json(cls, values, where=repr(str(path)))
+    except FormatError:
+        raise
     except UserError as error:
         raise UserError(f"{error}: add --overwrite.") from None

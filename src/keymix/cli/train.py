@@ -76,7 +76,6 @@ def _own() -> VerbParser:
         prog="keymix train",
         usage="keymix train RECIPE [--out DIR] [--FIELD VALUE ...]",
         description=_DESCRIPTION,
-        renamed={"--print_config": "--print-config"},
     )
     add = made.add_argument
     add("recipe", metavar="RECIPE", help=argparse.SUPPRESS)

@@ -107,7 +107,7 @@ def _smaller(plan: Plan, named: Collection[str]) -> Plan | None:
     may_go = [
         each
         for each in plan.mixed
-        if not each.control and not each.twin_of and each.label != plan.baseline
+        if not each.control and not each.ann_of and each.label != plan.baseline
     ]
     if "mixers" not in named and len(may_go) > 1:
         return replace(plan, mixers=tuple(e for e in plan.mixers if e is not may_go[-1]))

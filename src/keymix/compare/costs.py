@@ -456,7 +456,7 @@ def known_spikes(plan: Plan, readings: Sequence[Reading]) -> SpikeRows | None:
     if not plan.spiking:
         return None
     kept = _read_spikes(plan)
-    ann_labels = {each.label for each in plan.mixers if each.twin_of or each.reference}
+    ann_labels = {each.label for each in plan.mixers if each.ann_of or each.reference}
     done = (reading.run for reading in readings if isinstance(reading, Finished))
     runs: dict[str, RunSpikes | str] = {}
     for name in (run.folder for run in done if run.mixer not in ann_labels):
@@ -470,7 +470,7 @@ def expected_spike_seconds(plan: Plan, image_seconds: Mapping[str, float]) -> fl
     """Return about how long `measured_spikes` takes, from each mixer's seconds of one image."""
     if not plan.spiking:
         return 0.0
-    spiking = sum(image_seconds[mixer.label] for mixer in plan.mixed if not mixer.twin_of)
+    spiking = sum(image_seconds[mixer.label] for mixer in plan.mixed if not mixer.ann_of)
     return STUDY * IMAGES * len(plan.seeds) * spiking
 
 
@@ -491,7 +491,7 @@ def spike_table(
 
     cost = ENERGIES["fp32"]
     finished = {r.run.folder: r.run.mixer for r in readings if isinstance(r, Finished)}
-    ann_rows = {e.label: _ann_row(costs[e.label].macs, cost.mac) for e in plan.mixers if e.twin_of}
+    ann_rows = {e.label: _ann_row(costs[e.label].macs, cost.mac) for e in plan.mixers if e.ann_of}
     mixers = {}
     for label in (each.label for each in plan.mixed):
         mine = [runs.get(name) for name, owner in finished.items() if owner == label]

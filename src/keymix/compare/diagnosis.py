@@ -28,7 +28,7 @@ from keymix.analysis.statistics import (
     summarize,
 )
 from keymix.compare.defaults import AIM, FLOOR, updates
-from keymix.compare.plan import Plan, margin_of
+from keymix.compare.plan import Plan
 from keymix.compare.references import References
 from keymix.compare.runs import Finished
 from keymix.data.record import DataRecord
@@ -73,7 +73,7 @@ class Found:
     @property
     def margin(self) -> float | None:
         """Differences up to this one count as equal; None of scores that have no margin."""
-        return margin_of(self.plan, self.score)
+        return self.plan.margin
 
     def answers(self, label: str) -> dict[int, Answers]:
         """Return a mixer's answers on the test split by seed."""

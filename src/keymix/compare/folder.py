@@ -13,27 +13,27 @@ import shlex
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path, PurePath
 from typing import Any
 
 from keymix.compare import tune
 from keymix.compare.costs import COSTS, SPIKES
-from keymix.compare.plan import Plan, Planned, PlannedMixer
+from keymix.compare.plan import Plan, Planned
 from keymix.compare.references import ARRAYS, FACTS
 from keymix.compare.runs import Finished, Reading
 from keymix.data.record import DataRecord, SameImages
 from keymix.errors import KeymixWarning, UserError, one_line
-from keymix.records import differences, from_json, to_json
+from keymix.records import FormatError, differences, from_json, to_json
 from keymix.report.checked import Checked
 from keymix.report.comparison import render
 from keymix.report.part import page_of
-from keymix.report.record import ComparisonRecord, DoneRun
+from keymix.report.record import FORMAT, ComparisonRecord, DoneRun
 from keymix.report.tables import csv_text
 from keymix.train import folder as run_folder
 from keymix.train.files import clear_parts, read_json, write_json, write_text
 from keymix.train.folder import recorded_recipe
-from keymix.train.recipe import Recipe, from_record, is_name
+from keymix.train.recipe import Recipe, is_name
 
 MANIFEST = "comparison.json"
 RESULTS, TABLE, REPORT = "results.json", "results.csv", "report.html"
@@ -88,18 +88,20 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What the folder records of itself.
+    """What the folder records of itself: its ``comparison.json``."""
 
-    `planned` is None in manifests of earlier versions, and where it is damaged: `damage` says how.
-    """
-
+    format: int = FORMAT
     identity: Identity
     runs: tuple[str, ...]  # folders of all runs that it ever planned, relative to it
-    planned: Planned | None = None
-    damage: str = ""
+    planned: Planned
     checked: Checked | None = None  # what the check of the data found before the first run
     looks: tuple[int, ...] = ()  # seeds of each time that all runs were finished
     images: bool = True  # whether its report has pictures of the data
+
+    def __post_init__(self) -> None:
+        wrong = next((name for name in self.runs if not _is_run(name)), None)
+        if wrong is not None:
+            raise UserError(f"runs has {wrong!r}, which is no run's folder")
 
 
 def claim(plan: Plan, data: DataRecord, *, overwrite: bool, images: bool) -> None:
@@ -119,8 +121,11 @@ def claim(plan: Plan, data: DataRecord, *, overwrite: bool, images: bool) -> Non
         try:
             there = read_manifest(out)
         except UserError as error:  # every run records by itself which it is
-            wrong = str(error).partition(". ")[0]
-            warnings.warn(f"{wrong}; it is written again", KeymixWarning, stacklevel=2)
+            if not overwrite:
+                if isinstance(error, FormatError):
+                    raise
+                wrong = str(error).partition(". ")[0]
+                warnings.warn(f"{wrong}; it is written again", KeymixWarning, stacklevel=2)
             made, differing = runs_in(out), []
         else:
             made, checked, looks = there.runs, there.checked, there.looks
@@ -215,73 +220,29 @@ def write_manifest(
     ours = [plan.folder(mixer, s).relative_to(plan.out).as_posix() for mixer, s in plan.pairs]
     planned = Planned(**{each.name: getattr(plan, each.name) for each in fields(Planned)})
     plan.out.mkdir(parents=True, exist_ok=True)
-    write_json(
-        plan.out / MANIFEST,
-        {
-            "identity": Identity.of(plan, data),
-            "runs": sorted({*before, *ours}),
-            "planned": planned,
-            **({} if checked is None else {"checked": checked}),
-            **({"looks": looks} if looks else {}),
-            **({} if images else {"images": False}),
-        },
+    manifest = Manifest(
+        identity=Identity.of(plan, data),
+        runs=tuple(sorted({*before, *ours})),
+        planned=planned,
+        checked=checked,
+        looks=tuple(looks),
+        images=images,
     )
+    write_json(plan.out / MANIFEST, manifest)
 
 
 def read_manifest(out: Path) -> Manifest:
-    """Read the manifest of a folder, or raise a UserError if it is damaged.
-
-    Fields that recipes have got since it was written take their defaults.
-    """
+    """Read the manifest of a folder, or raise a UserError if it is damaged."""
     path = out / MANIFEST
     try:
-        values = read_json(path)
-        identity = _identity(values.get("identity"), repr(str(path)))
+        return from_json(Manifest, read_json(path), where=repr(str(path)))
+    except FormatError:
+        raise
     except UserError as error:
-        wrong = str(error).rstrip(".")
-        wrong = wrong if repr(str(path)) in wrong else f"{str(path)!r} is damaged: {wrong}"
         raise UserError(
-            f"{wrong}. Run the same `keymix compare` command again, which writes "
+            f"{str(error).rstrip('.')}. Run the same `keymix compare` command again, which writes "
             f"{str(path)!r} again; finished runs are kept."
         ) from None
-    planned: Planned | None = None
-    checked: Checked | None = None
-    runs, damage = values.get("runs"), ""
-    try:
-        if isinstance(values.get("planned"), dict):
-            planned = from_json(Planned, values["planned"], where="its plan")
-    except UserError as error:
-        damage = str(error).rstrip(".")
-    with suppress(UserError):
-        checked = from_json(Checked, values.get("checked"), where="what was checked")
-    return Manifest(
-        identity=identity,
-        runs=tuple(name for name in runs if _is_run(name)) if isinstance(runs, list) else (),
-        planned=planned,
-        damage=damage,
-        checked=checked,
-        looks=_looks(values.get("looks")),
-        images=values.get("images") is not False,
-    )
-
-
-def _looks(found: object) -> tuple[int, ...]:
-    """Read the numbers of seeds; what is damaged is none."""
-    given = found if isinstance(found, list) else []
-    return tuple(seeds for seeds in given if type(seeds) is int and seeds > 0)
-
-
-def _identity(found: object, where: str) -> Identity:
-    if not isinstance(found, dict) or not isinstance(found.get("recipe"), dict):
-        raise UserError(f"{where} is damaged: it has no recipe")
-    match = found.get("match")
-    if match is not None and not isinstance(match, str):
-        raise UserError(f"{where} is damaged: match = {match!r}: expected text or null")
-    return Identity(
-        recipe=from_record(found["recipe"]),
-        match=match,
-        data=from_json(SameImages, found.get("data"), where=f"the record of the images in {where}"),
-    )
 
 
 def recorded_in(out: Path) -> Recipe | None:
@@ -293,6 +254,8 @@ def recorded_in(out: Path) -> Recipe | None:
         return None
     try:
         return read_manifest(out).identity.recipe
+    except FormatError:
+        raise
     except UserError:
         for name in runs_in(out):
             with suppress(UserError):
@@ -302,7 +265,7 @@ def recorded_in(out: Path) -> Recipe | None:
 
 def keep_checked(out: Path, checked: Checked) -> None:
     """Add to the manifest what the check of the data found."""
-    write_json(out / MANIFEST, {**read_json(out / MANIFEST), "checked": checked})
+    write_json(out / MANIFEST, replace(read_manifest(out), checked=checked))
 
 
 def keep_look(plan: Plan, runs: Sequence[Reading]) -> tuple[int, ...]:
@@ -310,13 +273,12 @@ def keep_look(plan: Plan, runs: Sequence[Reading]) -> tuple[int, ...]:
 
     Further seeds make a further look, a repetition does not.
     """
-    looks, seeds = read_manifest(plan.out).looks, len(plan.seeds)
+    manifest, seeds = read_manifest(plan.out), len(plan.seeds)
     done = all(isinstance(reading, Finished) for reading in runs)
-    if done and seeds > max(looks, default=0):
-        looks = (*looks, seeds)
-        path = plan.out / MANIFEST
-        write_json(path, {**read_json(path), "looks": looks})
-    return looks
+    if done and seeds > max(manifest.looks, default=0):
+        manifest = replace(manifest, looks=(*manifest.looks, seeds))
+        write_json(plan.out / MANIFEST, manifest)
+    return manifest.looks
 
 
 def shows_images(out: Path) -> bool:
@@ -332,8 +294,7 @@ def shows_images(out: Path) -> bool:
 
 def keep_images(out: Path, images: bool) -> None:  # the manifest has it
     """Record whether the report has pictures of the data."""
-    kept = {key: each for key, each in read_json(out / MANIFEST).items() if key != "images"}
-    write_json(out / MANIFEST, kept if images else {**kept, "images": False})
+    write_json(out / MANIFEST, replace(read_manifest(out), images=images))
 
 
 def planned_in(out: Path) -> Planned | None:
@@ -377,64 +338,14 @@ def runs_in(out: Path) -> list[str]:
     return sorted(name for name in found if _is_run(name))
 
 
-def plan_of(out: Path, manifest: Manifest, record: ComparisonRecord | None) -> Plan:
+def plan_of(out: Path, manifest: Manifest) -> Plan:
     """Return the plan of the last call, as the folder records it.
 
-    An earlier record gives the plan that manifests of earlier versions lack, and what a plan leaves
-    open. The user's files are left out: who reads a folder says which files run.
+    The user's files are left out: who reads a folder says which files run.
     """
-    planned, wrong = manifest.planned, manifest.damage or "it has no plan"
-    if planned is None and not manifest.damage and record is not None:
-        try:
-            planned = _from_record(record)
-        except UserError as error:
-            wrong = str(error)
-    if planned is None:
-        raise UserError(
-            f"{str(out / MANIFEST)!r} lacks what was compared: {wrong}. Run the same "
-            "`keymix compare` command again; finished runs are kept."
-        )
-    sources: list[Planned | ComparisonRecord] = [planned]
-    if record is not None:
-        sources.append(record)
-    command = next((each.command for each in sources if each.command), "keymix compare")
-    known: dict[str, Any] = {each.name: getattr(planned, each.name) for each in fields(Planned)}
-    known |= {
-        "imports": (),
-        "command": one_line(command),
-        "processes": next((each.processes for each in sources if each.processes > 0), 1),
-        "threads": next((each.threads for each in sources if each.threads > 0), 1),
-    }
+    known: dict[str, Any] = {f.name: getattr(manifest.planned, f.name) for f in fields(Planned)}
+    known |= {"imports": (), "command": one_line(manifest.planned.command)}
     return Plan(recipe=manifest.identity.recipe, out=out, **known)
-
-
-def _from_record(record: ComparisonRecord) -> Planned:
-    """Take the plan from an earlier record; a UserError says that it is none."""
-    unread = record.readout.because
-    lacking = [mixer.label for mixer in record.mixers if mixer.label not in record.costs]
-    if lacking:
-        raise UserError(f"costs of {lacking[0]!r} are not known")
-    return Planned(
-        mixers=tuple(
-            PlannedMixer(
-                label=mixer.label,
-                slug=mixer.slug,
-                control=mixer.control,
-                note=mixer.note,
-                mixes_prefix=mixer.label not in unread,
-                params=record.costs[mixer.label].params,
-            )
-            for mixer in record.mixers
-        ),
-        seeds=record.seeds,
-        baseline=record.baseline,
-        match=record.match,
-        pooling=record.readout.pooling,
-        unheard=unread,
-        command=record.command,
-        processes=record.processes,
-        threads=record.threads,
-    )
 
 
 # ---- the result -----------------------------------------------------------------------------

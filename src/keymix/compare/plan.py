@@ -43,7 +43,6 @@ from keymix.train.model import (
     find_weights,
     load_data,
     model_for,
-    settled,
     start_from,
     warn_of_data,
 )
@@ -75,7 +74,7 @@ class PlannedMixer(ComparedMixer):
     mixes_prefix: bool  # whether prefix tokens receive anything from patch tokens
     params: int  # trainable, of the model with it
     model: str = ""  # its model, where that is not the recipe's
-    twin_of: str = ""  # label of the mixer whose ANN counterpart this is; manifests have this key
+    ann_of: str = ""  # label of the mixer whose ANN counterpart this is
     options: dict[str, Any] = field(default_factory=dict)  # of its model, added to the recipe's
 
 
@@ -84,9 +83,8 @@ class Planned:
     """What the folder of a comparison records of its plan.
 
     `pooling` is how every model reads out, timm's word (``avg``, ``token``, …), empty where models
-    have no pooled readout; `unheard` (the key in manifests) are the mixers that bring nothing to
-    a class token, if that decided it. A call that is not known has an empty command and neither
-    processes nor threads.
+    have no pooled readout; `pooled_for` are the mixers that bring nothing to a class token, if
+    that decided it.
     """
 
     mixers: tuple[PlannedMixer, ...]  # in the order of every table
@@ -94,7 +92,7 @@ class Planned:
     baseline: str  # label of the mixer that the others are compared with
     match: str | None = None  # ``"params"`` if widths were matched
     pooling: str
-    unheard: tuple[str, ...]
+    pooled_for: tuple[str, ...]
     cannot_sit: tuple[
         str, ...
     ] = ()  # why mixers that were not named are not in it, one sentence per mixer
@@ -165,7 +163,7 @@ class Plan(Planned):
             own = ModelConfig(name=mixer.model, options=mixer.options)
             return replace(self.recipe, model=own, seed=seed)
         options = model.options | mixer.options
-        model = replace(model, mixer=mixer.twin_of or mixer.label, options=options)
+        model = replace(model, mixer=mixer.ann_of or mixer.label, options=options)
         return replace(self.recipe, model=model, seed=seed)
 
     def folder(self, mixer: PlannedMixer, seed: int) -> Path:
@@ -217,8 +215,8 @@ def resolve(
 ) -> tuple[Plan, ImageData]:
     """Turn the arguments of `keymix.compare.run.compare` into a plan, and load its data.
 
-    `recorded` reads the recipe that the folder shares already, by which the rest of a recipe is
-    settled; `say` gets a line before the data is loaded. A UserError refuses any bad argument.
+    `recorded` reads the recipe that the folder shares already; `say` gets a line before the data
+    is loaded. A UserError refuses any bad argument.
     """
     shared, why = choose_recipe(
         data=data,
@@ -245,7 +243,6 @@ def resolve(
     check_recipe(shared)
     if why:
         shared = at_the_models_size(shared)
-    shared = settled(shared, recorded)
 
     say("loading the data")
     images = load_data(shared.data)
@@ -481,11 +478,6 @@ def equal_within(margin: float | None, score: Score) -> float | None:
     return margin / score.scale
 
 
-def margin_of(plan: Plan, score: Score) -> float | None:
-    """Return a plan's margin, or the default of a plan that was made before there was one."""
-    return equal_within(None, score) if plan.margin is None else plan.margin
-
-
 def share_out(runs: int, processes: int | None, *, cuda: bool) -> tuple[int, int]:
     """Decide how many processes train side by side (unless that is given), and threads of each.
 
@@ -614,7 +606,7 @@ def make_plan(
         baseline=baseline.label,
         match=match,
         pooling=pooling,
-        unheard=unread,
+        pooled_for=unread,
         imports=tuple(str(Path(path).resolve()) for path in imports),
         out=out,
         cannot_sit=cannot_sit,
@@ -661,12 +653,12 @@ def ann_of_baseline(plan: Plan, data: ImageData) -> PlannedMixer:
     sibling = plan.mixers[plan.labels.index(plan.baseline)]
     return PlannedMixer(
         label=f"ANN counterpart of {plan.baseline}",
-        slug=f"twin-of-{spec.slug}",  # the name of its folder in every version
+        slug=f"ann-of-{spec.slug}",
         control=False,
         mixes_prefix=sibling.mixes_prefix,
         params=trainable(meta_builder(shared, data)(spec)),
         note=f"the network of {plan.baseline} with ReLU in place of every neuron, {steps}: no "
         "spikes, every multiply-add made.",
-        twin_of=plan.baseline,
+        ann_of=plan.baseline,
         options=options,
     )

@@ -26,7 +26,7 @@ from keymix.compare.costs import SpikeRows, spike_table
 from keymix.compare.diagnosis import Found, diagnose
 from keymix.compare.outcome import Rules, Scores, caution, lead, outcome
 from keymix.compare.pictures import Pictures
-from keymix.compare.plan import Plan, margin_of
+from keymix.compare.plan import Plan
 from keymix.compare.references import References
 from keymix.compare.runs import Finished, Reading
 from keymix.data.check import quick_check
@@ -53,7 +53,6 @@ from keymix.report.record import (
     Which,
 )
 from keymix.report.wording import control_name, unit_of
-from keymix.task import DEFAULT
 from keymix.train.environment import environment
 
 NARROW = (
@@ -88,7 +87,7 @@ def make_record(
     narrow = narrow_note(checked, data)
     again = bool(looks) and len(plan.seeds) <= looks[-1]
     look = len(looks) if again else len(looks) + 1
-    margin = margin_of(plan, task.score)
+    margin = plan.margin
     rules = Rules(
         alpha=alpha_of_look(look),
         margin=margin,
@@ -119,7 +118,6 @@ def make_record(
     table = spike_table(plan, readings, spikes, costs, inputs=data.kind.nouns)
     own = Own.of(page_of(task).keep_comparison([reading.tested for reading in done], data))
     return ComparisonRecord(
-        task=None if task.name == DEFAULT else task.name,
         title=title(data),
         facts=facts(plan, data),
         lead=_lead(diagnoses, outcomes, plan, data),
@@ -135,7 +133,7 @@ def make_record(
         left_out=data.left_out,
         recipe=plan.recipe,
         match=plan.match,
-        readout=Readout(pooling=plan.pooling, because=plan.unheard),
+        readout=Readout(pooling=plan.pooling, because=plan.pooled_for),
         baseline=plan.baseline,
         seeds=plan.seeds,
         processes=plan.processes,
@@ -184,7 +182,7 @@ def make_record(
 
 def mechanisms(plan: Plan) -> dict[str, str]:
     """Say what each mixer does, once where several rows have it."""
-    labels = [each.label for each in plan.mixed if not each.twin_of]
+    labels = [each.label for each in plan.mixed if not each.ann_of]
     names = dict.fromkeys(name for label in labels for name in parse_mixer(label).names)
     about = {name: get_mixer_class(name).about for name in names}
     return {name: text for name, text in about.items() if text}
@@ -404,7 +402,7 @@ def _margin_shown(found: Found, alpha: float) -> float | None:
 def _degrees(plan: Plan, data: DataRecord, shown: float | None, look: int) -> str:
     """Say what the degrees of certainty mean; `shown` is what `_margin_shown` returned."""
     score, unit = data.task_kind.score, unit_of(data)
-    margin = margin_of(plan, score)
+    margin = plan.margin
     equal = ""
     if margin is not None:
         within = score.changed(margin, sign=False)
@@ -429,10 +427,10 @@ def _degrees(plan: Plan, data: DataRecord, shown: float | None, look: int) -> st
 
 
 def _readout(plan: Plan, page: Page) -> str:
-    if plan.unheard:
-        verb = "brings" if len(plan.unheard) == 1 else "bring"
+    if plan.pooled_for:
+        verb = "brings" if len(plan.pooled_for) == 1 else "bring"
         return (
-            f"{listing(plan.unheard)} {verb} nothing to a class token, so that reading out there "
+            f"{listing(plan.pooled_for)} {verb} nothing to a class token, so reading out there "
             "would measure the readout and not the mixer. Therefore every model of this "
             "comparison reads out by the mean of its patch tokens."
         )

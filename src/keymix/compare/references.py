@@ -49,8 +49,8 @@ def references(out: Path, images: ImageData, *, say: Callable[[str], None]) -> R
     """Return the points of reference of a comparison: as kept, or computed now."""
     data = images.record()
     kept = known_references(out, data)
-    if kept.rows and all(row.validation is not None for row in kept.rows):
-        return kept  # those of before had no scores on validation
+    if kept.rows:
+        return kept
     say("computing points of reference")
     task = data.task_kind
     rows, answers = [], {}

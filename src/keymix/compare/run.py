@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -33,14 +32,14 @@ from keymix.compare.summary import summary, what_it_can_show
 from keymix.compare.tune import known_tuning, tuned
 from keymix.data.dataset import ImageData
 from keymix.data.record import SameImages
-from keymix.errors import KeymixWarning, UserError, unknown
+from keymix.errors import UserError, unknown
 from keymix.mixers.registry import import_file
 from keymix.records import Own, to_json
 from keymix.report.checked import Checked
 from keymix.report.comparison import render
 from keymix.report.part import page_of
 from keymix.report.record import ComparisonRecord, OpenRun, opened
-from keymix.task import DEFAULT, Task, get_task, list_tasks
+from keymix.task import Task, get_task, list_tasks
 from keymix.train.files import RECIPE, locked, read_json
 from keymix.train.model import load_data
 from keymix.train.recipe import Recipe
@@ -112,7 +111,6 @@ def compare(
     images: bool | None = None,
     command: str | None = None,
     progress: Watcher | None = None,
-    twin: bool | None = None,
 ) -> Comparison:
     """Train mixers × seeds under one recipe, paired, and write the results into a folder.
 
@@ -157,7 +155,6 @@ def compare(
             and at first it has.
         command: The command that repeats this, for the record; the call itself if None.
         progress: Called with every :class:`keymix.compare.events.Event`.
-        twin: The old name of ``ann``; it works for one release, with a warning.
 
     Returns:
         The results; ``report.html``, ``results.csv`` and ``results.json`` are in the folder.
@@ -169,10 +166,6 @@ def compare(
         >>> result = keymix.compare(data="digits", mixers="mhsa,ska", seeds=2, out="digits-cmp")
         >>> result.rows[1]["headline"]
     """
-    if twin is not None:
-        text = "compare(twin=) is now compare(ann=); the old name works for one more release"
-        warnings.warn(text, KeymixWarning, stacklevel=2)
-        ann, twin = twin, None
     out = Path(out)
     _check_tune(tune)
     watch: Watcher = progress or ignore
@@ -337,7 +330,7 @@ def plan_comparison(*, progress: Watcher | None = None, **arguments: Any) -> str
     watch: Watcher = progress or ignore
     bound = inspect.signature(compare).bind(**arguments)
     bound.apply_defaults()
-    unread = ("progress", "twin", "tune", "images")
+    unread = ("progress", "tune", "images")
     given = {key: each for key, each in bound.arguments.items() if key not in unread}
     given |= {"out": Path(given["out"]), "command": given["command"] or ""}
     tune = bound.arguments["tune"]
@@ -373,7 +366,7 @@ def ignore(event: Event) -> None:
 
 def _call(arguments: Mapping[str, Any]) -> str:
     """Write the call of `compare` with the arguments that are not at their defaults."""
-    skip = ("progress", "command", "overwrite", "twin")
+    skip = ("progress", "command", "overwrite")
     given = {**arguments, "out": str(arguments["out"])}
     if given["recipe"] is not None and not isinstance(given["recipe"], str):
         given["recipe"] = given["recipe"].name
@@ -436,7 +429,7 @@ def rebuild(
     before = _before(out)
     shown = folder.shows_images(out) if images is None else images
     there = folder.read_manifest(out)
-    plan = folder.plan_of(out, there, before.record)
+    plan = folder.plan_of(out, there)
     runs = read_runs(plan, images=there.identity.data, failures=_failures(before.record))
     data = next((reading.data for reading in runs if isinstance(reading, Finished)), None)
     if data is None:
@@ -503,13 +496,14 @@ def _stamp(out: Path) -> int | None:
 
 
 def _before(out: Path) -> Before:
-    """Open the earlier record, of any format; where only pictures are damaged, without them."""
+    """Open the earlier record; where only pictures are damaged, without them."""
     path, damage = out / folder.RESULTS, ""
     try:
         values = read_json(path)
     except UserError:
         return Before()
-    task = values.get("task", DEFAULT)
+    data = values.get("data")
+    task = data.get("task") if isinstance(data, dict) else None
     drawn = _drawn(get_task(task)) if task in list_tasks() else ()
     without = {key: value for key, value in values.items() if key not in drawn}
     for given in (values, {**without, **dict.fromkeys(PICTURES)}):

@@ -38,13 +38,13 @@ class _Shape:
     classes: tuple[str, ...]
     image_size: tuple[int, int]
     in_chans: int
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-    crop_pct: float = 1.0
-    cached: bool = False
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    crop_pct: float
+    cached: bool
     sizes: Mapping[str, int]
     index_sha256: Mapping[str, str]
-    task: str = DEFAULT
+    task: str
     multilabel: bool | None = None
 
 
@@ -178,7 +178,6 @@ class DataRecord(DataFacts, _Shape):  # fields of the last base come first
         """The fields that are not written, since they are of other kinds of data."""
         return (
             *(_OF_MASKS if self.multilabel is None else ()),
-            *(("task",) if self.task == DEFAULT else ()),
             *(_OF_EVENTS if not self.events else ()),
             *(
                 name

@@ -17,7 +17,7 @@ from keymix.mixers.base import TokenMixer
 from keymix.mixers.map_mixer import PostProjection
 
 PARTS = {
-    f"{theirs}.{leaf}": f"finish.{ours}.{leaf}"
+    f"{theirs}.{leaf}": f"post_projection.{ours}.{leaf}"
     for theirs, ours in (
         ("q_norm", "q.norm"),
         ("k_norm", "k.norm"),
@@ -127,8 +127,8 @@ class HeadNorms:
 
         ``like`` is a tensor of the model that the mixer sits in, for device and dtype.
         """
-        finish = getattr(mixer, "finish", None)
-        kept = dict(finish.items()) if isinstance(finish, PostProjection) else {}
+        module = getattr(mixer, "post_projection", None)
+        kept = dict(module.items()) if isinstance(module, PostProjection) else {}
         own = {role: kept.get(role) or _like(part, like) for role, part in self.parts.items()}
         return HeadNorms(own, self.extras)
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,8 +15,7 @@ from timm.models._features import FeatureListNet
 from timm.models.resnet import Bottleneck, ResNet
 from torch import Tensor, nn
 
-from keymix.errors import KeymixWarning, UserError, unknown
-from keymix.layers.shifts import SHIFTS
+from keymix.errors import UserError, unknown
 
 Grid = tuple[int, int]
 
@@ -265,6 +263,7 @@ class ResNetPatchEmbed(_OwnPatchEmbed):
         return out.flatten(2).transpose(1, 2)
 
 
+SHIFTS = ("axes", "half_patch")
 # direction of each copy's content: right and down are positive
 _AXES = ((1, 0), (-1, 0), (0, 1), (0, -1))
 _DIAGONALS = ((1, 1), (1, -1), (-1, 1), (-1, -1))
@@ -279,14 +278,10 @@ class ShiftedPatchEmbed(_OwnPatchEmbed):
 
     ``shifts`` says how the copies are moved, zeros following: ``"axes"`` by one pixel right, left,
     down and up, as in the code behind SKA's baseline; ``"half_patch"`` along the diagonals by
-    p // 2 pixels, as in the paper and its code; ``"diagonal"`` along the diagonals by one pixel,
-    which is neither and was the only one in keymix before there was a choice. None is ``"axes"``
-    until weights are loaded whose record says another.
+    p // 2 pixels, as in the paper and its code.
     """
 
     called = "shifted patch embedding"
-    shifts: str = "diagonal"  # these two of modules pickled before there was a choice
-    chosen: bool = True
 
     def __init__(
         self,
@@ -298,23 +293,10 @@ class ShiftedPatchEmbed(_OwnPatchEmbed):
         device: Any = None,
         dtype: Any = None,
         *,
-        shifts: str | None = None,
+        shifts: str = "axes",
         **timm: Any,
     ) -> None:
         super().__init__(img_size, patch_size, in_chans, embed_dim, timm)
-        self.chosen = shifts is not None  # or left to the weights
-        self.take_shifts(SHIFTS[0] if shifts is None else shifts)
-        width = 5 * in_chans * self.patch_size[0] * self.patch_size[1]
-        self.norm = nn.LayerNorm(width, device=device, dtype=dtype)
-        self.proj = nn.Linear(width, embed_dim, bias=bias, device=device, dtype=dtype)
-
-    def take_shifts(self, shifts: str) -> None:
-        """Move the copies in another way from the next call on; no weight depends on it."""
-        self.check_shifts(shifts)
-        self.shifts = shifts
-
-    def check_shifts(self, shifts: str) -> None:
-        """Refuse shifts that do not exist, and half a patch that is no pixel; change nothing."""
         if shifts not in SHIFTS:
             raise unknown("shifts", shifts, SHIFTS)
         height, width = self.patch_size
@@ -323,13 +305,16 @@ class ShiftedPatchEmbed(_OwnPatchEmbed):
                 f"{shifts=} moves by half a patch, which is no whole pixel of patches of "
                 f"{height}x{width}; take shifts='axes', or larger patches"
             )
+        self.shifts = shifts
+        width = 5 * in_chans * self.patch_size[0] * self.patch_size[1]
+        self.norm = nn.LayerNorm(width, device=device, dtype=dtype)
+        self.proj = nn.Linear(width, embed_dim, bias=bias, device=device, dtype=dtype)
 
     def _copies(self, x: Float[Tensor, "B c H W"]) -> list[Float[Tensor, "B c H W"]]:
         """Return the image moved in the four directions."""
-        half = self.shifts == "half_patch"
-        down, right = [side // 2 if half else 1 for side in self.patch_size]
-        directions = _AXES if self.shifts == "axes" else _DIAGONALS
-        steps = [(right * across, down * along) for across, along in directions]
+        down, right = (side // 2 for side in self.patch_size)
+        steps = [(right * across, down * along) for across, along in _DIAGONALS]
+        steps = [*_AXES] if self.shifts == "axes" else steps
         # padding of one side and cropping of the other: left, right, top, bottom
         return [F.pad(x, (dx, -dx, dy, -dy)) for dx, dy in steps]
 
@@ -339,31 +324,6 @@ class ShiftedPatchEmbed(_OwnPatchEmbed):
         patches = F.unfold(x, self.patch_size, stride=self.patch_size).transpose(1, 2)
         out: Tensor = self.proj(self.norm(patches))
         return out
-
-
-def shifted_in(model: nn.Module) -> list[ShiftedPatchEmbed]:
-    """Return the patch embeddings of a model that shift."""
-    return [module for module in model.modules() if isinstance(module, ShiftedPatchEmbed)]
-
-
-def take_recorded_shifts(
-    model: nn.Module, shifts: str | None, called: str, *, stacklevel: int
-) -> None:
-    """Move a model's shifted patches as the record of its weights says; None where it does not.
-
-    A model that was built with ``shifts=`` keeps its own, with a warning that names the weights.
-    The model is changed in place, unless `check_shifts` refuses.
-    """
-    others = [embed for embed in shifted_in(model) if shifts not in (None, embed.shifts)]
-    free = [embed for embed in others if not embed.chosen]
-    for embed in free:
-        embed.check_shifts(str(shifts))
-    for embed in free:
-        embed.take_shifts(str(shifts))
-    kept = next((embed.shifts for embed in others if embed.chosen), None)
-    if kept is not None:
-        text = f"{called} were trained with {shifts=}, and the model has shifts={kept!r}"
-        warnings.warn(text, KeymixWarning, stacklevel=stacklevel)
 
 
 class PatchMerge(nn.Module):

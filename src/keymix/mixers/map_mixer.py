@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, TypedDict, get_args
 
@@ -73,15 +73,12 @@ class PostProjection(nn.ModuleDict):
 
     A role's module takes heads ``[*, h, N, d]`` and returns the like; that of ``"out"`` takes
     ``(y [*, N, h * d], x [*, N, C])``, what the heads return and the tokens, and returns the
-    like of ``y``. Roles for which ``site.post_projection`` makes none pass as they are.
+    like of ``y``. Roles for which ``make`` makes none pass as they are.
     """
 
-    def __init__(self, site: Site, roles: Sequence[str]) -> None:
-        super().__init__()
-        for role in (*roles, "out"):
-            made = None if site.post_projection is None else site.post_projection(role)
-            if made is not None:
-                self[role] = made
+    def __init__(self, make: Callable[[str], nn.Module | None], roles: Sequence[str]) -> None:
+        made = {role: make(role) for role in (*roles, "out")}
+        super().__init__({role: module for role, module in made.items() if module is not None})
 
     def norms(self, role: str) -> bool:
         """Whether a role passes through something that does not say that it ``keeps_scale``."""
@@ -209,7 +206,8 @@ class MapMixer(TokenMixer):
         else:
             for role in self.roles:
                 self.add_module(role, nn.Linear(dim, inner, bias=qkv_bias, **factory))
-        self.finish = PostProjection(site, self.roles) if site.post_projection is not None else None
+        made = site.post_projection
+        self.post_projection = None if made is None else PostProjection(made, self.roles)
         learned = nn.Parameter(torch.empty((), **factory)) if temperature is True else None
         self.register_parameter("temperature", learned)
         self.talking_pre: nn.Linear | None = None
@@ -258,7 +256,7 @@ class MapMixer(TokenMixer):
         """
         name = self.joint or "q"
         linear = self.get_submodule(name)
-        normed = self.finish is not None and self.finish.norms("q")
+        normed = self.post_projection is not None and self.post_projection.norms("q")
         if normed or type(linear) is not nn.Linear or watched(linear):
             return
         rows = self.num_heads * self.head_dim
@@ -389,12 +387,12 @@ class MapMixer(TokenMixer):
                 for role, t in self._project_apart(self.sources(x, grid)).items()
             }
         heads = {role: t.transpose(-3, -2) for role, t in parts.items()}
-        return heads if self.finish is None else self.finish.heads(heads)
+        return heads if self.post_projection is None else self.post_projection.heads(heads)
 
     def output(self, y: Float[Tensor, "*batch h N d"], x: Float[Tensor, "*batch N C"]) -> Tensor:
         """Turn what the heads return for the tokens ``x`` into the mixer's output."""
         y = y.transpose(-3, -2).flatten(-2)
-        y = y if self.finish is None else self.finish.output(y, x)
+        y = y if self.post_projection is None else self.post_projection.output(y, x)
         out: Tensor = self.proj_drop(self.proj(y))
         return out
 

@@ -267,7 +267,7 @@ class GridBound(MapMixer):
         A linear map of an average is the average of linear maps, and there are fewer of them.
         """
         plain = self.project is None and self.joint is None
-        return self.keeps_grid and plain and (self.finish is None or "v" not in self.finish)
+        return self.keeps_grid and plain and "v" not in (self.post_projection or {})
 
     def sources(self, x: Float[Tensor, "*batch N C"], grid: Grid | None) -> Roles:
         """Return what each role is projected from; values from averaged tokens where that does."""

@@ -390,7 +390,7 @@ class StaticKeyAttention(LearnedKeys):
         """Multiply keys into the projection of the queries, where that is less to compute."""
         keys, q = self.key, self.get_submodule(self.joint or "q")
         shared = not (self.own_windows or self.resize == "interpolate")
-        direct = self.joint is None and (self.finish is None or "q" not in self.finish)
+        direct = self.joint is None and "q" not in (self.post_projection or {})
         if (
             keys is None
             or keys.shape[-2] > self.head_dim

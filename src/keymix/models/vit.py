@@ -80,7 +80,7 @@ class MixerVisionTransformer(MixerModel, VisionTransformer):
         if stem is not None:
             timm["embed_layer"] = STEMS[stem]
         if shifted_patches:
-            timm["embed_layer"] = partial(ShiftedPatchEmbed, shifts=shifts)
+            timm["embed_layer"] = partial(ShiftedPatchEmbed, shifts=shifts or "axes")
         elif shifts is not None:
             raise UserError(
                 f"{shifts=} is of models with shifted patches, such as vit_small_spt_p4_32; leave "

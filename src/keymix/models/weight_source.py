@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from timm.models import clean_state_dict, load_state_dict
 from torch import Tensor
 
 from keymix.errors import UserError, one_line
-from keymix.layers.shifts import recorded_shifts
 from keymix.mixers.base import Grid
 from keymix.models.preprocessing import Config, preprocessing_of
 from keymix.records import from_json
@@ -40,34 +39,27 @@ _FAILURES = (
 class Source:
     """Weights as they were read: tensors by name, and what errors call them.
 
-    Where a run wrote them: height and width of its images in pixels, how these were shown (as
-    ``pretrained_cfg`` has it), and how shifted patches were moved.
+    Where a run wrote them: height and width of its images in pixels, and how these were shown (as
+    ``pretrained_cfg`` has it).
     """
 
     tensors: dict[str, Tensor]
     called: str
     img_size: Grid | None = None
     shown: Config | None = None
-    shifts: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Sized:
-    """What weights need to say of a run's data to be resampled."""
-
-    image_size: tuple[int, int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Shown(_Sized):
+class _Shown:
     """What weights say of a run's data."""
 
+    image_size: tuple[int, int]
     classes: tuple[str, ...]
     in_chans: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
     crop_pct: float
-    task: str = ""
+    task: str
 
 
 def read_source(source: str | Path | Mapping[str, Any]) -> Source:
@@ -92,8 +84,7 @@ def read_source(source: str | Path | Mapping[str, Any]) -> Source:
     try:
         _check_kind(path)
         content = load_state_dict(str(path))
-        facts = _facts(path)
-        size, shown = _trained_at(facts)
+        size, shown = _trained_at(path)
     except _FAILURES as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if "weights_only" in str(error):  # advice to run what a pickle holds
@@ -101,24 +92,7 @@ def read_source(source: str | Path | Mapping[str, Any]) -> Source:
         raise UserError(f"{called} are damaged, or no {_KINDS[2:]}: {one_line(reason)}") from None
     if not isinstance(content, Mapping):
         raise UserError(f"{called} hold a {type(content).__name__}; save model.state_dict()")
-    return Source(
-        tensors=_tensors(content, called),
-        called=called,
-        img_size=size,
-        shown=shown,
-        shifts=_shifts(facts),
-    )
-
-
-def shifts_of(path: Path) -> str | None:
-    """Read how shifted patches were moved in the run that wrote a file of weights.
-
-    As the option ``shifts`` takes it; None where nothing says, or patches were not shifted.
-    """
-    try:
-        return _shifts(_facts(path))
-    except _FAILURES as error:
-        raise UserError(f"weights {str(path)!r} are damaged: {one_line(str(error))}") from None
+    return Source(tensors=_tensors(content, called), called=called, img_size=size, shown=shown)
 
 
 def _check_kind(path: Path) -> None:
@@ -141,19 +115,13 @@ def _facts(path: Path) -> dict[str, Any]:
     return {} if facts is None else dict(json.loads(facts))
 
 
-def _trained_at(facts: Mapping[str, Any]) -> tuple[Grid | None, Config | None]:
-    """Return height and width of a run's images, and how they were shown."""
+def _trained_at(path: Path) -> tuple[Grid | None, Config | None]:
+    """Return height and width of a run's images, and how they were shown; None of other weights."""
+    facts = _facts(path)
     if not facts:
         return None, None
-    data, where = facts["data"], "the record of its data"
-    size = from_json(_Sized, data, where=where).image_size
-    whole = data.keys() >= {each.name for each in fields(_Shown)} - {"task"}
-    return size, preprocessing_of(from_json(_Shown, data, where=where)) if whole else None
-
-
-def _shifts(facts: Mapping[str, Any]) -> str | None:
-    """Return how a run's model moved shifted patches."""
-    return recorded_shifts(facts.get("recipe", {}).get("model", {}))
+    data = from_json(_Shown, facts["data"], where="the record of its data")
+    return data.image_size, preprocessing_of(data)
 
 
 def _tensors(content: Mapping[Any, Any], called: str) -> dict[str, Tensor]:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from keymix.errors import UserError, one_line
 from keymix.hosts.base import Host, encoder_of, find_host, find_mixers
 from keymix.layers.folding import refuse_folded
-from keymix.layers.patches import take_recorded_shifts
 from keymix.mixers.base import Grid
 from keymix.models.preprocessing import describe_loaded
 from keymix.models.weight_grids import (
@@ -80,10 +79,6 @@ def load_weights(
 
     A model of segmentation takes weights of its kind, or those of a classifier for its encoder:
     all names of the decoder are missing then.
-
-    A run's weights also record how shifted patches were moved (``shifts``). A model that was built
-    without saying so takes it from them; one that was built with another keeps it, with a warning.
-    Other weights say nothing of it, and the model stays as it is.
 
     Args:
         model: Any model; it changes in place, unless an error is raised.
@@ -180,7 +175,6 @@ def load_weights(
 
 def _take(model: nn.Module, found: State, read: Source) -> None:
     """Give a model the tensors, and what is known of the images that they were trained on."""
-    take_recorded_shifts(model, read.shifts, read.called, stacklevel=4)
     model.load_state_dict(found, strict=False)
     if read.shown is not None:
         last = [name for name in model.state_dict() if name.startswith(_classifier(model))]

@@ -94,13 +94,6 @@ def answer(record: ComparisonRecord) -> Answer:
     if _one_unit(record):
         title = f"The test split is a single {unit_of(record.data)}: nothing can be said"
         return replace(nothing, title=title)
-    if _without_certainty(record):
-        return Answer(
-            title=f"How certain the differences from {record.baseline} are is not in this record",
-            degree="none",
-            certainty="It is of an earlier version of keymix; `keymix report` makes it again",
-            decision=_undecided(record) if record.recommendation else "",
-        )
     level = {"control_level", "control_unbeaten"} & {*record.found}
     controls = [label for label in record.controls if label in rows]
     subject = _unbeaten(record, rows, controls) if level else _subject(record, rows)
@@ -135,12 +128,6 @@ def _best(record: ComparisonRecord, rows: Mapping[str, OutcomeRow], labels: Sequ
         return -math.inf if mean is None else score.rank(mean)
 
     return max(labels, key=rank)
-
-
-def _without_certainty(record: ComparisonRecord) -> bool:
-    """Whether the record is of before differences had degrees of certainty."""
-    compared = [row for row in record.outcome.last if row.seeds is not None]
-    return bool(compared) and all(row.interval is None for row in compared)
 
 
 def _one_unit(record: ComparisonRecord) -> bool:

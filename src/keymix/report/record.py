@@ -8,21 +8,21 @@ written while they are None: they belong to another task, or to models without s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from keymix.analysis.certainty import Degree, Direction, Recommendation, Settle
-from keymix.analysis.statistics import LEVEL, Interval, Summary
+from keymix.analysis.statistics import Interval, Summary
 from keymix.data.record import DataRecord, LeftOutImage
 from keymix.errors import UserError
 from keymix.records import Own, from_json, spread
 from keymix.report.checked import DataCheck
 from keymix.task import Task
-from keymix.train.recipe import Recipe, from_record
+from keymix.train.recipe import Recipe
 
-FORMAT: Literal[2] = 2
-"""Version of the record that this keymix writes and shows."""
+FORMAT = 3
+"""Of a comparison's folder: its manifest and its record."""
 
 Lines = Mapping[str, str]
 """An environment in short lines, by what each is about."""
@@ -206,12 +206,12 @@ DiagnosisKind = Literal[
 class Diagnosis(Sparse):
     """Something that a comparison found out about itself, and what to do about it.
 
-    `heading` is it in a line, empty in records of earlier versions, whose `text` says it all.
-    `epochs` are those that a longer training would have, where that is the remedy.
+    `heading` is it in a line. `epochs` are those that a longer training would have, where that is
+    the remedy.
     """
 
     kind: DiagnosisKind
-    heading: str = ""
+    heading: str
     text: str
     remedy: str = ""
     epochs: int | None = None
@@ -219,11 +219,11 @@ class Diagnosis(Sparse):
     @property
     def said(self) -> str:
         """Heading and text."""
-        return f"{self.heading}. {self.text}" if self.heading else self.text
+        return f"{self.heading}. {self.text}"
 
     def folded(self, title: str) -> tuple[str, str]:
         """Return it in a line, and the rest; the line is not what the `title` says already."""
-        if self.heading and self.heading != title:
+        if self.heading != title:
             return self.heading, self.text
         line, _, rest = self.text.partition(". ")
         return line.rstrip("."), rest
@@ -462,8 +462,7 @@ class ComparisonRecord(Sparse):
     """A whole comparison.
 
     Args:
-        format: Version of the record.
-        task: Name of the task; None for classification.
+        format: `FORMAT`.
         title: Heading of the page.
         facts: The line below it.
         lead: The result in a few sentences.
@@ -507,8 +506,7 @@ class ComparisonRecord(Sparse):
         own: What the task keeps of it: its page's ``comparison`` and ``pictures``.
     """
 
-    format: Literal[2] = FORMAT
-    task: str | None = None
+    format: int = FORMAT
     title: str
     facts: tuple[str, ...]
     lead: str
@@ -521,7 +519,7 @@ class ComparisonRecord(Sparse):
     data: DataRecord
     data_line: str
     data_check: DataCheck | None = None
-    left_out: tuple[LeftOutImage, ...] = ()
+    left_out: tuple[LeftOutImage, ...]
     recipe: Recipe
     match: str | None
     readout: Readout
@@ -530,15 +528,15 @@ class ComparisonRecord(Sparse):
     processes: int
     threads: int
     mixers: tuple[ComparedMixer, ...]
-    mechanisms: Mapping[str, str] = field(default_factory=dict)
-    diagnoses: tuple[Diagnosis, ...] = ()
+    mechanisms: Mapping[str, str]
+    diagnoses: tuple[Diagnosis, ...]
     outcome: Outcome
-    references: tuple[ReferenceRow, ...] = ()
+    references: tuple[ReferenceRow, ...]
     recommendation: Recommendation | None = None
     tuning: Tuning | None = None
     margin: float | None = None
-    looks: tuple[int, ...] = ()
-    alpha: float = 1 - LEVEL
+    looks: tuple[int, ...]
+    alpha: float
     test_images: int
     costs: Mapping[str, CostRow]
     measured: Measured
@@ -546,7 +544,7 @@ class ComparisonRecord(Sparse):
     method: tuple[Paragraph, ...]
     curves_note: str
     runs: tuple[OpenRun | DoneRun, ...]
-    images: bool = True
+    images: bool
     attention: Attention | None
     collapse: Collapse | None
     own: Own = field(default_factory=Own, metadata=spread())
@@ -558,16 +556,10 @@ class ComparisonRecord(Sparse):
 
     @property
     def time_steps(self) -> dict[str, int]:
-        """Time steps T of each spiking model by label, all of which its multiply-adds count.
-
-        In a record of before costs had T, the spikes do.
-        """
-        if not self.spikes:
-            return {}
-        of_costs = {label: row.time_steps for label, row in self.costs.items()}
-        read = {label: row.time_steps for label, row in self.spikes.mixers.items()}
-        both = {label: of_costs.get(label) or steps for label, steps in read.items()}
-        return {label: steps for label, steps in both.items() if steps}
+        """Time steps T of each spiking model by label, all of which its multiply-adds count."""
+        labels = self.spikes.mixers if self.spikes else ()
+        found = {label: self.costs[label].time_steps for label in labels}
+        return {label: steps for label, steps in found.items() if steps}
 
     def finished(self, mixer: str) -> list[DoneRun]:
         """Return a mixer's finished runs."""
@@ -609,70 +601,17 @@ class ComparisonRecord(Sparse):
 
 
 def opened(values: Mapping[str, Any], *, where: str) -> ComparisonRecord:
-    """Return the record that a ``results.json`` of this version or an earlier one holds.
+    """Return the record that a ``results.json`` holds.
 
     Args:
         values: The content of the file.
         where: Which file it is, for the message.
 
     Raises:
-        UserError: If it is damaged, or of a version that this keymix does not know.
+        FormatError: If it is of another format.
+        UserError: If it is damaged.
     """
-    version = values.get("format")
-    if version != FORMAT:
-        convert = _EARLIER.get(version) if isinstance(version, int) else None
-        if convert is None:
-            raise UserError(
-                f"record of format {version!r} cannot be shown; this keymix reads format {FORMAT}. "
-                "Run `keymix compare` again with the same command (finished runs are kept)."
-            )
-        values = convert(values)
-    values = _without_verdicts(values)
-    recipe = values.get("recipe")
-    if isinstance(recipe, Mapping):
-        values = {**values, "recipe": from_record(recipe).to_dict()}
     record = from_json(ComparisonRecord, values, where=where)
     if record.task_kind.has("page"):
         record.task_kind.load("page").check(record, where=where)
     return record
-
-
-def _without_verdicts(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Drop from rows of before degrees of certainty what stood in their place."""
-    rows = values.get("outcome")
-    if not isinstance(rows, Mapping):
-        return values
-    kept = {
-        which: [
-            {key: value for key, value in row.items() if key != "verdict"}
-            if isinstance(row, Mapping)
-            else row
-            for row in listed
-        ]
-        if isinstance(listed, list | tuple)
-        else listed
-        for which, listed in rows.items()
-    }
-    return {**values, "outcome": kept}
-
-
-def _of_format_1(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Keep of the first format what outlives it: plan, costs, outcome; runs are read again."""
-    data = values.get("data")
-    known = data if isinstance(data, Mapping) else {}
-    sizes = known.get("sizes")
-    return {
-        **values,
-        "format": FORMAT,
-        "trained_with": (),
-        "environment_warning": None,
-        "test_images": sizes.get("test") if isinstance(sizes, Mapping) else None,
-        "classes": {"names": known.get("classes"), "test_images": None},
-        "runs": (),
-        "attention": None,
-        "collapse": None,
-    }
-
-
-_EARLIER: Mapping[int, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {1: _of_format_1}
-"""How the record of an earlier version is read as that of this one, by its format."""

@@ -17,7 +17,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from keymix import studies
@@ -57,7 +56,6 @@ class Study(ABC, Generic[F, R]):
     also_written: str  # what is written next to the page, in words
     needs_folder: bool = False  # whether ``--out`` must be given
     markdown: bool = False  # whether ``--markdown`` prints its tables
-    renamed: Mapping[str, str] = MappingProxyType({})  # options by their names of before
 
     @property
     def name(self) -> str:

@@ -15,8 +15,8 @@ from keymix.swap.report import SwapReport
 Cost = Literal["params", "macs", "latency"]
 COSTS: tuple[Cost, ...] = ("params", "macs", "latency")
 
-FORMAT = 2
-"""Version of `Search`: 1 has Agresti and Min's intervals, 2 Bonett and Price's."""
+FORMAT = 3
+"""Of a swap's folder: ``search.json`` and ``swap.json``."""
 
 _CLOSE = 1e-9  # shares are sums of quotients
 _WORDS = {"params": "parameters", "macs": "multiply-adds", "latency": "measured latency"}
@@ -65,8 +65,7 @@ class Step:
     latency_ratio: float  # median of the rounds' ratios of its time to the original's
     latency_ratio_q1: float  # first quartile of these ratios
     latency_ratio_q3: float  # third quartile
-    # p-value of the test for a difference; None for the original itself, and from a version
-    # without the test
+    # p-value of the test for a difference; None for the original itself
     latency_p: float | None = None
     # what `keymix.analysis.timing.compare` says, at one level for all steps of a search; None
     # where nothing was tested, but ``"busy"`` for the original itself where the machine was too
@@ -93,7 +92,6 @@ class Search:
     trials: tuple[Trial, ...] = ()  # each candidate swapped alone, in the order of the model
     # the original model, then one more layer per step until all candidates are swapped
     steps: tuple[Step, ...] = ()
-    format: int = 1  # `FORMAT` of the version that measured it; 1 of a file that does not say
 
     @property
     def complete(self) -> bool:
@@ -241,12 +239,13 @@ class SwapSetting:
 class SearchRecord:
     """The content of ``search.json``."""
 
+    format: int = FORMAT
     setting: SwapSetting  # what the search is of
     search: Search  # what is known so far
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, as JSON takes it, with what follows from the search."""
-        return {"setting": to_json(self.setting), "search": self.search.to_dict()}
+        return {**to_json(self), "search": self.search.to_dict()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,7 +254,7 @@ class TestScores:
 
     loss: float  # mean cross entropy
     top1: float  # accuracy, a fraction
-    balanced: float | None = None  # balanced accuracy; earlier versions did not record it
+    balanced: float  # balanced accuracy
     top5: float | None  # top-5 accuracy; None with few classes
     images: int  # how many were scored
 
@@ -288,6 +287,7 @@ class LayerTable:
 class SwapRecord(StudyRecord):
     """The content of ``swap.json``."""
 
+    format: int = FORMAT
     sentence: str  # what the swap costs
     model: str  # the model's name
     mixer: str  # what was put in

@@ -19,8 +19,6 @@ from keymix._version import __version__
 from keymix.errors import UserError, WriteError
 from keymix.hosts.base import find_host, find_mixers
 from keymix.layers.folding import refuse_folded
-from keymix.layers.patches import shifted_in, take_recorded_shifts
-from keymix.layers.shifts import BEFORE, SHIFTS
 from keymix.mixers.map_mixer import MapMixer
 from keymix.models.family import MixerModel
 from keymix.models.preprocessing import describe, described
@@ -91,9 +89,8 @@ def save_swapped(model: nn.Module, path: str | Path) -> None:
     """Write a swapped model's weights and, next to them, what was put where.
 
     One safetensors file: all tensors of ``model.state_dict()``, and in its metadata, under
-    ``"keymix_swap"``, JSON of the mixers, their options and their places, of how shifted patches
-    are moved, and of what the model's ``pretrained_cfg`` says of images and classes. Which weights
-    train is not written.
+    ``"keymix_swap"``, JSON of the mixers, their options and their places, and of what the model's
+    ``pretrained_cfg`` says of images and classes. Which weights train is not written.
 
     Args:
         model: A model after one or more swaps.
@@ -112,7 +109,6 @@ def save_swapped(model: nn.Module, path: str | Path) -> None:
         "version": __version__,
         "model": _kind(model),
         "swaps": [asdict(plan) for plan in plans],
-        "shifts": next((embed.shifts for embed in shifted_in(model)), None),
         "shown": described(model),
     }
     path, part = Path(path), Path(f"{path}.part")
@@ -132,8 +128,7 @@ def load_swapped(base: nn.Module | Callable[[], nn.Module], path: str | Path) ->
         base: The model as it was built before its swaps, or what builds it: the same
             architecture, classes and image size; its weights do not matter. It is changed in
             place, and is what it was after a refusal.
-        path: What :func:`save_swapped` wrote. A base that was built with other ``shifts=`` than
-            it records keeps its own, with a warning.
+        path: What :func:`save_swapped` wrote.
 
     Returns:
         The model, on the device, in the type and mode of ``base``.
@@ -151,13 +146,10 @@ def load_swapped(base: nn.Module | Callable[[], nn.Module], path: str | Path) ->
     copy = shadow(model)
     install(copy, plans)
     _check(copy.state_dict(), state, path)
-    shifts = record.get("shifts") or BEFORE
-    take_recorded_shifts(model, shifts, f"weights {str(path)!r}", stacklevel=3)
     install(model, plans)
     keep_from_loss(model)
     model.load_state_dict(state)
-    if record.get("shown"):
-        describe(model, record["shown"])
+    describe(model, record["shown"])
     return model
 
 
@@ -201,8 +193,7 @@ def _checked(stored: str, path: Path) -> dict[str, Any]:
     fits = isinstance(swaps, list) and swaps and isinstance(record.get("model"), str)
     if (
         not fits
-        or not isinstance(record.get("shown", {}), dict)
-        or record.get("shifts") not in (None, *SHIFTS)
+        or not isinstance(record.get("shown"), dict)
         or not all(_is_plan(swap) for swap in swaps or ())
     ):
         raise UserError(f"{path}: what it says of its swaps is broken; save the model again")

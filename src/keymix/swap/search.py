@@ -20,7 +20,7 @@ from keymix.analysis.capture import inference_mode_of
 from keymix.analysis.counting import count
 from keymix.analysis.measure import measure_paired, timed
 from keymix.analysis.passes import Varies
-from keymix.analysis.statistics import Z, bonett_price
+from keymix.analysis.statistics import bonett_price
 from keymix.analysis.timing import Turns, quartiles
 from keymix.errors import UserError, unknown
 from keymix.hosts.base import MixerOptions
@@ -29,7 +29,7 @@ from keymix.mixers.spec import spec_of
 from keymix.swap.calibration import Estimate, Statistics, gather
 from keymix.swap.images import MIN_IMAGES, Images, input_size, run
 from keymix.swap.plans import Layers, choose, shadow
-from keymix.swap.record import COSTS, FORMAT, Attention, Cost, Search, Step, Trial
+from keymix.swap.record import COSTS, Attention, Cost, Search, Step, Trial
 from keymix.swap.report import SAYS_NOTHING
 from keymix.swap.run import macs_within, swap
 
@@ -305,14 +305,11 @@ def search(
         budget=wanted,
         images=len(images),
         candidates=candidates,
-        format=FORMAT,
     )
     total = 2 * len(candidates) + 2
     note = _Notes(progress or _silent, keep or _silent, total)
     if known is not None:
         state = _same(known, state, held_out, model)
-        if state is not known:  # converted
-            note.save(state)
 
     if not state.attention:
         note.report("measuring the attention of the original model", 0)
@@ -429,23 +426,4 @@ def _same(known: Search, asked: Search, held_out: HeldOut, model: nn.Module) -> 
                 f"the earlier search began at a held-out loss of {there:.6g}, this one at "
                 f"{here:.6g}: it is of another model or of other images; search again"
             )
-    return known if known.format == FORMAT else _with_bonett_price(known)
-
-
-def _with_bonett_price(known: Search) -> Search:
-    """Replace the intervals of format 1, which were Agresti and Min's.
-
-    They added half an image to each of the four outcomes of n pairs, Bonett and Price one to each
-    of two: the center is the same, and the squared half-widths are (z / (n + 2))² apart.
-    """
-    steps = []
-    for step in known.steps:
-        if not step.layers:  # the original itself
-            steps.append(step)
-            continue
-        center = (step.top1 - known.steps[0].top1) * known.images / (known.images + 2)
-        before = max(center - step.change_low, step.change_high - center)  # one end may be cut off
-        half = math.hypot(before, Z / (known.images + 2))
-        low, high = max(-1.0, center - half), min(1.0, center + half)
-        steps.append(replace(step, change_low=low, change_high=high))
-    return replace(known, steps=tuple(steps), format=FORMAT)
+    return known

@@ -63,7 +63,7 @@ def source_of(layer: Layer) -> dict[str, Tensor]:
     parts = parts_of(layer.mixer)
     if isinstance(layer.mixer, MapMixer) and _of_keys_alone(layer.mixer):
         for name in list(parts):
-            for stem in ("k.", "finish.k.", "project.k."):
+            for stem in ("k.", "post_projection.k.", "project.k."):
                 if name.startswith(stem):
                     parts[stem[:-2] + "q." + name[len(stem) :]] = parts[name]
     if _of_tokens(layer.mixer):
@@ -116,7 +116,7 @@ def transfer(layer: Layer, mixer: TokenMixer) -> Fate:
         if isinstance(mixer, MapMixer):
             _rescale(layer, mixer, parts, fate)
     own = set(source) if layer.mixer is None else set(parts_of(layer.mixer))
-    fate.dropped |= {name for name in own - taken if not name.startswith("finish.")}
+    fate.dropped |= {name for name in own - taken if not name.startswith("post_projection.")}
     if layer.place.extras and not isinstance(mixer, MapMixer):
         lost = " and ".join(layer.place.extras)
         fate.notes.append(f"{lost} of the host are lost: this mixer has no heads")
@@ -172,7 +172,7 @@ def _rescale(layer: Layer, mixer: MapMixer, parts: Mapping[str, Tensor], fate: F
     if not names or abs(ratio - 1.0) < 1e-9:
         return
     role = names[0].partition(".")[0]
-    if mixer.finish is not None and mixer.finish.norms(role):
+    if mixer.post_projection is not None and mixer.post_projection.norms(role):
         fate.notes.append(
             f"logits are {1 / ratio:.3g} times what they were: the host norms {role}, so that no "
             "projection can take the other scale"
@@ -193,7 +193,7 @@ def keep_around(before: nn.Module, there: nn.Module, fate: Fate) -> set[str]:
     now = {n: t for n, t in state.items() if not n.startswith("mixer.")}
     fate.copied |= {n for n, t in now.items() if n in original and original[n].shape == t.shape}
     # made by the host with its own weights
-    fate.copied |= {n[len("mixer.") :] for n in state if n.startswith("mixer.finish.")}
+    fate.copied |= {n[len("mixer.") :] for n in state if n.startswith("mixer.post_projection.")}
     fate.dropped |= {
         name
         for name, _ in before.named_parameters(recurse=False)
@@ -243,7 +243,7 @@ def _host_trains(layer: Layer, name: str) -> bool:
 def freeze_as(layer: Layer, mixer: TokenMixer, fate: Fate) -> None:
     """Let what was copied train as what it was copied from, and everything new train."""
     for name, parameter in mixer.named_parameters():
-        if name.startswith("finish."):
+        if name.startswith("post_projection."):
             continue  # the host made it as its own
         names = {name}
         if isinstance(mixer, MapMixer) and name.rpartition(".")[0] == mixer.joint:

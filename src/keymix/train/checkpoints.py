@@ -3,15 +3,13 @@
 
 A checkpoint is a mapping of plain values and tensors, written with ``torch.save``:
 
-- ``version``: of this list; 2;
+- ``format``: that of the run's folder, `keymix.train.record.FORMAT`;
 - ``epoch``, ``batch``, ``updates``: epochs done, batches done of the one after them, and updates
   of the weights since the start;
 - ``model``, ``ema``: state of the model, and of its moving average (None without);
 - ``optimizer``, ``scheduler`` (None where the rate is constant), ``scaler`` (empty but of float16);
 - ``task``: sums of the epoch's losses, the last learning rate, and the digest of a teacher;
 - ``record``: lines of the epochs, seconds of the unfinished one, whose images it saw, what is lost.
-
-Those of Lightning's Trainer, which keymix wrote before, have no version and are converted.
 """
 
 from __future__ import annotations
@@ -28,15 +26,11 @@ from typing import Any, NamedTuple
 import torch
 
 from keymix.errors import KeymixWarning
-from keymix.records import from_json
+from keymix.records import check_format, from_json
 from keymix.train import files
-from keymix.train.record import EpochsDone
+from keymix.train.record import FORMAT, EpochsDone
 
 KEPT = 2
-VERSION = 2
-
-_OF_TRAINER = "keymix"
-"""Key of our part of a checkpoint of the Trainer."""
 
 _NAME = re.compile(r"epochs_(\d+)(?:_step_(\d+))?\.ckpt")
 
@@ -98,6 +92,7 @@ def usable(folder: Path, *, resumes: bool = False) -> tuple[Checkpoint, EpochsDo
         content = _read(checkpoint.path)
         if isinstance(content, dict):
             where = f"the checkpoint {str(checkpoint.path)!r}"
+            check_format(content, FORMAT, where=where)
             return checkpoint, from_json(EpochsDone, content["record"], where=where)
         older = place + 1 < len(there)
         remedy = "resuming from the one before" if older else "there is no other; starting over"
@@ -120,45 +115,13 @@ def _read(path: Path) -> dict[str, Any] | str:
         content = read(path)
     except (OSError, RuntimeError, EOFError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
         return str(error).splitlines()[0] if str(error) else type(error).__name__
-    except (LookupError, TypeError):  # of another program
-        content = {}
-    if not isinstance(content, dict) or content.get("version") != VERSION:
-        return "it is not one of this version's"
-    return content
-
-
-def _of_trainer(content: dict[str, Any]) -> dict[str, Any]:
-    """Convert a checkpoint that keymix wrote with Lightning's Trainer."""
-    loop = content["loops"]["fit_loop"]
-    epochs = loop["epoch_progress"]["current"]
-    ended = epochs["processed"] == epochs["ready"]
-    batches = loop["epoch_loop.batch_progress"]["current"]["ready"]
-    ema = _under("ema.module.", content["state_dict"])
-    return {
-        "version": VERSION,
-        "epoch": epochs["processed"],
-        "batch": 0 if ended else batches,
-        "updates": content["global_step"],
-        "model": _under("model.", content["state_dict"]),
-        "ema": ema or None,
-        "optimizer": content["optimizer_states"][0],
-        "scheduler": next(iter(content["lr_schedulers"]), None),
-        "scaler": content.get("MixedPrecision", {}),
-        "task": content[_OF_TRAINER],
-        "record": content["callbacks"]["EpochRecord"],
-    }
-
-
-def _under(prefix: str, state: dict[str, Any]) -> dict[str, Any]:
-    """The entries of a state under a prefix, without it."""
-    own = {name: value for name, value in state.items() if name.startswith(prefix)}
-    return {name.removeprefix(prefix): value for name, value in own.items()}
+    return content if isinstance(content, dict) and "format" in content else "it is none of keymix"
 
 
 def save(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint, given but for its version, into a run's folder, whole or not at all."""
+    """Write a checkpoint, given but for its format, into a run's folder, whole or not at all."""
     content = io.BytesIO()  # torch.save itself hides the error of a full disk behind its own
-    torch.save({"version": VERSION, **state}, content)
+    torch.save({"format": FORMAT, **state}, content)
     path = checkpoint_path(folder, state["epoch"], state["batch"])
     files.write_atomically(path, lambda stream: stream.write(content.getbuffer()))
 
@@ -166,4 +129,4 @@ def save(folder: Path, state: Mapping[str, Any]) -> None:
 def read(path: Path) -> dict[str, Any]:
     """Read a checkpoint that is known to be whole."""
     content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    return _of_trainer(content) if _OF_TRAINER in content else content
+    return content

@@ -10,7 +10,6 @@ import filecmp
 import math
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,7 +25,7 @@ from keymix.train.checkpoints import read, resume_hint
 from keymix.train.environment import environment
 from keymix.train.evaluation import eval_loader, record_of, score_split
 from keymix.train.files import locked
-from keymix.train.folder import clear, is_done, read_environment, recorded_in
+from keymix.train.folder import clear, is_done, read_environment
 from keymix.train.loggers import LoggerName, callback_of
 from keymix.train.loop import EpochRecord, Saver, fit
 from keymix.train.model import (
@@ -36,7 +35,6 @@ from keymix.train.model import (
     load_data,
     mixer_label,
     model_for,
-    settled,
     start_from,
     warn_of_data,
     warn_of_unlisted,
@@ -100,7 +98,6 @@ def train(
     if not checkpoint_minutes >= 0:
         raise UserError(f"{checkpoint_minutes=} must be 0 or more.")
     callback = callback_of(progress, log)  # or refuse
-    recipe = settled(recipe, None if overwrite else partial(recorded_in, folder))
     run = Run(folder, recipe)
     if is_done(folder, recipe, overwrite=overwrite):
         return run

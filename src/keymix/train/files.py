@@ -21,10 +21,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from keymix.errors import UserError, WriteError
-from keymix.records import from_json, to_json
+from keymix.records import check_format, from_json, to_json
 from keymix.task import Task
 from keymix.train.recipe import RECORD
-from keymix.train.record import EpochLine, WeightsFacts, facts_from_json
+from keymix.train.record import FORMAT, EpochLine, WeightsFacts
 
 RECIPE, ENVIRONMENT, SUMMARY = RECORD, "environment.json", "summary.json"
 METRICS, PREDICTIONS, CHECKPOINTS = "metrics.jsonl", "predictions_test.npz", "checkpoints"
@@ -254,8 +254,9 @@ def _weights(
         raise UserError(f"the weights {str(path)!r} are damaged ({why}){remedy}") from None
     if facts is None:
         raise UserError(f"{str(path)!r} was not written by keymix: it has no facts.")
+    check_format(values, FORMAT, where=repr(str(path)))
     try:
-        return state, facts_from_json(values, where="their record")
+        return state, from_json(WeightsFacts, values, where="their record")
     except UserError as error:
         why = str(error).rstrip(".")
         raise UserError(f"the weights {str(path)!r} are damaged ({why}){remedy}") from None

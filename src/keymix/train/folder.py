@@ -19,13 +19,13 @@ from typing import Any, Literal
 from keymix.analysis.answers import Answers
 from keymix.data.record import DataRecord
 from keymix.errors import KeymixWarning, UserError
-from keymix.records import differences, from_json
+from keymix.records import FormatError, differences, from_json
 from keymix.task import Task
 from keymix.train import files
 from keymix.train.checkpoints import usable
 from keymix.train.parts import answers_of
-from keymix.train.recipe import Recipe, from_record
-from keymix.train.record import Environment, RunRecord, run_from_json
+from keymix.train.recipe import Recipe, from_dict
+from keymix.train.record import Environment, RunRecord
 
 Which = Literal["last", "best"]
 WEIGHTS: tuple[Which, ...] = ("last", "best")
@@ -84,11 +84,6 @@ def can_be_tested(folder: Path) -> bool:
     return any(path.exists() for path in left)
 
 
-def recorded_in(folder: Path) -> Recipe | None:
-    """Return the recipe of the run in a folder; None where there is none."""
-    return recorded_recipe(folder) if holds_run(folder) else None
-
-
 def _is_content(path: Path) -> bool:
     """Whether a file is more than what a run leaves that was killed before its first one."""
     return path not in (path.parent / files.LOCK, files.part_of(path.parent / files.RECIPE))
@@ -145,11 +140,13 @@ def damage(folder: Path) -> dict[str, str]:
     def look(name: str, read: Callable[[], object]) -> Any:
         try:
             return read()
+        except FormatError:
+            raise
         except UserError as error:
             found[name] = str(error)
         return None
 
-    summary: RunRecord | None = look(files.SUMMARY, partial(read_summary, folder, whole=True))
+    summary: RunRecord | None = look(files.SUMMARY, partial(read_summary, folder))
     look(files.RECIPE, partial(_own_recipe, folder))
     if summary is not None:
         look(
@@ -180,10 +177,10 @@ def _last_weights(folder: Path) -> str:
     return ""
 
 
-def read_summary(folder: Path, *, whole: bool = False) -> RunRecord:
-    """Read what came out of a run, with every key of this version, or those of a comparison."""
+def read_summary(folder: Path) -> RunRecord:
+    """Read what came out of a run."""
     path = folder / files.SUMMARY
-    return run_from_json(files.read_json(path), where=repr(str(path)), whole=whole)
+    return from_json(RunRecord, files.read_json(path), where=repr(str(path)))
 
 
 def read_answers(path: Path, data: DataRecord) -> Mapping[Which, Answers]:
@@ -229,7 +226,7 @@ def _own_recipe(folder: Path) -> Recipe:
     path = folder / files.RECIPE
     values = files.read_json(path)
     try:
-        return from_record(values)
+        return from_dict(values)
     except UserError as error:
         raise UserError(f"{str(path)!r} holds no recipe: {error}") from None
 

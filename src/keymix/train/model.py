@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +13,10 @@ import torch
 from torch import nn
 
 from keymix.errors import KeymixWarning, UserError, one_line
-from keymix.layers.shifts import SHIFTS, embedder, recorded_shifts
 from keymix.models.memory import memory_of_this_machine, ran_out
 from keymix.train import files
 from keymix.train.folder import run_folder
-from keymix.train.recipe import DataConfig, ModelConfig, Recipe, replace_path
+from keymix.train.recipe import DataConfig, ModelConfig, Recipe
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -216,29 +214,6 @@ def takes_no_frames(recipe: Recipe) -> UserError:
         "events [B, T, C, H, W]: choose a spiking model, such as qkformer_micro_32 for frames of "
         "32x32 pixels or qkformer_hst_2_256 for 128x128, or data of images."
     )
-
-
-def settled(recipe: Recipe, recorded: Callable[[], Recipe | None] | None = None) -> Recipe:
-    """Say what a recipe leaves open and the record of a run must not: how shifted patches move.
-
-    As in the run that is resumed, else as in the run that wrote the weights to start from, else as
-    in new models.
-    """
-    from keymix.models.factory import list_models
-    from keymix.models.family import family_of
-    from keymix.models.weight_source import shifts_of
-
-    name, key, options = embedder(asdict(recipe.model))
-    row = family_of(name)[1] if name in list_models() else {}
-    shifted = options.get("shifted_patches", row.get("shifted_patches", False))
-    if not shifted or options.get("shifts") is not None:
-        return recipe
-    there = None if recorded is None else recorded()
-    found = None if there is None else recorded_shifts(asdict(there.model))
-    weights = find_weights(recipe.model) if found is None else None
-    if weights is not None:
-        found = shifts_of(weights)
-    return replace_path(recipe, {f"{key}.shifts": found or SHIFTS[0]})
 
 
 def find_weights(config: ModelConfig) -> Path | None:

@@ -19,8 +19,7 @@ from keymix.data.augment import Augment
 from keymix.data.bounds import check_numbers
 from keymix.data.specs import FRAMES_BY, SPLIT_BY, built_in, task_name
 from keymix.errors import UserError, require, unknown
-from keymix.layers.shifts import embedder, recorded_shifts
-from keymix.task import DEFAULT, Task, get_task, list_tasks
+from keymix.task import DEFAULT, Task, get_task
 from keymix.train.config import (
     DERIVED,
     build,
@@ -420,39 +419,6 @@ def _task_of(spec: str) -> Task | None:
     return None if unknown_data else get_task(task)
 
 
-def renamed_keys() -> dict[str, str]:
-    """Keys of recipes of earlier versions that are options of a task now, and these."""
-    return {
-        old: f"task.options.{option}"
-        for task in map(get_task, list_tasks())
-        for old, option in task.renamed.items()
-    }
-
-
-def _is_default(key: str, value: Any) -> bool:
-    """Whether a renamed key has the value that it had where nobody set it."""
-    option = key.rpartition(".")[2]
-    of_tasks = (task.options for task in map(get_task, list_tasks()) if task.options is not None)
-    found = [item for cls in of_tasks for item in fields(cls) if item.name == option]
-    return value is None or any(value == item.default for item in found)
-
-
-def _with_new_keys(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Convert what an earlier version wrote: renamed keys become options of the task."""
-    for old, new in renamed_keys().items():
-        group, name = old.split(".")
-        inside = values.get(group)
-        if not isinstance(inside, Mapping) or name not in inside:
-            continue
-        values = {**values, group: {key: each for key, each in inside.items() if key != name}}
-        if not _is_default(new, inside[name]):
-            task = values.get("task") or {}
-            options = task.get("options") or {} if isinstance(task, Mapping) else {}
-            option = new.rpartition(".")[2]
-            values = {**values, "task": {"options": {option: inside[name], **options}}}
-    return values
-
-
 def from_dict(values: Mapping[str, Any]) -> Recipe:
     """Build a recipe from nested dictionaries, as YAML and JSON give them.
 
@@ -463,30 +429,7 @@ def from_dict(values: Mapping[str, Any]) -> Recipe:
         UserError: On an unknown or missing key, or a value of the wrong type or range.
     """
     check_plain(values)
-    return build(Recipe, _with_new_keys(values))
-
-
-def from_record(values: Mapping[str, Any]) -> Recipe:
-    """Build the recipe that a run or a comparison recorded, by whichever version of keymix.
-
-    What its model was, and a record of its time could not say, is said now: shifted patches were
-    moved along the diagonals before the model had the option ``shifts``.
-
-    Args:
-        values: What `Recipe.to_dict` gave.
-
-    Raises:
-        UserError: As `from_dict`.
-    """
-    name = values.get("name")
-    if isinstance(name, str) and not is_name(name):  # it could be a path once
-        values = {**values, "name": as_name(name)}
-    recipe = from_dict(values)
-    model = asdict(recipe.model)
-    shifts = recorded_shifts(model)
-    return (
-        recipe if shifts is None else replace_path(recipe, {f"{embedder(model)[1]}.shifts": shifts})
-    )
+    return build(Recipe, values)
 
 
 def paths() -> list[str]:
@@ -519,11 +462,7 @@ def replace_path(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
     """
     values = recipe.to_dict()
     known = paths()
-    for given, value in overrides.items():
-        path = renamed_keys().get(given, given)
-        if path != given and _is_default(path, value):
-            values["task"]["options"].pop(path.rpartition(".")[2], None)
-            continue
+    for path, value in overrides.items():
         if not (path in known or path in values or path.startswith(FREE)):
             raise unknown("recipe key", path, known)
         *groups, last = path.split(".")
@@ -550,18 +489,10 @@ def merge(recipe: Recipe, nested: Mapping[str, Any]) -> Recipe:
 def read_mapping(path: str | Path) -> dict[str, Any]:
     """Read a YAML or JSON file that holds a recipe or a part of one.
 
-    A run's ``recipe.json`` is a record, see `from_record`; any other file is a recipe of today.
-
     Raises:
-        UserError: If it cannot be read, is no mapping, holds what no recipe does, or a record is
-            damaged.
+        UserError: If it cannot be read, or is no mapping.
     """
-    file = Path(path)
-    values = read_file(file)
-    if file.name != RECORD or not {"name", "data", "model"} <= values.keys():
-        return values
-    require(is_name(values["name"]), "name", values["name"], _NAME)  # a run's folder is named by it
-    return from_record(values).to_dict()
+    return read_file(Path(path))
 
 
 def read_recipe(path: str | Path) -> Recipe:

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from keymix.data.record import DataRecord, SameImages
 from keymix.errors import UserError
-from keymix.records import Own, from_json, spread
-from keymix.task import DEFAULT, LOSS, Task
-from keymix.train.recipe import Recipe, from_record
+from keymix.records import Own, spread
+from keymix.task import LOSS, Task
+from keymix.train.recipe import Recipe
+
+FORMAT = 3
+"""Of a run's folder: its summary, weights and checkpoints."""
 
 Scores = Mapping[str, float | None]
 """Scores by name, None where one is not defined."""
@@ -133,9 +136,11 @@ class WeightsFacts:
         recipe: The run.
         data: Its data.
         epoch: The weights' epoch; None where it is unknown, as of a swapped model.
-        val: Their validation scores; None of a swapped model, and of earlier versions.
+        val: Their validation scores; None of a swapped model.
+        format: `FORMAT`.
     """
 
+    format: int = FORMAT
     recipe: Recipe
     data: DataRecord
     epoch: int | None = None
@@ -148,30 +153,6 @@ class WeightsFacts:
     def of(self, validated: Validated) -> WeightsFacts:
         """The facts of the weights of an epoch."""
         return replace(self, epoch=validated.epoch, val=validated.val)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Trained:
-    data: DataRecord
-    epoch: int | None = None
-    val: Scores | None = None
-
-
-def facts_from_json(values: Any, *, where: str) -> WeightsFacts:
-    """Read the facts of weights, by whichever version of keymix they were written.
-
-    Args:
-        values: What `json.loads` gave.
-        where: What is read, for the message.
-
-    Raises:
-        UserError: If they are damaged.
-    """
-    rest = from_json(_Trained, values, where=where)
-    recipe = values.get("recipe")
-    if not isinstance(recipe, Mapping):
-        raise UserError(f"{where} is damaged: it has no recipe")
-    return WeightsFacts(recipe=from_record(recipe), data=rest.data, epoch=rest.epoch, val=rest.val)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,13 +180,13 @@ class EpochsDone:
     Args:
         seconds: Of the epoch that is not finished.
         data: Whose images were seen.
-        lines: The epochs' lines; none in checkpoints of earlier versions.
+        lines: The epochs' lines.
         lost: What of the record could not be rebuilt, a sentence each.
     """
 
     seconds: float
     data: SameData
-    lines: tuple[EpochLine, ...] = ()
+    lines: tuple[EpochLine, ...]
     lost: tuple[str, ...] = ()
 
 
@@ -237,11 +218,13 @@ class RunRecord:
         data: The data.
         task: Name of the task.
         lost: What of the record could not be rebuilt, a sentence each.
+        format: `FORMAT`.
 
     Raises:
         UserError: If a score of the task is missing, or the task is not the data's.
     """
 
+    format: int = FORMAT
     status: Literal["done"]
     model: str
     mixer: str | None
@@ -252,7 +235,7 @@ class RunRecord:
     last: Tested
     best: Tested
     data: DataRecord
-    task: str = DEFAULT
+    task: str
     lost: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -274,39 +257,15 @@ class RunRecord:
         return self.data.task_kind
 
     def omitted(self) -> tuple[str, ...]:
-        """The fields that are not written: the task of the first versions, and an empty `lost`."""
-        return (
-            *(("task",) if self.task == DEFAULT else ()),
-            *(() if self.lost else ("lost",)),
-        )
+        """The fields that are not written: an empty `lost`."""
+        return () if self.lost else ("lost",)
 
 
 def _check_scores(task: Task, place: str, scores: Scores) -> None:
-    for name in (key for key in task.keys if key in task.always_recorded):
+    for name in task.keys:
         needed = name in (LOSS, task.score.key)
         if name not in scores or (needed and scores[name] is None):
             raise UserError(f"{place} has no {name}")
-
-
-def run_from_json(values: Mapping[str, Any], *, where: str, whole: bool) -> RunRecord:
-    """Read a run's summary, by whichever version of keymix it was written.
-
-    Args:
-        values: What `json.loads` gave.
-        where: What is read, for the message.
-        whole: Ask for every key that this version writes; else for those that a comparison reads,
-            whose table knows the others.
-
-    Raises:
-        UserError: If it is damaged.
-    """
-    if not whole:
-        unknown = {"model": "", "mixer": None, "seed": 0, "params": 0, "epochs": 0}
-        values = {**unknown, **values}
-    data = values.get("data")
-    if "task" not in values and isinstance(data, Mapping) and "task" in data:
-        values = {**values, "task": data["task"]}
-    return from_json(RunRecord, values, where=where)
 
 
 @dataclass(frozen=True, kw_only=True)

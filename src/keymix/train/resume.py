@@ -112,7 +112,7 @@ def mend(run: Run) -> bool:
         lines, _ = _lines(run, run.recipe.schedule.epochs, kept, lost, task)
         files.write_metrics(folder / files.METRICS, lines)
         if lost:
-            summary = replace(read_summary(folder, whole=True), lost=tuple(lost))
+            summary = replace(read_summary(folder), lost=tuple(lost))
             files.write_json(folder / files.SUMMARY, summary)
             warn_of_lost(folder, lost)
     return True
@@ -130,7 +130,7 @@ def validated(which: str, run: Run, data: ImageData, model: nn.Module) -> Valida
     facts = files.read_facts(path)
     known = {} if facts.val is None or facts.epoch is None else facts.val
     own = Validated(epoch=facts.epoch, val=known)
-    if known.keys() >= data.task.always_recorded and not own.lacks(data.task):
+    if known.keys() >= {*data.task.keys} and not own.lacks(data.task):
         return own
     model = copy.deepcopy(model)  # training continues with the other, in its own mode
     model.load_state_dict(files.read_weights(path)[0])
@@ -184,9 +184,6 @@ def _best(
         text = f"{name} of epochs 1 to {done} was missing or damaged"
         lost.append(f"{text}: the best of later epochs, or else the last, is used as the best")
         return None
-    if facts.val is None and not lacking:  # of a version that kept no scores with the weights
-        known = (line.validated for line in lines)
-        return max(known, key=lambda epoch: epoch.rank(data.task), default=None)
     found = validated("best", run, data, model)
     if found.epoch is None:
         found = replace(found, epoch=_epoch_of(found, lines, lacking, data.task))

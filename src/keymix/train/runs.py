@@ -56,7 +56,7 @@ class Run:
         if not self.done:
             raise self._unfinished()
         try:
-            return read_summary(self.folder, whole=True)
+            return read_summary(self.folder)
         except UserError as error:
             raise UserError(
                 f"{str(error).rstrip('.')}. `keymix train {self.folder}` rebuilds it."

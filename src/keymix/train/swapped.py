@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from keymix.analysis.capture import inference_mode_of
 from keymix.data.record import DataRecord
 from keymix.errors import UserError, one_line
-from keymix.hosts.base import encoder_of
 from keymix.hosts.layers import Layer, find_layers
-from keymix.layers.patches import ShiftedPatchEmbed
 from keymix.mixers.registry import mixer_options
 from keymix.mixers.spec import MixerSpec, parse_mixer
 from keymix.models.factory import list_models, own_mixers
@@ -50,9 +48,6 @@ def recipe_of(recipe: Recipe, model: nn.Module, *, name: str | None = None) -> R
     row = family_of(recipe.model.name)[1] if recipe.model.name in list_models() else {}
     options = {name: row[name] for name in _LEFT_BEHIND if name in row}
     options |= {k: v for k, v in recipe.model.options.items() if k not in _OF_MIXERS}
-    embed = getattr(encoder_of(model)[0], "patch_embed", None)
-    if isinstance(embed, ShiftedPatchEmbed):
-        options["shifts"] = embed.shifts
     config = replace(recipe.model, mixer=spec.label, weights=None, options=options)
     return replace(recipe, name=name or f"{recipe.name}_swapped", model=config)
 

@@ -211,7 +211,7 @@ class MaskTargets(Targets):
         return torch.from_numpy(self.table.mask(i).copy())
 
     def update_digest(self, digest: Digest) -> None:
-        """Enter a class number 0 for each, as the first versions did; `sealed` enters masks."""
+        """Enter a class number 0 for each; `sealed` enters masks."""
         digest.update(self.strata.astype("<i8").tobytes())
 
     def sealed(self, digest: str, targets: Sequence[Targets]) -> str:

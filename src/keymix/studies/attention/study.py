@@ -7,7 +7,6 @@ import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from keymix.analysis.attention_record import (
@@ -55,7 +54,6 @@ Blocks are numbered from 1; --layers counts from 0, as the model's paths do."""
     writes = f"attention.html, PNGs, {MAPS}, attention.json"
     also_written = f"attention.json, the PNGs and {MAPS}"
     needs_folder = True
-    renamed = MappingProxyType({"--mixer": "--mixers"})
 
     def add_options(self, add: Callable[..., Any]) -> None:
         inputs.add_arguments(add, limit=4)

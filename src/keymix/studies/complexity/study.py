@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from keymix.analysis.complexity_record import Complexity, ComplexityRecord
@@ -36,7 +35,6 @@ examples:
     writes = "complexity.html, complexity.json and CSV files"
     also_written = "complexity.json and CSV files"
     markdown = True
-    renamed = MappingProxyType({"--batch": "--batch-size"})
 
     def add_options(self, add: Callable[..., Any]) -> None:
         add("--dim", type=int, default=256, metavar="C", help="width of the tokens (default: 256)")

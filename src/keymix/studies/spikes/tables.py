@@ -25,7 +25,7 @@ ONES = 4
 
 def headline(study: SpikesStudy) -> str:
     """Summarise a study in a sentence or two."""
-    energy, counterpart = study.energy, study.twin
+    energy, counterpart = study.energy, study.ann
     bounds = ""
     if energy.high > energy.low:
         low, high = formats.energy(energy.low), formats.energy(energy.high)
@@ -59,7 +59,7 @@ def answer(record: SpikesRecord) -> str:
     few = _on_few(known)
     if len(known) == 1:
         study = known[0]
-        middle, without = study.energy.middle, study.twin.energy
+        middle, without = study.energy.middle, study.ann.energy
         text = f"{study.label} takes {formats.energy(middle)} per image, "
         if study.energy.low <= without <= study.energy.high:
             return (
@@ -84,7 +84,7 @@ def answer(record: SpikesRecord) -> str:
 
 def _useless(study: SpikesStudy) -> str:
     """Say why the energy of a network means nothing, if so."""
-    if study.twin.ratio is None:
+    if study.ann.ratio is None:
         return "hardly fires"
     if not study.varies:
         return "answers all images alike"
@@ -126,16 +126,16 @@ def totals(studies: Sequence[SpikesStudy]) -> Table:
         Column("energy", "energy_pj", "energy"),
         Column("at least", "energy_low_pj", "energy"),
         Column("at most", "energy_high_pj", "energy"),
-        Column("ANN", "twin_macs", "count", "csv"),
-        Column("ANN", "twin_energy_pj", "energy"),
-        Column("ratio", "twin_ratio", "ratio"),
+        Column("ANN", "ann_macs", "count", "csv"),
+        Column("ANN", "ann_energy_pj", "energy"),
+        Column("ratio", "ann_ratio", "ratio"),
     )
     rows = [
         [
             study.label,
             *(getattr(study, column.key) for column in columns[1:7]),
             *(study.energy.middle, study.energy.low, study.energy.high),
-            *(study.twin.macs, study.twin.energy, study.twin.ratio),
+            *(study.ann.macs, study.ann.energy, study.ann.ratio),
         ]
         for study in studies
     ]

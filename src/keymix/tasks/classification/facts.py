@@ -16,7 +16,6 @@ TASK = Task(
             name="balanced accuracy",
             short="balanced",
             label="balanced accuracy",
-            since="0.2",
         ),
         Score(key="top5", name="top-5 accuracy", short="top-5", label="top-5"),
     ),

@@ -48,14 +48,13 @@ class ClassScores:
 class MaskDetails:
     """What an evaluation records of masks next to its scores, of the classes that count.
 
-    `hausdorff_missed` are pairs of image and class without a distance; earlier versions of keymix
-    did not record `true_pixels`.
+    `hausdorff_missed` are pairs of image and class without a distance.
     """
 
     hausdorff_mm: float | None = None
     hausdorff_missed: int
     hausdorff_unit: Literal["mm", "px"]
-    true_pixels: int | None = None
+    true_pixels: int
     classes: tuple[ClassScores, ...]
 
 
@@ -76,7 +75,6 @@ TASK = Task(
     unit="case",
     options=MaskOptions,
     data_options=("masks",),
-    renamed={"loss.dice": "dice", "data.masks": "masks"},
     details=MaskDetails,
     training="keymix.tasks.segmentation.training:TRAINING",
     answers="keymix.tasks.segmentation.answers:ANSWERS",
