@@ -39,7 +39,6 @@ from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import create_mixer, get_mixer_class
 from keymix.mixers.spec import parse_mixer
 from measured import begin, in_turns, options, ratio, table, training_step
-from qkformer_step import OURS, THEIRS
 
 PARTS = ("op", "module", "model", "step")
 MEASURES = ("forward", "training", "memory")
@@ -273,10 +272,6 @@ def families(*, quick: bool) -> dict[str, Family]:
     vit = {"img_size": 2 * side, "depth": depth}
     deep = {"dim": 384, "depth": depth, "heads": 12, "mlp_dim": 1152, "dim_head": 32}
     deep |= {"image_size": side, "patch_size": 16, "num_classes": 1000}
-    spiking: dict[str, Any] = {"side": 128, "dim": 384, "depths": [1, 1, 2]}
-    if quick:
-        spiking = {"side": 32, "dim": 48, "depths": [1, 1, 1]}
-    step = functools.partial(Build, factory="qkformer_step:qkformer")
 
     def ours(name: str, mixers: Iterable[str], **how: Any) -> dict[str, Build]:
         chosen = {mixer: parse_mixer(mixer).model_kwargs() for mixer in mixers}
@@ -295,12 +290,6 @@ def families(*, quick: bool) -> dict[str, Family]:
         "deepvit": Family(
             f"DeepViT, {depth} blocks, width 384, {side} pixels",
             *(8, side, "vit_pytorch", (("vit-pytorch", ""), theirs), deepvits),
-        ),
-        "qkformer": Family(
-            f"QKFormer, T=4, {spiking['side']} pixels",
-            *(4, spiking["side"], "spikingjelly"),
-            ((THEIRS, ""), step(kwargs={"name": THEIRS, **spiking})),
-            {"QKFormer": step(kwargs={"name": OURS, **spiking})},
         ),
     }
 
@@ -499,7 +488,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--mixers", nargs="+", default=MIXERS, help="name, or name(option=value)")
     parser.add_argument("--tokens", type=int, nargs="*", default=TOKENS, help="squares")
     parser.add_argument("--cases", nargs="*", default=(), help="of module")
-    known = ("vit_448", "deepvit", "qkformer")
+    known = ("vit_448", "deepvit")
     parser.add_argument("--families", nargs="+", choices=known, default=known)
     parser.add_argument("--seconds", type=float, default=20, help="of rounds per column")
     given = begin(parser, argv)
