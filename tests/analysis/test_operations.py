@@ -229,7 +229,6 @@ def test_convolutions_have_their_closed_form(
         ),
         named(Calls(lambda x: x @ x[0, 0]), TEXT, 6 * 8, name="vector"),
         named(Calls(lambda x: x[0, 0] @ x[0, 1]), TEXT, 8, name="dot"),
-        named(Calls(lambda x: torch.addmv(x[0, :, 0], x[0], x[0, 0])), TEXT, 6 * 8, name="addmv"),
     ],
 )
 def test_products_have_their_closed_form(
@@ -267,7 +266,7 @@ def test_an_operation_of_another_library_is_named_until_a_formula_is_registered(
         return x.relu()
 
     relu.register_fake(torch.empty_like)
-    layer = nn.Sequential(nn.Linear(8, 4), Calls(relu))
+    layer = nn.Sequential(nn.Linear(8, 4), Calls(lambda x: relu(x)))
     found = count(layer, TEXT)
     assert (found.macs, found.uncounted) == (6 * 8 * 4, ("keymix_test.relu",))
     packet = torch.ops.keymix_test.relu
@@ -284,19 +283,3 @@ def test_a_weight_that_a_layer_computed_does_not_stop_the_count() -> None:
         layer = nn.utils.weight_norm(nn.Linear(8, 5))
     assert count(layer, TEXT).macs == 6 * 8 * 5
     assert layer.weight.grad_fn is not None  # the model keeps its own
-
-
-def test_a_state_that_a_layer_computed_is_not_changed() -> None:
-    class Sums(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(8))
-            self.total = self.weight * 1
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.total.add_(float(x.sum()) + 1)  # its way depends on numbers, so it is run
-            return x @ self.total
-
-    layer = Sums()
-    assert count(layer, TEXT).macs == 6 * 8
-    assert layer.total.tolist() == [1.0] * 8

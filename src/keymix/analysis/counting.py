@@ -67,19 +67,14 @@ def _vector_product(a: Sequence[int], *_: Any, **__: Any) -> int:
     return 2 * prod(a)
 
 
-def _added_vector_product(_base: Sequence[int], a: Sequence[int], *_: Any, **__: Any) -> int:
-    return 2 * prod(a)
-
-
 _ATEN: Any = torch.ops.aten
 _FORMULAS: dict[Any, Callable[..., int]] = {
     _ATEN._scaled_dot_product_flash_attention_for_cpu: _attention,  # none in torch 2.11 to 2.13
     _ATEN._scaled_dot_product_attention_math_for_mps: _attention,
     _ATEN.mv: _vector_product,
     _ATEN.dot: _vector_product,
-    _ATEN.addmv: _added_vector_product,
 }
-"""Operations, a multiply-add being two, of what PyTorch's counter takes for nothing; from shapes."""
+"""FLOPs, from shapes, of operations that PyTorch's own counter takes for nothing."""
 
 
 def flop_counter() -> FlopCounterMode:
@@ -191,21 +186,21 @@ class _Where:
     def __enter__(self) -> None:
         for path, module in self._model.named_modules():
             for handle in (
-                module.register_forward_pre_hook(self._enter(path), prepend=True),
-                module.register_forward_hook(self._leave, always_call=True),
+                module.register_forward_pre_hook(self._entering(path), prepend=True),
+                module.register_forward_hook(self._left, always_call=True),
             ):
                 self._hooks.callback(handle.remove)
 
     def __exit__(self, *_: object) -> None:
         self._hooks.close()
 
-    def _enter(self, path: str) -> Any:
+    def _entering(self, path: str) -> Any:
         def hook(_module: nn.Module, _args: Any) -> None:
             self.running.append(path)
 
         return hook
 
-    def _leave(self, _module: nn.Module, _args: Any, _out: Any) -> None:
+    def _left(self, _module: nn.Module, _args: Any, _out: Any) -> None:
         self.running.pop()
 
     @property
@@ -233,27 +228,6 @@ class _Uncounted(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-class _SavedBytes:
-    """Adds up the storages that autograd saves for the backward pass, each once."""
-
-    def __init__(self, where: _Where, model: nn.Module) -> None:
-        self.where = where
-        self.by_path: dict[str, int] = defaultdict(int)
-        # kept alive, since an address that is free may be used again
-        self._seen = {
-            t.untyped_storage()._cdata: t.untyped_storage()
-            for t in (*model.parameters(), *model.buffers())
-        }
-
-    def pack(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        inside = len(self.where.running) > 1  # and not what a step computes with the outputs
-        if inside and storage._cdata not in self._seen:
-            self._seen[storage._cdata] = storage
-            self.by_path[self.where.running[-1]] += storage.nbytes()
-        return tensor
-
-
 @contextlib.contextmanager
 def _untouched_surroundings() -> Iterator[None]:
     """Leave random states as they were, and keep nn.MultiheadAttention on countable operations."""
@@ -278,65 +252,6 @@ def by_equation(model: nn.Module) -> None:
             module.backend = "reference"
 
 
-class _OneForward:
-    """What is counted of a model of one tensor: its forward pass, whatever it gives back."""
-
-    def example(self, shape: tuple[int, ...], batch_size: int) -> Tensor:
-        return torch.zeros(batch_size, *shape)
-
-    def training_pass(self, model: nn.Module, inputs: Inputs) -> Any:
-        return model(inputs)
-
-
-class _Trial:
-    """Runs copies of a model on made inputs of one size, with fake tensors or real ones."""
-
-    def __init__(self, model: nn.Module, size: tuple[int, ...], passes: Passes, *, fake: bool):
-        self.model, self.size, self.passes = model, size, passes
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
-
-    def _copy(self) -> nn.Module:
-        if self.mode is None:
-            return copy.deepcopy(self.model)
-        with FakeCopyMode(self.mode):
-            copied = copy.deepcopy(self.model)
-        if any(t.is_meta for t in (*copied.parameters(), *copied.buffers())):
-            with self.mode:
-                copied.to_empty(device="cpu")
-        return copied
-
-    def _inputs(self, copied: nn.Module, images: int) -> Inputs:
-        return fitted(self.passes.example(self.size, images), copied)
-
-    def macs(self) -> Macs:
-        """Count one image in inference."""
-        copied = self._copy().eval()
-        with self.mode or contextlib.nullcontext():
-            return run_counting(copied, self._inputs(copied, 1))
-
-    def saved_bytes(self, images: int = 1) -> dict[str, int]:
-        """Run a training pass and add up what autograd saves in it, by module."""
-        copied = self._copy()
-        if not (copied.training or is_folded(copied)):
-            copied.train()
-        where = _Where(copied)
-        saved = _SavedBytes(where, copied)
-        hooks = torch.autograd.graph.saved_tensors_hooks(saved.pack, _same)
-        with self.mode or contextlib.nullcontext(), torch.enable_grad(), where, hooks:
-            self.passes.training_pass(copied, self._inputs(copied, images))
-        return saved.by_path
-
-    def saved_bytes_per_image(self) -> dict[str, int]:
-        """Return them for one image, which BatchNorm refuses where it sees one position."""
-        try:
-            return self.saved_bytes()
-        except ValueError as error:
-            if "more than 1 value per channel" not in str(error):
-                raise
-        two, three = (self.saved_bytes(images) for images in (2, 3))  # affine in the images
-        return {path: 2 * two[path] - three[path] for path in two}
-
-
 class Macs(NamedTuple):
     """Multiply-adds of a run, and the operations that nobody counts."""
 
@@ -359,8 +274,81 @@ def run_counting(model: nn.Module, inputs: Inputs) -> Macs:
     return Macs(by_path, by_operation, tuple(sorted(uncounted.names)))
 
 
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
+class _OneForward:
+    """What is counted of a model of one tensor: its forward pass, whatever it gives back."""
+
+    def example(self, shape: tuple[int, ...], batch_size: int) -> Tensor:
+        return torch.zeros(batch_size, *shape)
+
+    def training_pass(self, model: nn.Module, inputs: Inputs) -> Any:
+        return model(inputs)
+
+
+class _Trial:
+    """Runs copies of a model on made inputs of one size, with fake tensors or real ones."""
+
+    def __init__(self, model: nn.Module, size: tuple[int, ...], passes: Passes, *, fake: bool):
+        self.model, self.size, self.passes = model, size, passes
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
+
+    def _copy(self) -> nn.Module:
+        if self.mode is None:
+            return copy.deepcopy(self.model)
+        on_cpu: dict[int, Any] = {}
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            if tensor.is_meta:
+                with self.mode:
+                    fake = torch.empty_like(tensor, device="cpu", requires_grad=False)
+                    if isinstance(tensor, nn.Parameter):
+                        fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+                on_cpu[id(tensor)] = fake
+        with FakeCopyMode(self.mode):
+            return copy.deepcopy(self.model, on_cpu)
+
+    def _inputs(self, copied: nn.Module, images: int) -> Inputs:
+        return fitted(self.passes.example(self.size, images), copied)
+
+    def macs(self) -> Macs:
+        """Count one image in inference."""
+        copied = self._copy().eval()
+        with self.mode or contextlib.nullcontext():
+            return run_counting(copied, self._inputs(copied, 1))
+
+    def saved_bytes(self, images: int = 1) -> dict[str, int]:
+        """Run a training pass and add up what autograd saves in it, by module."""
+        copied = self._copy()
+        if not (copied.training or is_folded(copied)):
+            copied.train()
+        where = _Where(copied)
+        by_path: dict[str, int] = defaultdict(int)
+        # kept alive, since an address that is free may be used again
+        seen = {
+            t.untyped_storage()._cdata: t.untyped_storage()
+            for t in (*copied.parameters(), *copied.buffers())
+        }
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            inside = len(where.running) > 1  # and not what a step computes with the outputs
+            if inside and storage._cdata not in seen:
+                seen[storage._cdata] = storage
+                by_path[where.running[-1]] += storage.nbytes()
+            return tensor
+
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+        with self.mode or contextlib.nullcontext(), torch.enable_grad(), where, hooks:
+            self.passes.training_pass(copied, self._inputs(copied, images))
+        return by_path
+
+    def saved_bytes_per_image(self) -> dict[str, int]:
+        """Return them for one image, which BatchNorm refuses where it sees one position."""
+        try:
+            return self.saved_bytes()
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+        two, three = (self.saved_bytes(images) for images in (2, 3))  # affine in the images
+        return {path: 2 * two[path] - three[path] for path in two}
 
 
 def default_input_size(model: nn.Module) -> tuple[int, int, int]:
