@@ -266,7 +266,7 @@ def test_an_operation_of_another_library_is_named_until_a_formula_is_registered(
         return x.relu()
 
     relu.register_fake(torch.empty_like)
-    layer = nn.Sequential(nn.Linear(8, 4), Calls(lambda x: relu(x)))
+    layer = nn.Sequential(nn.Linear(8, 4), Calls(lambda x: relu(x + 1)))
     found = count(layer, TEXT)
     assert (found.macs, found.uncounted) == (6 * 8 * 4, ("keymix_test.relu",))
     packet = torch.ops.keymix_test.relu

@@ -203,7 +203,7 @@ def test_an_operation_that_nobody_counts_is_named(
         "from keymix import TokenMixer, Traits, register_mixer\n"
         "@register_mixer('fourier_for_count')\n"
         "class Fourier(TokenMixer):\n"
-        "    traits = Traits(mixes_prefix=True, permutation='positional')\n"
+        "    traits = Traits(permutation='positional', maskable=False)\n"
         "    def forward(self, x, grid=None, bias=None):\n"
         "        return torch.fft.fft(x, dim=-2).real\n"
     )
