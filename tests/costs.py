@@ -53,4 +53,4 @@ def cost_of(model: nn.Module, size: Sequence[int] | None = None) -> Cost:
     shape = default_input_size(model) if size is None else size
     with torch.device("meta"):
         macs = run_counting(model.eval(), torch.zeros(1, *shape))
-    return Cost(trainable(model), sum(macs.values()))
+    return Cost(trainable(model), sum(macs.by_path.values()))

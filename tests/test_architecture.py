@@ -332,7 +332,6 @@ ALLOWED = {
     "analysis/attention_operation.py": 1,
     "analysis/complexity_sites.py": 3,
     "analysis/memory.py": 1,
-    "analysis/operations.py": 1,
     "cli/recipe_options.py": 2,
     "compare/costs.py": 1,
     "compare/plan.py": 3,

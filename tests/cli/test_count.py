@@ -194,6 +194,26 @@ def test_a_mixer_of_ones_own_is_counted(capsys: pytest.CaptureFixture[str], tmp_
     assert own[1:4] == identity[1:4]
 
 
+def test_an_operation_that_nobody_counts_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "fourier.py"
+    file.write_text(
+        "import torch\n"
+        "from keymix import TokenMixer, Traits, register_mixer\n"
+        "@register_mixer('fourier_for_count')\n"
+        "class Fourier(TokenMixer):\n"
+        "    traits = Traits(permutation='positional', maskable=False)\n"
+        "    def forward(self, x, grid=None, bias=None):\n"
+        "        return torch.fft.fft(x, dim=-2).real\n"
+    )
+    words = ["count", "vit_nano_p2_12", "--import", str(file), "--mixers", "fourier_for_count"]
+    assert main([*words, "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["uncounted"] == ["aten._fft_r2c"]
+    assert "aten._fft_r2c" in said.err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -30,7 +30,7 @@ def by_stage(name: str, mixer: str, queries: bool = True) -> dict[str, tuple[int
     options = None if queries or mixer != SKA else TOKENS
     model = on_meta(name, mixer=mixer, mixer_options=options).eval()
     sizes = {path: p.numel() for path, p in model.named_parameters() if p.requires_grad}
-    macs = run_counting(model, torch.zeros(1, 3, 224, 224, device="meta"))
+    macs = run_counting(model, torch.zeros(1, 3, 224, 224, device="meta")).by_path
     found = {"rest": (0, 0), **{f"stages.{s}": (0, 0) for s in range(4)}}
     for path in {**sizes, **macs}:
         part = path[:8] if path.startswith("stages.") else "rest"

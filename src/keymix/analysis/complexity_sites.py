@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from keymix.analysis.counting import count
+from keymix.analysis.counting import cannot_count, count
 from keymix.errors import UserError, one_line
 from keymix.mixers.base import Grid, Site
 from keymix.mixers.registry import build, get_mixer_class, list_mixers, option_hints
@@ -183,6 +183,8 @@ def counted(arguments: dict[str, Any]) -> Counted:
             raise
         model = make(**arguments)
         found = count(model, shape)
+    if found.uncounted:
+        raise cannot_count(*found.uncounted)
     return Counted(
         params=found.params,
         macs=found.macs,

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from keymix.analysis.complexity_sites import SizedMixer, make
-from keymix.analysis.counting import by_equation
-from keymix.analysis.operations import formula
+from keymix.analysis.counting import by_equation, flop_counter
 from keymix.analysis.passes import tensors_in
 
 GLOBAL, NOT_SHARED = "spatially global", "no"
@@ -82,6 +81,7 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         # kept alive, since an address that is free may be used again
         self._marked = {x.untyped_storage()._cdata: x.untyped_storage()}
+        self._products = flop_counter().flop_registry
         self.kernels: list[str] = []
         self.dynamic = 0
 
@@ -92,8 +92,9 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if formula(func) is not None:
-            self._look(str(getattr(func, "_overloadpacket", func)), args)
+        packet = getattr(func, "_overloadpacket", func)
+        if packet in self._products:
+            self._look(str(packet), args)
         reached = any(self._depends(t) for t in tensors_in((args, kwargs)))
         out = func(*args, **kwargs)
         if reached:

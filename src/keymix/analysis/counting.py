@@ -3,7 +3,7 @@
 
 The model is copied with its tensors replaced by fake ones (shape, type and device, no numbers), so
 that a model of any size is counted in seconds, and the original keeps its mode, its BatchNorm
-statistics, its caches and the random state.
+statistics, its caches and the random state. PyTorch's ``FlopCounterMode`` counts the multiply-adds.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import random
+import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,12 +24,13 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeCopyMode,
     FakeTensorMode,
     UnsupportedOperatorException,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
-from keymix.analysis.operations import formula, is_free, run_in_parts
 from keymix.analysis.passes import Inputs, Passes, fitted, passes_of
 from keymix.errors import UserError, check_positive
 from keymix.layers.folding import is_folded
@@ -39,6 +42,61 @@ _NEEDS_NUMBERS = (
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
+
+_UNFIT = (AssertionError, IndexError, RuntimeError, TypeError, ValueError)
+"""What models raise over an input that they cannot take."""
+
+_OF_TORCH = ("aten", "prim", "prims", "profiler", "torchvision")
+"""Libraries whose operations cost nothing unless their names say so."""
+
+_COMPUTES = re.compile(
+    r"(^|_)("
+    r"[a-z]*(attention|dist|dot|linear|matmul|mm|mv|solve)|addr|cholesky|conv(?!ert)\w*|"
+    r"fft_[cr]2[cr]|linalg(?!_(check|cross|vector_norm))|(gru|lstm|rnn)(?!_cell)|svd"
+    r")(_|$)"
+)
+"""Names of operations that are made of products: of matrices, transforms, recurrent layers."""
+
+
+def _attention(q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **__: Any) -> int:
+    """Q K^T and A V; masks and causality are not deducted, as in PyTorch's own formula."""
+    return 2 * prod(q[:-1]) * k[-2] * (q[-1] + v[-1])
+
+
+def _vector_product(a: Sequence[int], *_: Any, **__: Any) -> int:
+    return 2 * prod(a)
+
+
+_ATEN: Any = torch.ops.aten
+_FORMULAS: dict[Any, Callable[..., int]] = {
+    _ATEN._scaled_dot_product_flash_attention_for_cpu: _attention,  # none in torch 2.11 to 2.13
+    _ATEN._scaled_dot_product_attention_math_for_mps: _attention,
+    _ATEN.mv: _vector_product,
+    _ATEN.dot: _vector_product,
+}
+"""FLOPs, from shapes, of operations that PyTorch's own counter takes for nothing."""
+
+
+def flop_counter() -> FlopCounterMode:
+    """Return PyTorch's counter with its formulas, those that users registered, and ours."""
+    return FlopCounterMode(display=False, custom_mapping=_FORMULAS)
+
+
+def computes(func: Any) -> bool:
+    """Say whether an operation has a cost: by its name, or because nobody knows its library."""
+    if func.namespace not in _OF_TORCH:
+        return True
+    return torch.Tag.pointwise not in func.tags and bool(
+        _COMPUTES.search(func._overloadpacket.__name__)
+    )
+
+
+def cannot_count(*names: str) -> UserError:
+    """Make the error of what needs all multiply-adds, and meets operations that nobody counts."""
+    return UserError(
+        f"cannot count {', '.join(names)}: no formula is known. Register one with "
+        "torch.utils.flop_counter.register_flop_formula, which returns 2 x the multiply-adds"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +131,8 @@ class Count:
             multiply-adds dense: as if no input were a spike.
         layers: The same by module, in the model's order, modules without any cost left out.
         macs_by_operation: The multiply-adds by operation.
+        uncounted: Operations that compute something and that no formula counts, such as
+            ``"aten._fft_r2c"``: they are missing in the multiply-adds.
         kinds: Class of every module by path.
     """
 
@@ -83,6 +143,7 @@ class Count:
     time_steps: int | None
     layers: tuple[LayerCount, ...]
     macs_by_operation: dict[str, int]
+    uncounted: tuple[str, ...]
     kinds: dict[str, str] = field(repr=False)
 
     @property
@@ -115,98 +176,56 @@ class Count:
 
 
 class _Where:
-    """Follows which module is running, innermost last."""
+    """Follows which module is running, innermost last; a ``mod_tracker`` for PyTorch's counter."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.running: list[str] = [""]
-        for path, module in model.named_modules():
-            module.register_forward_pre_hook(self._enter(path), prepend=True)
-            module.register_forward_hook(self._leave, always_call=True)
+        self._model = model
+        self._hooks = contextlib.ExitStack()
+        self.running = [""]
 
-    def _enter(self, path: str) -> Any:
+    def __enter__(self) -> None:
+        for path, module in self._model.named_modules():
+            for handle in (
+                module.register_forward_pre_hook(self._entering(path), prepend=True),
+                module.register_forward_hook(self._left, always_call=True),
+            ):
+                self._hooks.callback(handle.remove)
+
+    def __exit__(self, *_: object) -> None:
+        self._hooks.close()
+
+    def _entering(self, path: str) -> Any:
         def hook(_module: nn.Module, _args: Any) -> None:
             self.running.append(path)
 
         return hook
 
-    def _leave(self, _module: nn.Module, _args: Any, _out: Any) -> None:
+    def _left(self, _module: nn.Module, _args: Any, _out: Any) -> None:
         self.running.pop()
 
     @property
-    def path(self) -> str:
-        return self.running[-1]
-
-    @property
-    def inside(self) -> bool:
-        """Whether any module runs, and not what a step computes with its outputs."""
-        return len(self.running) > 1
+    def parents(self) -> set[str]:
+        """What PyTorch's counter adds an operation to."""
+        return {"Global", self.running[-1]}
 
 
-class _MacCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs every operation, adds up what formulas say, refuses operations of unknown cost."""
+class _Uncounted(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the operations under a counter that compute and have no formula."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, where: _Where) -> None:
+    def __init__(self, counter: FlopCounterMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.where = where
-        self.by_path: dict[str, int] = defaultdict(int)
-        self.by_operation: dict[str, int] = defaultdict(int)
+        self._counted = counter.flop_registry
+        self.names: set[str] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
-        macs = formula(func)
-        if macs is None and not is_free(func):
-            return run_in_parts(self, func, args, kwargs)
-        out = func(*args, **kwargs)
-        if macs is not None:
-            number = macs(args, kwargs, out)
-            self.by_path[self.where.path] += number
-            self.by_operation[str(getattr(func, "_overloadpacket", func))] += number
-        return out
-
-
-class _SavedBytes:
-    """Adds up the storages that autograd saves for the backward pass, each once."""
-
-    def __init__(self, where: _Where, model: nn.Module) -> None:
-        self.where = where
-        self.by_path: dict[str, int] = defaultdict(int)
-        # kept alive, since an address that is free may be used again
-        self._seen = {
-            t.untyped_storage()._cdata: t.untyped_storage()
-            for t in (*model.parameters(), *model.buffers())
-        }
-
-    def pack(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if self.where.inside and storage._cdata not in self._seen:
-            self._seen[storage._cdata] = storage
-            self.by_path[self.where.path] += storage.nbytes()
-        return tensor
-
-
-def _computed(model: nn.Module) -> dict[int, Any]:
-    """Stand-ins, by identity, of what modules computed from parameters: deepcopy refuses it."""
-    kept = (value for module in model.modules() for value in vars(module).values())
-    return {id(v): v.detach().clone() for v in kept if isinstance(v, Tensor) and not v.is_leaf}
-
-
-def _fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """Copy the modules, with fake tensors in place of parameters and buffers."""
-    stand_ins = _computed(model)
-    for tensor in (*model.parameters(), *model.buffers()):
-        device = "cpu" if tensor.is_meta else tensor.device
-        with mode:
-            fake = torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device
-            )
-            if isinstance(tensor, nn.Parameter):
-                fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
-        stand_ins[id(tensor)] = fake
-    return copy.deepcopy(model, stand_ins)
+        packet = getattr(func, "_overloadpacket", func)
+        if packet not in self._counted and computes(func):
+            self.names.add(str(packet))
+        return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager
@@ -233,7 +252,29 @@ def by_equation(model: nn.Module) -> None:
             module.backend = "reference"
 
 
-class _Zeros:
+class Macs(NamedTuple):
+    """Multiply-adds of a run, and the operations that nobody counts."""
+
+    by_path: dict[str, int]  # by the innermost module
+    by_operation: dict[str, int]
+    uncounted: tuple[str, ...]
+
+
+def run_counting(model: nn.Module, inputs: Inputs) -> Macs:
+    """Run a model, whose mixers compute by their equations from now on, and count."""
+    by_equation(model)
+    counter = flop_counter()
+    counter.mod_tracker = _Where(model)  # type: ignore[assignment]
+    uncounted = _Uncounted(counter)
+    with torch.no_grad(), _untouched_surroundings(), uncounted, counter:
+        model(inputs)
+    flops = counter.get_flop_counts()
+    by_operation = {str(packet): n // 2 for packet, n in flops.pop("Global", {}).items()}
+    by_path = {path: sum(counts.values()) // 2 for path, counts in flops.items()}
+    return Macs(by_path, by_operation, tuple(sorted(uncounted.names)))
+
+
+class _OneForward:
     """What is counted of a model of one tensor: its forward pass, whatever it gives back."""
 
     def example(self, shape: tuple[int, ...], batch_size: int) -> Tensor:
@@ -243,72 +284,71 @@ class _Zeros:
         return model(inputs)
 
 
-def _prepare(
-    model: nn.Module, batch: _Example, *, train: bool, mode: FakeTensorMode | None
-) -> tuple[nn.Module, Inputs]:
-    """Copy the model, in training or inference mode, and make an input for it."""
-    copied = copy.deepcopy(model, _computed(model)) if mode is None else _fake_copy(model, mode)
-    if not train:
-        copied.eval()
-    elif not (model.training or is_folded(model)):
-        copied.train()
-    with mode or contextlib.nullcontext():
-        return copied, fitted(batch.passes.example(batch.size, batch.images), copied)
+class _Trial:
+    """Runs copies of a model on made inputs of one size, with fake tensors or real ones."""
 
+    def __init__(self, model: nn.Module, size: tuple[int, ...], passes: Passes, *, fake: bool):
+        self.model, self.size, self.passes = model, size, passes
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
 
-@dataclass(frozen=True)
-class _Example:
-    """What a pass is run on: a number of images of a size, as the passes make them."""
+    def _copy(self) -> nn.Module:
+        if self.mode is None:
+            return copy.deepcopy(self.model)
+        on_cpu: dict[int, Any] = {}
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            if tensor.is_meta:
+                with self.mode:
+                    fake = torch.empty_like(tensor, device="cpu", requires_grad=False)
+                    if isinstance(tensor, nn.Parameter):
+                        fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+                on_cpu[id(tensor)] = fake
+        with FakeCopyMode(self.mode):
+            return copy.deepcopy(self.model, on_cpu)
 
-    passes: Passes
-    size: tuple[int, ...]
-    images: int = 1
+    def _inputs(self, copied: nn.Module, images: int) -> Inputs:
+        return fitted(self.passes.example(self.size, images), copied)
 
+    def macs(self) -> Macs:
+        """Count one image in inference."""
+        copied = self._copy().eval()
+        with self.mode or contextlib.nullcontext():
+            return run_counting(copied, self._inputs(copied, 1))
 
-def _saved_bytes(model: nn.Module, batch: _Example, *, fake: bool) -> dict[str, int]:
-    """Run one training pass on a copy and add up what autograd saves in it, by module."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
-    copied, x = _prepare(model, batch, train=True, mode=mode)
-    saved = _SavedBytes(_Where(copied), copied)
-    hooks = torch.autograd.graph.saved_tensors_hooks(saved.pack, _same)
-    with mode or contextlib.nullcontext(), torch.enable_grad(), hooks:
-        batch.passes.training_pass(copied, x)
-    return saved.by_path
+    def saved_bytes(self, images: int = 1) -> dict[str, int]:
+        """Run a training pass and add up what autograd saves in it, by module."""
+        copied = self._copy()
+        if not (copied.training or is_folded(copied)):
+            copied.train()
+        where = _Where(copied)
+        by_path: dict[str, int] = defaultdict(int)
+        # kept alive, since an address that is free may be used again
+        seen = {
+            t.untyped_storage()._cdata: t.untyped_storage()
+            for t in (*copied.parameters(), *copied.buffers())
+        }
 
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            inside = len(where.running) > 1  # and not what a step computes with the outputs
+            if inside and storage._cdata not in seen:
+                seen[storage._cdata] = storage
+                by_path[where.running[-1]] += storage.nbytes()
+            return tensor
 
-def _saved_bytes_per_image(model: nn.Module, one: _Example, *, fake: bool) -> dict[str, int]:
-    try:
-        return _saved_bytes(model, one, fake=fake)
-    except ValueError as error:
-        if "more than 1 value per channel" not in str(error):
-            raise
-    # BatchNorm refuses one image where it sees one position; bytes are affine in the images
-    two, three = (_saved_bytes(model, replace(one, images=n), fake=fake) for n in (2, 3))
-    return {path: 2 * two[path] - three[path] for path in two}
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+        with self.mode or contextlib.nullcontext(), torch.enable_grad(), where, hooks:
+            self.passes.training_pass(copied, self._inputs(copied, images))
+        return by_path
 
-
-def _inference_macs(model: nn.Module, one: _Example, *, fake: bool) -> _MacCounter:
-    """Run one inference pass on a copy and add up the multiply-adds."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
-    copied, x = _prepare(model, one, train=False, mode=mode)
-    by_equation(copied)
-    counter = _MacCounter(_Where(copied))
-    with torch.no_grad(), mode or contextlib.nullcontext(), counter:
-        copied(x)
-    return counter
-
-
-def run_counting(model: nn.Module, x: Tensor) -> dict[str, int]:
-    """Run a copy of a model, in which hooks stay; return multiply-adds by the innermost module."""
-    by_equation(model)
-    counter = _MacCounter(_Where(model))
-    with torch.no_grad(), _untouched_surroundings(), counter:
-        model(x)
-    return dict(counter.by_path)
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
+    def saved_bytes_per_image(self) -> dict[str, int]:
+        """Return them for one image, which BatchNorm refuses where it sees one position."""
+        try:
+            return self.saved_bytes()
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+        two, three = (self.saved_bytes(images) for images in (2, 3))  # affine in the images
+        return {path: 2 * two[path] - three[path] for path in two}
 
 
 def default_input_size(model: nn.Module) -> tuple[int, int, int]:
@@ -339,20 +379,22 @@ def default_input_size(model: nn.Module) -> tuple[int, int, int]:
 def count(model: nn.Module, input_size: Sequence[int] | None = None, *, task: str = "") -> Count:
     """Count trainable parameters, multiply-adds and activation memory, by layer and in total.
 
-    Multiply-adds (MACs) are those of matrix products, convolutions, linear and recurrent layers and
-    attention at inference, as the papers count them; softmax, norms, activations, biases, pooling
-    and resampling are free. A product of complex numbers is four of them; a Fourier transform of n
-    complex numbers is 2.5 n log2 n, of real ones half of that. keymix's own mixers are counted by
-    their equations, whichever kernel runs. Activation memory is what autograd saves in a training
-    pass, in the model's own precision: each storage once, the input included where a layer saves
-    it, parameters and buffers excluded. Of a model that is folded for inference it is that of a
-    pass in evaluation.
+    Multiply-adds (MACs) are those of matrix products, convolutions, linear layers and attention at
+    inference, as the papers count them; softmax, norms, activations, biases, pooling
+    and resampling are free. They are those of PyTorch's ``FlopCounterMode``: an operation with a
+    cost that it does not count, such as a Fourier transform, is named in ``uncounted``, and joins
+    with ``torch.utils.flop_counter.register_flop_formula``. A product of complex numbers counts as
+    one. keymix's own mixers are counted by their equations, whichever kernel runs. Activation
+    memory is what autograd saves in a training pass, in the model's own precision: each storage
+    once, the input included where a layer saves it, parameters and buffers excluded. Of a model
+    that is folded for inference it is that of a pass in evaluation.
 
     Args:
         model: Any PyTorch model that takes one tensor, or what its task's example is. It is not
             run and not changed. A model on the ``meta`` device is counted as on the CPU.
         input_size: Shape without the batch: (channels, height, width) in pixels, or (tokens, dim)
-            for a mixer alone. By default what a timm model was made for.
+            for a mixer alone. By default what a timm model was made for. A batch of 1 before
+            channels, height and width is left out where the model does not take it.
         task: Name of the task that the model is for: its training part says what the model is run
             on and how a step runs it. Empty for one tensor and the forward pass.
 
@@ -365,49 +407,55 @@ def count(model: nn.Module, input_size: Sequence[int] | None = None, *, task: st
         1253683200
 
     Raises:
-        UserError: If an operation ran whose cost nobody stated, the input size is unknown, or
-            tensors overflow.
+        UserError: If the input size is unknown, or tensors overflow.
     """
     model = getattr(model, "_orig_mod", model)  # what torch.compile wrapped
     size = default_input_size(model) if input_size is None else tuple(int(s) for s in input_size)
     if not size or min(size) < 1:
         raise UserError(f"input_size={size} must hold whole numbers of at least 1")
-    one = _Example(passes_of(task) if task else _Zeros(), size)
+    passes = passes_of(task) if task else _OneForward()
+    try:
+        return _count(model, size, passes)
+    except _UNFIT:
+        if len(size) != 4 or size[0] != 1:
+            raise
+        return _count(model, size[1:], passes)  # the first was a batch, as torchinfo takes it
+
+
+def _count(model: nn.Module, size: tuple[int, ...], passes: Passes) -> Count:
+    """Count a model on one input of exactly this size."""
     with _untouched_surroundings(), within_reach(f"{type(model).__name__} on an input of {size}"):
         try:
-            counter = _inference_macs(model, one, fake=True)
-            saved = _saved_bytes_per_image(model, one, fake=True)
+            trial = _Trial(model, size, passes, fake=True)
+            macs, saved = trial.macs(), trial.saved_bytes_per_image()
         except _NEEDS_NUMBERS:
             # the model's way depends on numbers, or an operation has no fake form: run it
-            counter = _inference_macs(model, one, fake=False)
-            saved = _saved_bytes_per_image(model, one, fake=False)
+            trial = _Trial(model, size, passes, fake=False)
+            macs, saved = trial.macs(), trial.saved_bytes_per_image()
     params: dict[str, int] = defaultdict(int)
-    seen: set[int] = set()
-    kinds: dict[str, str] = {}
-    for path, module in model.named_modules():
-        kinds[path] = type(module).__name__
-        for parameter in module.parameters(recurse=False):
-            if parameter.requires_grad and id(parameter) not in seen:
-                seen.add(id(parameter))
-                params[path] += parameter.numel()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            params[name.rpartition(".")[0]] += parameter.numel()
+    kinds = {path: type(module).__name__ for path, module in model.named_modules()}
     layers = tuple(
         LayerCount(
             path=path,
             kind=kind,
             params=params.get(path, 0),
-            macs=counter.by_path.get(path, 0),
+            macs=macs.by_path.get(path, 0),
             activation_bytes=saved.get(path, 0),
         )
         for path, kind in kinds.items()
-        if path in params or counter.by_path.get(path) or saved.get(path)
+        if path in params or macs.by_path.get(path) or saved.get(path)
     )
     return Count(
         input_size=size,
         params=sum(params.values()),
-        macs=sum(counter.by_path.values()),
+        macs=sum(macs.by_path.values()),
         activation_bytes=sum(saved.values()),
         time_steps=getattr(model, "time_steps", None),
         layers=layers,
-        macs_by_operation=dict(counter.by_operation),
+        macs_by_operation=macs.by_operation,
+        uncounted=macs.uncounted,
         kinds=kinds,
     )

@@ -273,7 +273,7 @@ def spike_study(
 
     Raises:
         UserError: If the model has no spiking neurons, or cannot take the images, there are none,
-            or an operation ran whose cost nobody stated.
+            or an operation ran that computes and that nobody counts.
     """
     cost = energy_of(energy)
     if batch_norm not in ("folded", "separate"):

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from keymix.analysis.counting import cannot_count, computes, flop_counter
 from keymix.analysis.energy import Energy
-from keymix.analysis.operations import formula, is_free, run_in_parts
 from keymix.analysis.spikes_record import EnergyBounds, InputValues, Kind, OperationReading, What
 from keymix.analysis.study_record import joined
 
@@ -175,6 +175,7 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._model, self._neurons = model, frozenset(neurons)
         self._weights: set[int] = set()
+        self._formulas = flop_counter().flop_registry
         self._tallies: dict[tuple[str, int], _Tally] = {}
         self._running: list[list[Any]] = []
         self.paused = False
@@ -222,10 +223,7 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if self.paused or any(path in self._neurons for path, _ in self._running):
             return func(*args, **kwargs)
-        macs = formula(func)
         packet = getattr(func, "_overloadpacket", func)
-        if macs is None and packet is not aten.sum and not is_free(func):
-            return run_in_parts(self, func, args, kwargs)
         out = func(*args, **kwargs)
         if packet is aten.sum:
             self._sum(args[0], out)
@@ -234,10 +232,13 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif packet in _FACTORS:
             first = _FACTORS[packet]
             self._product(*args[first : first + 2])
-        elif macs is not None:
+        elif packet in self._formulas:
             tally = self._next("other")
-            tally.calls.append((macs(args, kwargs, out), len(out)))
+            flops = self._formulas[packet](*args, **kwargs, out_val=out)
+            tally.calls.append((flops // 2, len(out)))
             tally.input.values.kind = "real"
+        elif computes(func):
+            raise cannot_count(str(packet))
         return out
 
     def _sum(self, x: Tensor, out: Tensor) -> None:

@@ -7,7 +7,7 @@ import json
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from keymix.cli.console import MOST_PIXELS, VerbParser, note, out, parse_size, say, table
+from keymix.cli.console import MOST_PIXELS, VerbParser, note, out, parse_size, say, table, warn
 from keymix.errors import UserError, one_line
 
 if TYPE_CHECKING:
@@ -148,6 +148,11 @@ def main(argv: list[str]) -> int:
         _print_layers(args.model, inner, counted, args.depth)
     if steps is not None and not args.json:
         note(_over(args.model, steps))
+    for name in sorted({name for c in counts.values() for name in c.uncounted}):
+        warn(
+            f"{name} computes and is not counted: give --import a file that registers its formula "
+            "with torch.utils.flop_counter.register_flop_formula"
+        )
     return 0
 
 

@@ -341,6 +341,7 @@ def _counted(mixer: PlannedMixer, model: nn.Module, data: DataRecord) -> CostRow
         macs=found.macs,
         activation_bytes=found.activation_bytes,
         time_steps=found.time_steps,
+        note=f"multiply-adds without {', '.join(found.uncounted)}" if found.uncounted else "",
     )
 
 

@@ -334,11 +334,11 @@ def _params(module: nn.Module) -> int:
 
 
 def _counted(model: nn.Module, size: tuple[int, ...] | None) -> dict[str, int]:
-    """Multiply-adds of one image by module; hooks stay in the model."""
+    """Multiply-adds of one image by module."""
     if size is None:
         raise UserError(f"{type(model).__name__} does not say which images it takes")
     anchor = next(model.parameters())
-    return run_counting(model, anchor.new_zeros(1, *size))
+    return run_counting(model, anchor.new_zeros(1, *size)).by_path
 
 
 def macs_within(counted: Mapping[str, int], path: str) -> int:
