@@ -8,7 +8,6 @@ import os
 import signal
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,18 +15,14 @@ import pytest
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.plugins import MixedPrecision
-from settings import EVERYTHING
-from test_resume import during, traces
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
 from keymix.data import ImageData, load
 from keymix.data.loaders import Batch
-from keymix.errors import Interrupted, KeymixWarning
 from keymix.tasks.classification.training import ClassificationTask
 from keymix.train import parts
-from keymix.train.checkpoints import checkpoint_path, checkpoints, read, usable
-from keymix.train.engine import make_training, train
+from keymix.train.engine import make_training
 from keymix.train.loop import Saver
 from keymix.train.losses import Teacher
 from keymix.train.model import build_model, load_data
@@ -185,68 +180,6 @@ def test_when_a_run_is_saved(batch: int, asked: bool, minutes: float, due: bool)
     now[0] = 60 * minutes
     interrupts.signum = signal.SIGTERM if asked else None
     assert saver.due() is due
-
-
-def as_the_trainer_kept_it(content: dict[str, Any], batches: int) -> dict[str, Any]:
-    """The layout of a checkpoint that keymix 0.1 wrote with Lightning's Trainer."""
-    ema = content["ema"] or {}
-    ended = content["batch"] == 0
-    return {
-        "epoch": content["epoch"] - ended,
-        "global_step": content["updates"],
-        "pytorch-lightning_version": "2.6.6",
-        "state_dict": {f"model.{name}": value for name, value in content["model"].items()}
-        | {f"ema.module.{name}": value for name, value in ema.items()},
-        "loops": {
-            "fit_loop": {
-                "epoch_progress": {
-                    "current": {
-                        "ready": content["epoch"] + (not ended),
-                        "processed": content["epoch"],
-                    }
-                },
-                "epoch_loop.batch_progress": {
-                    "current": {"ready": batches if ended else content["batch"]}
-                },
-            }
-        },
-        "callbacks": {"EpochRecord": content["record"]},
-        "optimizer_states": [content["optimizer"]],
-        "lr_schedulers": [content["scheduler"]],
-        "keymix": content["task"],
-    }
-
-
-@pytest.mark.parametrize("fields", [{}, EVERYTHING])
-@pytest.mark.parametrize("within", [True, False])
-def test_a_run_that_the_trainer_began_ends_the_same(
-    vary: Vary, tmp_path: Path, fields: dict[str, Any], within: bool
-) -> None:
-    recipe = vary(fields)
-    train(recipe, tmp_path / "whole")
-    with during(STEPS + 1, signal.SIGINT), pytest.raises(Interrupted):
-        train(recipe, tmp_path / "cut")
-    if not within:
-        checkpoints(tmp_path / "cut")[0].path.unlink()
-    newest = checkpoints(tmp_path / "cut")[0]
-    assert newest.path == checkpoint_path(tmp_path / "cut", 1, 2 if within else 0)
-    content = read(newest.path)
-    torch.save(as_the_trainer_kept_it(content, STEPS), newest.path)
-    converted = read(newest.path)
-    assert {name: converted[name] for name in ("version", "epoch", "batch", "updates")} == {
-        name: content[name] for name in ("version", "epoch", "batch", "updates")
-    }
-    train(recipe, tmp_path / "cut")
-    assert traces(tmp_path / "cut") == traces(tmp_path / "whole")
-
-
-@pytest.mark.parametrize("content", [[1], {}, {"version": 3}, {"keymix": {}}])
-def test_a_checkpoint_of_another_program_is_passed_over(tmp_path: Path, content: Any) -> None:
-    path = checkpoint_path(tmp_path, 1)
-    path.parent.mkdir()
-    torch.save(content, path)
-    with pytest.warns(KeymixWarning, match=path.name):
-        assert usable(tmp_path) is None
 
 
 @pytest.mark.parametrize(

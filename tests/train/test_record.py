@@ -85,17 +85,12 @@ def test_what_is_no_line_is_refused(changes: dict[str, Any]) -> None:
         from_json(EpochLine, LINE | changes, where="it")
 
 
-def test_a_line_lacks_what_its_task_ranks_by() -> None:
+def test_epochs_are_ranked_by_score_then_by_loss() -> None:
     line = from_json(EpochLine, LINE, where="it").validated
-    assert line.lacks(get_task("classification")) == ""
     assert line.rank(get_task("classification")) == (0.5, -2.0)
-    assert line.lacks(get_task("segmentation")) == "val_jaccard"
-    assert replace(line, val={"top1": 0.5}).lacks(get_task("classification")) == "val_loss"
     error = Score(key="rmse", name="error", short="rmse", label="error", better="less", high=None)
-    other = replace(line, val={"rmse": 3.0})
     numbers = Task(name="n", does="", holds="", scores=(error,), validation_loss=False)
-    assert other.lacks(numbers) == ""
-    assert other.rank(numbers) == (-3.0, 0.0)
+    assert replace(line, val={"rmse": 3.0}).rank(numbers) == (-3.0, 0.0)
 
 
 def test_the_details_of_a_task_come_back_and_are_checked() -> None:
@@ -106,15 +101,13 @@ def test_the_details_of_a_task_come_back_and_are_checked() -> None:
     mark = record.Tested(epoch=1, val=scores, test=test)
     run = replace(RUN, task="segmentation", data=MASKS, last=mark, best=mark)
     values = to_json(run)
-    assert run_from_json(values, where="it", whole=True) == run
+    assert run_from_json(values, where="it") == run
     assert values["last"]["test"] == {**scores, **own, "classes": [leaf]}
     assert run.last.test.own.read(MaskDetails).classes[0].name == "leaf"
     for name, value in (("classes", None), ("hausdorff_unit", "inch"), ("hausdorff_missed", None)):
         wrong = {**values["last"]["test"], name: value}
         with pytest.raises(UserError, match=name):
-            run_from_json(
-                {**values, "last": {**values["last"], "test": wrong}}, where="it", whole=False
-            )
+            run_from_json({**values, "last": {**values["last"], "test": wrong}}, where="it")
 
 
 @pytest.mark.parametrize(
@@ -151,24 +144,21 @@ def test_scores_are_averaged_over_all_classes_but_a_background() -> None:
 
 def test_a_summary_comes_back_the_same() -> None:
     values = to_json(RUN)
-    assert not {"task", "lost"} & values.keys()
-    assert run_from_json(values, where="it", whole=True) == RUN
-    assert "lost" in to_json(replace(RUN, lost=("a line",)))
+    assert "task" not in values
+    assert run_from_json(values, where="it") == RUN
 
 
 @pytest.mark.parametrize("key", ["model", "mixer", "seed", "params", "epochs"])
-def test_a_comparison_reads_a_summary_without_what_it_knows(key: str) -> None:
+def test_a_summary_without_a_key_is_refused(key: str) -> None:
     values = to_json(RUN)
     del values[key]
     with pytest.raises(UserError, match=f"'{key}'"):
-        run_from_json(values, where="it", whole=True)
-    assert run_from_json(values, where="it", whole=False).last == MARK
+        run_from_json(values, where="it")
 
 
 def test_a_summary_of_a_run_that_is_not_done_is_refused() -> None:
-    for values in (to_json(RUN) | {"status": "begun"}, {"model": "m"}):
-        with pytest.raises(UserError, match="status"):
-            run_from_json(values, where="it", whole=False)
+    with pytest.raises(UserError, match="status"):
+        run_from_json(to_json(RUN) | {"status": "begun"}, where="it")
 
 
 def test_a_summary_without_a_score_of_its_task_is_refused() -> None:

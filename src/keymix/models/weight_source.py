@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from timm.models import clean_state_dict, load_state_dict
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from keymix.layers.shifts import recorded_shifts
 from keymix.mixers.base import Grid
 from keymix.models.preprocessing import Config, preprocessing_of
 from keymix.records import from_json
+from keymix.weights_file import unpacked
 
 _LAST = "weights_last.safetensors"  # of a run's folder
 _WANTED = "give model.state_dict(), a file or a run's folder"
@@ -91,8 +91,7 @@ def read_source(source: str | Path | Mapping[str, Any]) -> Source:
         raise UserError(f"{called}: no such file")
     try:
         _check_kind(path)
-        content = load_state_dict(str(path))
-        facts = _facts(path)
+        content, facts = _read(path)
         size, shown = _trained_at(facts)
     except _FAILURES as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -114,7 +113,7 @@ def shifts_of(path: Path) -> str | None:
     As the option ``shifts`` takes it; None where nothing says, or patches were not shifted.
     """
     try:
-        return _shifts(_facts(path))
+        return _shifts(_read(path)[1])
     except _FAILURES as error:
         raise UserError(f"weights {str(path)!r} are damaged: {one_line(str(error))}") from None
 
@@ -130,13 +129,12 @@ def _check_kind(path: Path) -> None:
     raise ValueError(f"it begins with {start!r}; name a file that torch.save or safetensors wrote")
 
 
-def _facts(path: Path) -> dict[str, Any]:
-    """Read what a run says of itself in its weights; nothing where no run wrote them."""
+def _read(path: Path) -> tuple[Any, dict[str, Any]]:
+    """Read a file of tensors, and what a run says of itself in it; nothing where none wrote it."""
     if path.suffix != ".safetensors":
-        return {}
-    with safe_open(path, framework="pt") as stored:
-        facts = (stored.metadata() or {}).get("keymix")
-    return {} if facts is None else dict(json.loads(facts))
+        return load_state_dict(str(path)), {}
+    state, facts = unpacked(path)
+    return state, facts or {}
 
 
 def _trained_at(facts: Mapping[str, Any]) -> tuple[Grid | None, Config | None]:

@@ -67,11 +67,11 @@ class Validated:
     """An epoch and the validation scores of its weights.
 
     Args:
-        epoch: From 0; None if it is unknown.
+        epoch: From 0.
         val: Scores by name.
     """
 
-    epoch: int | None
+    epoch: int
     val: Scores
 
     def rank(self, task: Task) -> tuple[float, float]:
@@ -81,11 +81,6 @@ class Validated:
             raise ValueError(f"epoch {self.epoch} has no {task.score.key}")
         by_score, by_loss = task.score.rank(score), 0.0 if loss is None else -loss
         return by_score, by_loss
-
-    def lacks(self, task: Task) -> str:
-        """Name a validation score that epochs are ranked by and this one lacks; nothing if none."""
-        needed = [LOSS, task.score.key] if task.validation_loss else [task.score.key]
-        return next((f"val_{key}" for key in needed if self.val.get(key) is None), "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +127,8 @@ class WeightsFacts:
     Args:
         recipe: The run.
         data: Its data.
-        epoch: The weights' epoch; None where it is unknown, as of a swapped model.
-        val: Their validation scores; None of a swapped model, and of earlier versions.
+        epoch: The weights' epoch; None of a swapped model.
+        val: Their validation scores; None of a swapped model.
     """
 
     recipe: Recipe
@@ -199,14 +194,12 @@ class EpochsDone:
     Args:
         seconds: Of the epoch that is not finished.
         data: Whose images were seen.
-        lines: The epochs' lines; none in checkpoints of earlier versions.
-        lost: What of the record could not be rebuilt, a sentence each.
+        lines: The epochs' lines.
     """
 
     seconds: float
     data: SameData
-    lines: tuple[EpochLine, ...] = ()
-    lost: tuple[str, ...] = ()
+    lines: tuple[EpochLine, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +229,6 @@ class RunRecord:
         best: The epoch that validated best.
         data: The data.
         task: Name of the task.
-        lost: What of the record could not be rebuilt, a sentence each.
 
     Raises:
         UserError: If a score of the task is missing, or the task is not the data's.
@@ -253,13 +245,12 @@ class RunRecord:
     best: Tested
     data: DataRecord
     task: str = DEFAULT
-    lost: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.task != self.data.task:
             raise UserError(f"task {self.task!r} is not that of the data, {self.data.task!r}")
         for which, tested in (("last", self.last), ("best", self.best)):
-            if tested.epoch is not None and tested.epoch < 0:
+            if tested.epoch < 0:
                 raise UserError(f"{which}.epoch={tested.epoch} is no epoch")
             _check_scores(self.task_kind, f"{which}.val", tested.val)
             _check_scores(self.task_kind, f"{which}.test", tested.test.scores)
@@ -274,11 +265,8 @@ class RunRecord:
         return self.data.task_kind
 
     def omitted(self) -> tuple[str, ...]:
-        """The fields that are not written: the task of the first versions, and an empty `lost`."""
-        return (
-            *(("task",) if self.task == DEFAULT else ()),
-            *(() if self.lost else ("lost",)),
-        )
+        """The fields that are not written: the task that a record without one has."""
+        return ("task",) if self.task == DEFAULT else ()
 
 
 def _check_scores(task: Task, place: str, scores: Scores) -> None:
@@ -288,21 +276,16 @@ def _check_scores(task: Task, place: str, scores: Scores) -> None:
             raise UserError(f"{place} has no {name}")
 
 
-def run_from_json(values: Mapping[str, Any], *, where: str, whole: bool) -> RunRecord:
-    """Read a run's summary, by whichever version of keymix it was written.
+def run_from_json(values: Mapping[str, Any], *, where: str) -> RunRecord:
+    """Read a run's summary.
 
     Args:
         values: What `json.loads` gave.
         where: What is read, for the message.
-        whole: Ask for every key that this version writes; else for those that a comparison reads,
-            whose table knows the others.
 
     Raises:
         UserError: If it is damaged.
     """
-    if not whole:
-        unknown = {"model": "", "mixer": None, "seed": 0, "params": 0, "epochs": 0}
-        values = {**unknown, **values}
     data = values.get("data")
     if "task" not in values and isinstance(data, Mapping) and "task" in data:
         values = {**values, "task": data["task"]}

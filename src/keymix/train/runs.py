@@ -56,11 +56,9 @@ class Run:
         if not self.done:
             raise self._unfinished()
         try:
-            return read_summary(self.folder, whole=True)
+            return read_summary(self.folder)
         except UserError as error:
-            raise UserError(
-                f"{str(error).rstrip('.')}. `keymix train {self.folder}` rebuilds it."
-            ) from None
+            raise self._written_again(error) from None
 
     @property
     def done(self) -> bool:
@@ -81,7 +79,16 @@ class Run:
         path = self.folder / files.weights_file(which)
         if not path.exists() and not self.done:
             raise self._unfinished()
-        return files.read_weights(path)
+        try:
+            return files.read_weights(path)
+        except UserError as error:
+            raise self._written_again(error) from None
+
+    def _written_again(self, error: UserError) -> UserError:
+        return UserError(
+            f"{str(error).rstrip('.')}. `keymix train {self.folder}` writes the files of a "
+            "finished run again from its checkpoint."
+        )
 
     def _unfinished(self) -> UserError:
         return UserError(
