@@ -307,6 +307,8 @@ def test_weights_that_were_taken_away_leave_a_run_done(copy: Path, recipe: Recip
     for name in (LAST, BEST):
         (copy / name).unlink()
     assert train(recipe, copy).summary.status == "done"
+    with pytest.raises(UserError, match=r"weights_last\.safetensors"):
+        load_run(copy).model()
 
 
 def test_a_damaged_summary_is_named_with_a_remedy_where_it_is_read(copy: Path) -> None:

@@ -182,11 +182,6 @@ def write_weights(path: Path, state: Mapping[str, Tensor], facts: WeightsFacts) 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], WeightsFacts]:
     """Read weights and their facts; a file that differs from what was written is refused."""
-    if not path.exists():
-        raise UserError(
-            f"{str(path)!r} does not exist: the run has not finished its first epoch, or somebody "
-            "took the file away."
-        )
     try:
         state, facts = unpacked(path)
     except (SafetensorError, OSError, ValueError, RecursionError) as error:

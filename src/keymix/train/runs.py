@@ -77,8 +77,9 @@ class Run:
         if which not in ("last", "best"):
             raise UserError(f"weights {which!r}: choose 'last' or 'best'.")
         path = self.folder / files.weights_file(which)
-        if not path.exists() and not self.done:
-            raise self._unfinished()
+        if not path.exists():
+            gone = UserError(f"{str(path)!r} was taken away: restore it.")
+            raise gone if self.done else self._unfinished()
         try:
             return files.read_weights(path)
         except UserError as error:
