@@ -141,6 +141,7 @@ def test_a_damaged_file_of_a_finished_run_is_written_again(
 @pytest.mark.parametrize("which", [LAST, BEST])
 @pytest.mark.parametrize("place", ["facts", "first number", "last number"])
 def test_a_flipped_bit_of_weights_is_refused_in_one_line(
+    done: Run,
     copy: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -155,7 +156,9 @@ def test_a_flipped_bit_of_weights_is_refused_in_one_line(
     assert which in said
     assert "keymix train" in said
     if which == LAST:  # what a training starts from
-        model = create_model("vit_nano_p2_12", img_size=12, in_chans=1)
+        sizes = {"img_size": 12, "in_chans": 1, "num_classes": 10}
+        model = create_model("vit_nano_p2_12", **sizes, **done.recipe.model.options)
+        load_weights(model, done.folder)
         with pytest.raises(UserError, match=r"weights_last\.safetensors"):
             load_weights(model, copy)
 
@@ -171,10 +174,10 @@ def test_a_run_without_a_checkpoint_starts_from_the_beginning(
     assert traces(cut) == traces(done.folder)
 
 
-def test_a_torn_line_of_a_killed_run_comes_from_the_checkpoint(
+def test_lines_of_a_killed_run_come_from_the_checkpoint(
     done: Run, cut: Path, recipe: Recipe
 ) -> None:
-    torn_line(cut)
+    torn(cut / files.METRICS)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(recipe, cut)
