@@ -48,7 +48,7 @@ ROOMS = [
     "export",
     "cli",
 ]
-TOP = {"errors", "records", "task", "_lazy", "_version"}
+TOP = {"errors", "records", "task", "weights_file", "_lazy", "_version"}
 LOOKED_UP = {("task", "keymix.tasks")}
 """Rooms that a module at the top opens by name: the one upward look that there is."""
 HEAVY = (
@@ -256,6 +256,7 @@ SHORT = {
     "report/checked.py": "loads without torch, as records do",
     "report/sections/tuning.py": "a section of the report",
     "tasks/classification/facts.py": "a part of a task",
+    "weights_file.py": "a format, shared by two rooms",
 }
 """Files under 60 lines, each with its reason."""
 
@@ -336,7 +337,7 @@ ALLOWED = {
     "compare/plan.py": 3,
     "swap/calibration.py": 1,
     "swap/plans.py": 2,
-    "train/recipe.py": 8,
+    "train/recipe.py": 7,
     # what the codec reads and writes, and plain data of the public API
     "analysis/collapse.py": 1,
     "analysis/collapse_record.py": 1,
@@ -358,7 +359,6 @@ ALLOWED = {
     "swap/record.py": 3,
     "train/config.py": 3,
     "train/files.py": 1,
-    "train/record.py": 1,
     "train/runs.py": 1,
     # what a check of data found, which `keymix data check --json` prints
     "data/findings.py": 4,

@@ -17,11 +17,14 @@ from few_digits import brittle, small
 
 from keymix.cli import main
 from keymix.compare import folder
+from keymix.compare.execute import move_away
 from keymix.compare.folder import write_record
 from keymix.compare.run import rebuild
+from keymix.compare.runs import DAMAGED
 from keymix.errors import KeymixWarning, UserError
 from keymix.records import FormatError, to_json
 from keymix.report.record import FORMAT
+from keymix.train.checkpoints import DamagedRun
 
 TIMELY = ("created",)
 
@@ -351,11 +354,13 @@ def test_a_damaged_record_of_a_comparison_is_written_again(done, name, how):
     assert len((done / "results.csv").read_text().splitlines()) > 10
 
 
+FILES = ("summary.json", "predictions_test.npz", "environment.json", "metrics.jsonl", "recipe.json")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("how", SPOILED)
-@pytest.mark.parametrize("name", ["summary.json", "predictions_test.npz"])
-def test_a_run_that_lost_its_answers_is_named_with_the_remedy(done, name, how):
-    spoil(done / RUN / name, how)
+@pytest.mark.parametrize("name", FILES)
+def test_a_run_with_a_damaged_file_is_left_out_and_named_with_the_remedy(done, name):
+    spoil(done / RUN / name, "half")
     (failed,) = rebuild(done).failed
     assert (failed["mixer"], failed["seed"]) == ("static_key", 0)
     assert name in failed["reason"]
@@ -363,33 +368,42 @@ def test_a_run_that_lost_its_answers_is_named_with_the_remedy(done, name, how):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", SPOILED)
-@pytest.mark.parametrize("name", ["environment.json", "metrics.jsonl", "recipe.json"])
-def test_a_run_that_lost_part_of_its_record_stays_in_the_comparison(done, name, how, capsys):
-    first = record_of(done)
-    spoil(done / RUN / name, how)
-    assert main(["report", str(done)]) == 0
-    printed, record = capsys.readouterr().err, record_of(done)
-    assert record["outcome"] == first["outcome"]
-    assert all(run["status"] == "done" for run in record["runs"])
-    if (name, how) != ("environment.json", "object"):  # which records nothing, and is whole
-        assert name in printed
-    if name == "metrics.jsonl":
-        assert "has gaps" in (done / "report.html").read_text("utf-8")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["summary.json", "predictions_test.npz", "environment.json"])
+@pytest.mark.parametrize("name", ["predictions_test.npz", "weights_last.safetensors"])
 def test_a_resumed_comparison_writes_damaged_files_again(done, name):
     first = record_of(done)
     before = (done / RUN / name).read_bytes()
-    (done / RUN / name).write_bytes(before[:100])
+    (done / RUN / name).write_bytes(before[:-100])
     with pytest.warns(KeymixWarning, match=name):
         again = small(done, seeds=2, epochs=2)
     assert again.failed == []
     assert to_json(again.record)["outcome"] == first["outcome"]
-    if name != "environment.json":
-        assert (done / RUN / name).read_bytes() == before
+    assert (done / RUN / name).read_bytes() == before
+    assert not (done / f"{RUN}.damaged").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["weights_best.safetensors", "recipe.json"])
+def test_a_run_that_cannot_be_written_again_is_moved_away_and_done_again(done, name):
+    first = record_of(done)
+    before = (done / RUN / name).read_bytes()
+    spoil(done / RUN / name, "half")
+    with pytest.warns(KeymixWarning, match=r"static_key/seed0\.damaged") as said:
+        again = small(done, seeds=2, epochs=2)
+    assert len([each for each in said if "damaged" in str(each.message)]) == 1
+    assert again.failed == []
+    assert to_json(again.record)["outcome"] == first["outcome"]
+    assert (done / RUN / name).read_bytes() == before
+    assert (done / f"{RUN}.damaged" / name).read_bytes() != before
+    small(done, seeds=1, epochs=1, controls=False, overwrite=True)
+    assert not (done / f"{RUN}.damaged").exists()
+
+
+def test_a_damaged_run_that_was_moved_away_before_is_not_thrown_away(tmp_path):
+    for name in ("seed0", f"seed0{DAMAGED}"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(UserError, match=r"seed0\.damaged.*torn"):
+        move_away(tmp_path / "seed0", DamagedRun("it is torn"))
+    assert (tmp_path / "seed0").exists()
 
 
 def test_a_damaged_manifest_is_written_again_by_the_comparison(done):
@@ -401,10 +415,10 @@ def test_a_damaged_manifest_is_written_again_by_the_comparison(done):
     assert (there["identity"], there["runs"]) == (kept["identity"], kept["runs"])
 
 
-def test_scores_stand_where_weights_cannot_be_read_any_more(done):
+def test_scores_stand_where_weights_were_taken_away(done):
     first = record_of(done)
     for weights in (done / RUN).glob("weights_*"):
-        weights.write_bytes(b"torn")
+        weights.unlink()
     again = small(done, seeds=2, epochs=2)
     assert to_json(again.record)["outcome"] == first["outcome"]
     assert "weights_last.safetensors" in again.notes[0]

@@ -19,6 +19,7 @@ from keymix.hosts.base import encoder_of
 from keymix.models import create_model, load_weights
 from keymix.models.preprocessing import describe, described, preprocessing_of
 from keymix.records import from_json
+from keymix.weights_file import packed
 
 DATA: dict[str, Any] = {
     "classes": ["cat", "dog"],
@@ -64,8 +65,7 @@ def made(name: str, **more: Any) -> nn.Module:
 
 def saved(model: nn.Module, folder: Path, **facts: Any) -> Path:
     path = folder / "weights_last.safetensors"
-    record = {"keymix": json.dumps({"data": {**DATA, **facts}})}
-    save_file(model.state_dict(), path, metadata=record)
+    path.write_bytes(packed(model.state_dict(), {"data": {**DATA, **facts}}))
     return path
 
 

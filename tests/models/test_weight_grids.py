@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import timm
 import torch
-from safetensors.torch import save_file
 from timm.layers import resize_rel_pos_bias_table
 from torch import Tensor, nn
 
@@ -18,6 +16,7 @@ from each import together
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.models import create_model, load_weights
+from keymix.weights_file import packed
 from mixer_cases import stir
 from tolerances import close
 
@@ -141,8 +140,8 @@ def test_a_runs_weights_record_their_image_size(tmp_path: Path) -> None:
     theirs, mine = made("vit_micro_p4_32", (16, 64)), made("vit_micro_p4_32", (64, 16))
     data = {"image_size": [16, 64], "classes": ["a"], "in_chans": 3, "task": "classification"}
     data |= {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0}
-    facts = {"keymix": json.dumps({"data": data})}
-    save_file(theirs.state_dict(), tmp_path / "weights_last.safetensors", metadata=facts)
+    content = packed(theirs.state_dict(), {"data": data})
+    (tmp_path / "weights_last.safetensors").write_bytes(content)
     assert "pos_embed" in load_weights(mine, tmp_path).resized
     same(mine, moved(theirs, (64, 16)))
 

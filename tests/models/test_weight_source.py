@@ -3,19 +3,18 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from each import together
 from keymix.errors import UserError
 from keymix.models import create_model, load_weights
+from keymix.weights_file import packed
 from tolerances import close
 
 
@@ -73,8 +72,8 @@ def test_a_folder_is_a_run_or_refused_without_a_word_of_timms(
     nn.init.normal_(theirs.pos_embed)
     data = {"image_size": [16, 16], "classes": ["a"], "in_chans": 3, "task": "classification"}
     data |= {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0}
-    facts = {"keymix": json.dumps({"data": data})}
-    save_file(theirs.state_dict(), tmp_path / "weights_last.safetensors", metadata=facts)
+    content = packed(theirs.state_dict(), {"data": data})
+    (tmp_path / "weights_last.safetensors").write_bytes(content)
     (tmp_path / "recipe.json").write_text("{}")
     assert "name the run's folder" in refused(tmp_path / "recipe.json")
     assert load_weights(mine, tmp_path).missing == ()

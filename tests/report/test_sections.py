@@ -362,12 +362,3 @@ def test_who_learns_fastest_and_who_ends_highest_are_two_answers() -> None:
     assert table is None  # no places among ties
     record["recipe"]["schedule"] = {"epochs": 9}
     assert learning.leads(typed(record)) == ("", None)
-
-
-def test_gaps_of_a_runs_record_are_on_the_page_and_an_unknown_epoch_is_called_so():
-    record = make_record()
-    run = next(run for run in record["runs"] if run["status"] == "done")
-    run["notes"], run["best"]["epoch"] = ["metrics.jsonl lacks <the lines>"], None
-    text = render(record)
-    assert "metrics.jsonl lacks &lt;the lines&gt;" in text
-    assert "not known" in text

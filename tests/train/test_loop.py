@@ -8,7 +8,6 @@ import os
 import signal
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,18 +20,14 @@ from torch import Tensor, nn
 
 from keymix.data import ImageData, load
 from keymix.data.loaders import Batch
-from keymix.errors import KeymixWarning
-from keymix.records import FormatError
 from keymix.tasks.classification.training import ClassificationTask
 from keymix.train import parts
-from keymix.train.checkpoints import checkpoint_path, usable
 from keymix.train.engine import make_training
 from keymix.train.loop import Saver
 from keymix.train.losses import Teacher
 from keymix.train.model import build_model, load_data
 from keymix.train.nonfinite import Losses
 from keymix.train.recipe import Recipe, replace_path
-from keymix.train.record import FORMAT
 from keymix.train.scoring import effective_precision
 from keymix.train.signals import Interrupts
 from keymix.train.step import Training, make_fabric, make_optimizer, make_schedule
@@ -185,23 +180,6 @@ def test_when_a_run_is_saved(batch: int, asked: bool, minutes: float, due: bool)
     now[0] = 60 * minutes
     interrupts.signum = signal.SIGTERM if asked else None
     assert saver.due() is due
-
-
-def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
-    path = checkpoint_path(tmp_path, 1)
-    path.parent.mkdir()
-    torch.save({"format": 2}, path)
-    with pytest.raises(FormatError, match=rf"{path.name}' has format 2, .* format {FORMAT}"):
-        usable(tmp_path)
-
-
-@pytest.mark.parametrize("content", [[1], {}, {"keymix": {}}])
-def test_a_checkpoint_of_another_program_is_passed_over(tmp_path: Path, content: Any) -> None:
-    path = checkpoint_path(tmp_path, 1)
-    path.parent.mkdir()
-    torch.save(content, path)
-    with pytest.warns(KeymixWarning, match=path.name):
-        assert usable(tmp_path) is None
 
 
 @pytest.mark.parametrize(

@@ -89,17 +89,12 @@ def test_what_is_no_line_is_refused(changes: dict[str, Any]) -> None:
         from_json(EpochLine, LINE | changes, where="it")
 
 
-def test_a_line_lacks_what_its_task_ranks_by() -> None:
+def test_epochs_are_ranked_by_score_then_by_loss() -> None:
     line = from_json(EpochLine, LINE, where="it").validated
-    assert line.lacks(get_task("classification")) == ""
     assert line.rank(get_task("classification")) == (0.5, -2.0)
-    assert line.lacks(get_task("segmentation")) == "val_jaccard"
-    assert replace(line, val={"top1": 0.5}).lacks(get_task("classification")) == "val_loss"
     error = Score(key="rmse", name="error", short="rmse", label="error", better="less", high=None)
-    other = replace(line, val={"rmse": 3.0})
     numbers = Task(name="n", does="", holds="", scores=(error,), validation_loss=False)
-    assert other.lacks(numbers) == ""
-    assert other.rank(numbers) == (-3.0, 0.0)
+    assert replace(line, val={"rmse": 3.0}).rank(numbers) == (-3.0, 0.0)
 
 
 def test_the_details_of_a_task_come_back_and_are_checked() -> None:
@@ -154,9 +149,7 @@ def test_scores_are_averaged_over_all_classes_but_a_background() -> None:
 
 def test_a_summary_comes_back_the_same() -> None:
     values = to_json(RUN)
-    assert "lost" not in values
     assert from_json(RunRecord, values, where="it") == RUN
-    assert "lost" in to_json(replace(RUN, lost=("a line",)))
 
 
 @pytest.mark.parametrize("number", [2, None])

@@ -20,7 +20,7 @@ from settings import EVERYTHING
 
 from keymix.cli import main
 from keymix.data import load
-from keymix.errors import Interrupted, KeymixWarning, UserError
+from keymix.errors import Interrupted, UserError
 from keymix.tasks.classification.training import ClassificationTask
 from keymix.train import engine, files
 from keymix.train.checkpoints import checkpoints
@@ -243,22 +243,6 @@ def test_ignored_signal_stays_ignored(vary: Vary, tmp_path: Path) -> None:
     assert not any(checkpoint.steps for checkpoint in checkpoints(tmp_path / "run"))
 
 
-def test_both_checkpoints_damaged_start_over(tiny: Recipe, tmp_path: Path, whole: Any) -> None:
-    with during(13, signal.SIGINT), pytest.raises(Interrupted):
-        train(tiny, tmp_path / "run")
-    there = checkpoints(tmp_path / "run")
-    assert len(there) == 2
-    for checkpoint in there:
-        checkpoint.path.write_bytes(checkpoint.path.read_bytes()[:1000])
-    with pytest.warns(KeymixWarning) as said:
-        train(tiny, tmp_path / "run")
-    assert [str(w.message).partition("); ")[2] for w in said] == [
-        "resuming from the one before",
-        "there is no other; starting over",
-    ]
-    assert traces(tmp_path / "run") == whole
-
-
 def test_damaged_checkpoint_is_named_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -274,22 +258,9 @@ def test_damaged_checkpoint_is_named_in_one_line(
     plan = [line for line in printed if " to train on, " in line]
     assert len(plan) == 1
     assert [line for line in printed if not line.startswith("epoch ") and line not in plan] == [
-        f"keymix: warning: checkpoint {str(newest)!r} is damaged (File is not a zip file); "
-        "resuming from the one before"
+        f"keymix: warning: the checkpoint {str(newest)!r} is damaged (File is not a zip file); "
+        "resuming from epochs_00001.ckpt"
     ]
-
-
-def test_truncated_weights_are_named_with_a_remedy(
-    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = shutil.copytree(tiny_run, tmp_path / "run")
-    weights = folder / "weights_last.safetensors"
-    weights.write_bytes(weights.read_bytes()[:2000])
-    assert main(["eval", str(folder)]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "weights_last.safetensors" in said
-    assert "--overwrite" in said
 
 
 def test_run_killed_while_it_throws_another_away_can_be_repeated(

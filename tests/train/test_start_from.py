@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
 from collections.abc import Callable
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from timm.data import resolve_model_data_config
 from timm.models.metaformer import Attention, MetaFormer, SepConv
 from torch import nn
@@ -22,6 +20,7 @@ from keymix.models import create_model
 from keymix.train.engine import train
 from keymix.train.model import start_from
 from keymix.train.recipe import Recipe, from_dict
+from keymix.weights_file import packed
 
 SMALL: dict[str, dict[str, Any]] = {
     "vit_micro_p4_32": {"embed_dim": 16, "depth": 2, "num_heads": 2},
@@ -37,7 +36,14 @@ def made(name: str, **options: Any) -> nn.Module:
 
 def saved(model: nn.Module, folder: Path, **facts: Any) -> Path:
     path = folder / "weights_last.safetensors"
-    save_file(model.state_dict(), path, metadata={"keymix": json.dumps({"data": facts})})
+    shown: dict[str, Any] = {
+        "classes": ["a"],
+        "in_chans": 3,
+        "task": "classification",
+        "crop_pct": 1.0,
+    }
+    shown |= {"mean": [0.5] * 3, "std": [0.5] * 3}
+    path.write_bytes(packed(model.state_dict(), {"data": {**shown, **facts}}))
     return path
 
 

@@ -366,8 +366,6 @@ def _print_spikes(record: ComparisonRecord) -> None:
 
 def print_open_runs(result: Comparison) -> None:
     """Say on standard error which runs failed or are missing, and what could not be done."""
-    from keymix.report.record import DoneRun
-
     record = result.record
     lines = [_line(run) for run in record.unfinished("failed")]
     missing = [_line(run) for run in record.unfinished("missing")]
@@ -375,12 +373,6 @@ def print_open_runs(result: Comparison) -> None:
     lines += shown
     if len(shown) < len(missing):
         lines.append(f"missing: {len(missing) - len(shown)} more runs")
-    lines += [
-        f"note: {run.mixer}, seed {run.seed}: {note}"
-        for run in record.runs
-        if isinstance(run, DoneRun)
-        for note in run.notes or ()
-    ]
     lines += [f"note: {note}" for note in result.notes]
     if record.environment_warning:
         lines.append(f"note: {record.environment_warning}")

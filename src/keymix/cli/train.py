@@ -114,7 +114,7 @@ def _print_run(run: Run, *, as_json: bool) -> None:
     kind = summary.task_kind
     rows = []
     for which, epoch in (("last", summary.last), ("best", summary.best)):
-        cells = [which, "not known" if epoch.epoch is None else str(epoch.epoch + 1)]
+        cells = [which, str(epoch.epoch + 1)]
         rows.append(
             [*cells, *scores.cells(epoch.val, kind), *scores.cells(epoch.test.scores, kind)]
         )

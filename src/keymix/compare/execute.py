@@ -11,7 +11,6 @@ from __future__ import annotations
 import concurrent.futures
 import queue
 import signal
-import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -34,14 +33,16 @@ from keymix.compare.executor import (
     reason,
 )
 from keymix.compare.plan import Job, Plan
-from keymix.compare.runs import is_done
+from keymix.compare.runs import DAMAGED
 from keymix.data.dataset import ImageData
 from keymix.data.specs import task_name
-from keymix.errors import Interrupted, KeymixWarning, WriteError
+from keymix.errors import Interrupted, KeymixWarning, UserError, WriteError
 from keymix.mixers.registry import import_file
 from keymix.task import get_task
+from keymix.train.checkpoints import DamagedRun
 from keymix.train.engine import train
-from keymix.train.files import METRICS, InUse, epoch_lines, line_text, locked
+from keymix.train.files import METRICS, locked, read_metrics
+from keymix.train.folder import is_finished
 from keymix.train.model import load_data
 from keymix.train.recipe import DataConfig, Recipe
 from keymix.train.record import EpochLine
@@ -83,9 +84,16 @@ class Runner:
 
     def train(self, recipe: Recipe, folder: str) -> None:
         """Train one run; SIGTERM raises Interrupted, as does SIGINT where it is not ignored."""
-        images, after = self._images(recipe), self._on_epoch
-        _wait_for(Path(folder))
-        train(recipe, folder, progress=None if after is None else lambda line: after(), data=images)
+        images, after, place = self._images(recipe), self._on_epoch, Path(folder)
+        report = None if after is None else lambda line: after()
+        if place.exists():
+            with locked(place, "run", patience=_PATIENCE):
+                pass  # a worker whose parent was killed a moment ago has let go of the run
+        try:
+            train(recipe, place, progress=report, data=images)
+        except DamagedRun as error:
+            move_away(place, error)
+            train(recipe, place, progress=report, data=images)
 
     def try_out(self, recipe: Recipe, runs: float) -> Trial | None:
         """Time a few steps of a recipe, for ``runs`` runs in a row; None if they fail."""
@@ -100,17 +108,14 @@ class Runner:
         return self._data[1]
 
 
-def _wait_for(folder: Path) -> None:
-    """Wait for a worker to let go of a run whose parent was killed a moment ago."""
-    deadline = time.monotonic() + _PATIENCE
-    while folder.exists():
-        try:
-            with locked(folder, "run"):
-                return
-        except InUse:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
+def move_away(folder: Path, error: DamagedRun) -> None:
+    """Rename the folder of a damaged run, so that the run can be done again, and warn."""
+    aside = folder.with_name(f"{folder.name}{DAMAGED}")
+    if aside.exists():
+        raise UserError(f"move {str(aside)!r} away, which is there from before: {error.cause}")
+    folder.rename(aside)
+    text = f"{error.cause}; the run is moved to {str(aside)!r} and trained again"
+    warnings.warn(text, KeymixWarning, stacklevel=3)
 
 
 _runner = Runner()  # of a worker process
@@ -138,7 +143,7 @@ def try_run(recipe: Recipe, runs: float) -> Trial | None:
 
 def train_runs(plan: Plan, data: ImageData, *, watch: Watcher) -> Failures:
     """Train the runs that are not done, one seed of all mixers after the other."""
-    todo = [plan.job(m, seed) for m, seed in plan.pairs if not is_done(plan.folder(m, seed))]
+    todo = [plan.job(m, seed) for m, seed in plan.pairs if not is_finished(plan.folder(m, seed))]
     jobs = [replace(job, score=data.task.score) for job in todo]
     watch(Event(kind="plan", done=len(plan.pairs) - len(jobs), total=len(plan.pairs)))
     if not jobs:
@@ -185,7 +190,7 @@ def trials_here(plan: Plan, jobs: Sequence[Job], data: ImageData) -> dict[str, T
 
 def expected(plan: Plan, data: ImageData) -> str:
     """Say how long the runs that are left would take, by a trial of each mixer in this process."""
-    jobs = [plan.job(m, seed) for m, seed in plan.pairs if not is_done(plan.folder(m, seed))]
+    jobs = [plan.job(m, seed) for m, seed in plan.pairs if not is_finished(plan.folder(m, seed))]
     trials, sizes = trials_here(plan, jobs, data), data.record().sizes
     found = eta.estimated(plan, jobs, trials, sizes=sizes, unmeasured=unmeasured(plan))
     return "all runs are finished" if found is None else found.text()
@@ -390,39 +395,29 @@ class Schedule:
 
 
 class NewEpochs:
-    """The lines that a run's ``metrics.jsonl`` gains, from now on.
+    """The lines that a run's ``metrics.jsonl`` gains, from now on; it need not exist yet.
 
-    Every epoch replaces the file as a whole, and what follows the lines read before is new. A run
-    that resumes first drops the lines behind its checkpoint and trains those epochs again: of a
-    file with another beginning, lines that differ from those read before are new. The file need
-    not exist yet.
+    Every epoch replaces the file as a whole. A run that resumes drops the lines behind its
+    checkpoint first, and trains those epochs again: their lines are new, too.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._status: tuple[int, ...] = ()
-        self._read = b""
-        self._lines: dict[int, str] = {}
+        self._lines: list[EpochLine] = []
         self.read()
 
     def read(self) -> list[EpochLine]:
-        """Return the new lines; one that is not whole yet waits."""
+        """Return the new lines."""
         try:
             found = self._path.stat()
-            status = (found.st_ino, found.st_size, found.st_mtime_ns)
-            if status == self._status:
-                return []
-            content = self._path.read_bytes()
         except OSError:
             return []
-        whole = content[: content.rfind(b"\n") + 1]
-        grown = whole.startswith(self._read)
-        lines = epoch_lines(whole[len(self._read) :] if grown else whole)
-        texts = {line.epoch: line_text(line) for line in lines}
-        new = [line for line in lines if self._lines.get(line.epoch) != texts[line.epoch]]
-        if not grown:
-            last = max(texts, default=-1)
-            self._lines = {epoch: text for epoch, text in self._lines.items() if epoch <= last}
-        self._lines |= texts
-        self._status, self._read = status, whole
+        status = (found.st_ino, found.st_size, found.st_mtime_ns)
+        if status == self._status:
+            return []
+        lines = read_metrics(self._path)
+        known = {line.epoch: line for line in self._lines}
+        new = [line for line in lines if line != known.get(line.epoch)]
+        self._status, self._lines = status, lines
         return new

@@ -21,7 +21,7 @@ from keymix.compare import tune
 from keymix.compare.costs import COSTS, SPIKES
 from keymix.compare.plan import Plan, Planned
 from keymix.compare.references import ARRAYS, FACTS
-from keymix.compare.runs import Finished, Reading
+from keymix.compare.runs import DAMAGED, Finished, Reading
 from keymix.data.record import DataRecord, SameImages
 from keymix.errors import KeymixWarning, UserError, one_line
 from keymix.records import FormatError, differences, from_json, to_json
@@ -167,8 +167,7 @@ def check_folder(out: Path) -> None:
 
 def clear(out: Path, runs: Sequence[str]) -> None:
     """Delete what a comparison made in its folder, and nothing else."""
-    for name in runs:
-        place = out / name
+    for place in (out / f"{name}{ending}" for name in runs for ending in ("", DAMAGED)):
         if place.is_dir() and place.resolve().is_relative_to(out.resolve()):
             clear_parts(place)
             run_folder.clear(place)

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 
@@ -20,21 +20,13 @@ from keymix.records import Own, differences
 from keymix.report.part import Page, RunAnswers, page_of
 from keymix.report.record import DoneRun, HistoryLine, Lines, Mark, Number, OpenRun, Which
 from keymix.task import LOSS, Task
-from keymix.train.files import METRICS, PREDICTIONS, SUMMARY, read_metrics
-from keymix.train.folder import (
-    can_be_tested,
-    check_metrics,
-    is_finished,
-    read_answers,
-    read_environment,
-    read_summary,
-    recorded_recipe,
-)
+from keymix.train.files import METRICS, SUMMARY, read_metrics
+from keymix.train.folder import read_finished
 from keymix.train.recipe import Recipe
-from keymix.train.record import Environment, Tested
+from keymix.train.record import Tested
 
-T = TypeVar("T")
-
+DAMAGED = ".damaged"
+"""Ends the name of the folder that a damaged run is moved to before it is trained again."""
 NOT_STARTED = "it has not started"
 _HERE = ("name", "data.spec", "data.workers")  # parts of a recipe that change no result
 
@@ -66,17 +58,6 @@ class Finished:
 
 Reading = Finished | OpenRun
 """A run as it was found."""
-
-
-def is_done(folder: Path) -> bool:
-    """Whether a run is finished, so that it is not trained again; nor are damaged files written.
-
-    One that is damaged and cannot be mended counts as done: reading it says why it failed.
-    """
-    try:
-        return is_finished(folder)
-    except UserError:
-        return True
 
 
 def read_runs(
@@ -119,8 +100,15 @@ def read_run(
 
 def _read_done(plan: Plan, mixer: PlannedMixer, seed: int, images: SameImages) -> Finished:
     folder = plan.folder(mixer, seed)
-    _check_recipe(folder, plan.recipe_for(mixer, seed))
-    summary = _read(folder, lambda: read_summary(folder))
+    try:
+        there = read_finished(folder)
+    except UserError as error:
+        raise UserError(
+            f"{str(error).rstrip('.')}. Run the same `keymix compare` command again: it writes the "
+            "file from the run's checkpoint, or else trains the run again"
+        ) from None
+    _check_recipe(there.recipe, plan.recipe_for(mixer, seed))
+    summary = there.summary
     data, task = summary.data, summary.data.task_kind
     changed = SameImages.of(data).changed(images)
     if changed:
@@ -138,16 +126,8 @@ def _read_done(plan: Plan, mixer: PlannedMixer, seed: int, images: SameImages) -
                 **{f"val_{key}": _finite(line.val.get(key)) for key in validated},
             },
         )
-        for line in read_metrics(folder / METRICS)
+        for line in there.lines
     )
-    notes, environment = list(summary.lost), Environment()
-    try:
-        environment = read_environment(folder)
-        if not notes:
-            check_metrics(folder, plan.recipe.schedule.epochs)
-    except UserError as error:
-        again = "The same `keymix compare` command writes again what can be had of it"
-        notes.append(f"{str(error).rstrip('.')}. {again}")
     run = DoneRun(
         mixer=mixer.label,
         seed=seed,
@@ -157,41 +137,25 @@ def _read_done(plan: Plan, mixer: PlannedMixer, seed: int, images: SameImages) -
         seconds=summary.seconds,
         last=_mark(summary.last, task, page),
         best=_mark(summary.best, task, page),
-        notes=tuple(notes) or None,
         history=history,
         trained_with=0,
     )
     found = Finished(
         run=run,
-        answers=_read(folder, lambda: read_answers(folder / PREDICTIONS, data)),
+        answers=there.answers,
         details=summary.last.test.own,
-        environment=lines(environment),
+        environment=lines(there.environment),
         data=data,
     )
     return replace(found, run=replace(run, own=Own.of(page.keep_run(found.tested, data))))
 
 
-def _read(folder: Path, read: Callable[[], T]) -> T:
-    """Read a file of a finished run; say how it is mended if it is damaged."""
-    try:
-        return read()
-    except UserError as error:
-        remedy = "Restore it, or move the run's folder away to train it again"
-        if can_be_tested(folder):
-            remedy = (
-                "Run the same `keymix compare` command again, which writes it from the run's "
-                "checkpoint or weights"
-            )
-        raise UserError(f"{str(error).rstrip('.')}. {remedy}") from None
-
-
-def _check_recipe(folder: Path, wanted: Recipe) -> None:
+def _check_recipe(there: Recipe, wanted: Recipe) -> None:
     """Refuse a folder that somebody filled with another run.
 
     Images may be in another place on another machine: their fingerprint is checked instead.
     """
-    there = recorded_recipe(folder).to_dict()
-    for key, found, here in differences(there, wanted.to_dict()):
+    for key, found, here in differences(there.to_dict(), wanted.to_dict()):
         if key not in _HERE:
             raise UserError(
                 f"its folder holds another run: {key} is {found!r} there and {here!r} here. Move "
@@ -214,7 +178,7 @@ def _mark(tested: Tested, task: Task, page: Page) -> Mark:
         value = tested.test.own.values.get(key)
         test[key] = _finite(value) if isinstance(value, int | float) else None
     return Mark(
-        epoch=None if tested.epoch is None else tested.epoch + 1,
+        epoch=tested.epoch + 1,
         val={key: _finite(tested.val.get(key)) for key in keys},
         test=test,
     )

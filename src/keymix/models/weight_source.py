@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from timm.models import clean_state_dict, load_state_dict
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from keymix.errors import UserError, one_line
 from keymix.mixers.base import Grid
 from keymix.models.preprocessing import Config, preprocessing_of
 from keymix.records import from_json
+from keymix.weights_file import unpacked
 
 _LAST = "weights_last.safetensors"  # of a run's folder
 _WANTED = "give model.state_dict(), a file or a run's folder"
@@ -83,8 +83,8 @@ def read_source(source: str | Path | Mapping[str, Any]) -> Source:
         raise UserError(f"{called}: no such file")
     try:
         _check_kind(path)
-        content = load_state_dict(str(path))
-        size, shown = _trained_at(path)
+        content, facts = _read(path)
+        size, shown = _trained_at(facts)
     except _FAILURES as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"{called} are damaged, or no {_KINDS[2:]}: {one_line(reason)}") from None
@@ -104,18 +104,16 @@ def _check_kind(path: Path) -> None:
     raise ValueError(f"it begins with {start!r}; name a file that torch.save or safetensors wrote")
 
 
-def _facts(path: Path) -> dict[str, Any]:
-    """Read what a run says of itself in its weights; nothing where no run wrote them."""
+def _read(path: Path) -> tuple[Any, dict[str, Any]]:
+    """Read a file of tensors, and what a run says of itself in it; nothing where none wrote it."""
     if path.suffix != ".safetensors":
-        return {}
-    with safe_open(path, framework="pt") as stored:
-        facts = (stored.metadata() or {}).get("keymix")
-    return {} if facts is None else dict(json.loads(facts))
+        return load_state_dict(str(path)), {}
+    state, facts = unpacked(path)
+    return state, facts or {}
 
 
-def _trained_at(path: Path) -> tuple[Grid | None, Config | None]:
+def _trained_at(facts: Mapping[str, Any]) -> tuple[Grid | None, Config | None]:
     """Return height and width of a run's images, and how they were shown; None of other weights."""
-    facts = _facts(path)
     if not facts:
         return None, None
     data = from_json(_Shown, facts["data"], where="the record of its data")

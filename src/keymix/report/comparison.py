@@ -44,7 +44,6 @@ def render(record: ComparisonRecord) -> str:
     view = {
         "r": record,
         "looks": looks,
-        "noted": [run for run in done if run.notes],
         "absent": [label for label in record.labels if not record.finished(label)],
         "done": len(done),
         "reference_labels": trained,

@@ -58,10 +58,10 @@ def check_finite(record: Any) -> None:
 class Mark:
     """The scores of a run on validation and test at an epoch, by the names of its task's scores.
 
-    Epochs are counted from 1; None where it is not known.
+    Epochs are counted from 1.
     """
 
-    epoch: int | None
+    epoch: int
     val: Mapping[str, Number | None]
     test: Mapping[str, Number | None]
 
@@ -78,9 +78,8 @@ class HistoryLine:
 class DoneRun(Sparse):
     """A finished run: training time, scores of the last epoch and of that best on validation.
 
-    `reason` is None, since there is nothing to explain; `notes` say what its files lack, and
-    `trained_with` is the position of its environment in the record's. The task's page's ``run`` is
-    `own`.
+    `reason` is None, since there is nothing to explain, and `trained_with` is the position of its
+    environment in the record's. The task's page's ``run`` is `own`.
     """
 
     mixer: str
@@ -91,7 +90,6 @@ class DoneRun(Sparse):
     seconds: Number
     last: Mark
     best: Mark
-    notes: tuple[str, ...] | None = None
     history: tuple[HistoryLine, ...]
     trained_with: int
     own: Own = field(default_factory=Own, metadata=spread())

@@ -9,7 +9,10 @@ A checkpoint is a mapping of plain values and tensors, written with ``torch.save
 - ``model``, ``ema``: state of the model, and of its moving average (None without);
 - ``optimizer``, ``scheduler`` (None where the rate is constant), ``scaler`` (empty but of float16);
 - ``task``: sums of the epoch's losses, the last learning rate, and the digest of a teacher;
-- ``record``: lines of the epochs, seconds of the unfinished one, whose images it saw, what is lost.
+- ``record``: lines of the epochs, seconds of the unfinished one, and whose images it saw.
+
+It is all that a run resumes from, but for the weights of the best epoch so far, which a file of
+their own keeps.
 """
 
 from __future__ import annotations
@@ -21,18 +24,45 @@ import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
 
-from keymix.errors import KeymixWarning
-from keymix.records import check_format, from_json
+from keymix.errors import KeymixWarning, UserError
+from keymix.records import FormatError, check_format, from_json
 from keymix.train import files
 from keymix.train.record import FORMAT, EpochsDone
 
 KEPT = 2
 
 _NAME = re.compile(r"epochs_(\d+)(?:_step_(\d+))?\.ckpt")
+_PARTS: Mapping[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("epoch", "batch", "updates"), int),
+    **dict.fromkeys(("model", "optimizer", "scaler", "task"), dict),
+    **dict.fromkeys(("ema", "scheduler"), (dict, NoneType)),
+}
+_UNREADABLE = (
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    pickle.UnpicklingError,
+    zipfile.BadZipFile,
+)
+
+
+class DamagedRun(UserError):
+    """A run that can neither be used as it is nor be written again from its checkpoints."""
+
+    def __init__(self, cause: str) -> None:
+        self.cause = cause.rstrip(".")
+        super().__init__(
+            f"{self.cause}. Restore it from a copy, or train again from the start with --overwrite."
+        )
 
 
 class Checkpoint(NamedTuple):
@@ -81,41 +111,51 @@ def resume_hint(folder: Path, *, overwrite: bool = False) -> str:
     return f"{str(newest.path)!r} is saved ({newest.place}); {how} resumes from it"
 
 
-def usable(folder: Path, *, resumes: bool = False) -> tuple[Checkpoint, EpochsDone] | None:
-    """The newest whole checkpoint, with what it keeps of the epochs before it; None without one.
+def newest(folder: Path) -> tuple[dict[str, Any], EpochsDone] | None:
+    """Read the newest checkpoint that loads, and its record; None where there is none at all.
 
-    A damaged one is named in a `KeymixWarning`, which says what a run `resumes` from, and passed
-    over.
+    One that does not load is named in a `KeymixWarning` and passed over; where none loads, the run
+    is a `DamagedRun`.
     """
-    there = checkpoints(folder)
-    for place, checkpoint in enumerate(there):
-        content = _read(checkpoint.path)
-        if isinstance(content, dict):
-            where = f"the checkpoint {str(checkpoint.path)!r}"
-            check_format(content, FORMAT, where=where)
-            return checkpoint, from_json(EpochsDone, content["record"], where=where)
-        older = place + 1 < len(there)
-        remedy = "resuming from the one before" if older else "there is no other; starting over"
-        warnings.warn(
-            f"checkpoint {str(checkpoint.path)!r} is damaged ({content})"
-            + (f"; {remedy}" if resumes else ""),
-            KeymixWarning,
-            stacklevel=2,
-        )
+    found, wrong = checkpoints(folder), list[str]()
+    for place in found:
+        try:
+            content = _read(place.path)
+        except FormatError:
+            raise
+        except UserError as error:
+            wrong.append(str(error))
+            continue
+        for damaged in wrong:
+            text = f"{damaged}; resuming from {place.path.name}"
+            warnings.warn(text, KeymixWarning, stacklevel=3)
+        return content
+    if wrong:
+        raise DamagedRun("; ".join(wrong))
     return None
 
 
-def _read(path: Path) -> dict[str, Any] | str:
-    """The content of a checkpoint, checksums compared; or why it cannot be used."""
+def _read(path: Path) -> tuple[dict[str, Any], EpochsDone]:
+    """Read a checkpoint, checksums compared, and its record of the epochs that are done."""
+    where = f"the checkpoint {str(path)!r}"
     try:
         with zipfile.ZipFile(path) as archive:
             bad = archive.testzip()
-        if bad is not None:
-            return f"checksum of {bad} is wrong"
-        content = read(path)
-    except (OSError, RuntimeError, EOFError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
-        return str(error).splitlines()[0] if str(error) else type(error).__name__
-    return content if isinstance(content, dict) and "format" in content else "it is none of keymix"
+        content = None if bad else torch.load(path, map_location="cpu", weights_only=True)
+    except _UNREADABLE as error:
+        bad, content = (str(error).splitlines() or [type(error).__name__])[0], None
+    if bad:
+        raise UserError(f"{where} is damaged ({bad})")
+    if not isinstance(content, dict) or "format" not in content:
+        raise UserError(f"{where} is none of keymix")
+    check_format(content, FORMAT, where=where)
+    for name, kind in _PARTS.items():
+        if not isinstance(content.get(name), kind):
+            raise UserError(f"{where} is damaged ({name} is a {type(content.get(name)).__name__})")
+    record = from_json(EpochsDone, content.get("record"), where=where)
+    if [line.epoch for line in record.lines] != [*range(content["epoch"])]:
+        raise UserError(f"{where} is damaged (its lines are not those of its epochs)")
+    return content, record
 
 
 def save(folder: Path, state: Mapping[str, Any]) -> None:
@@ -124,9 +164,3 @@ def save(folder: Path, state: Mapping[str, Any]) -> None:
     torch.save({"format": FORMAT, **state}, content)
     path = checkpoint_path(folder, state["epoch"], state["batch"])
     files.write_atomically(path, lambda stream: stream.write(content.getbuffer()))
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Read a checkpoint that is known to be whole."""
-    content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    return content

@@ -20,7 +20,7 @@ from keymix.errors import UserError, WriteError
 from keymix.task import Task
 from keymix.train import files
 from keymix.train.callbacks import Callback, Report, TrainingPlan
-from keymix.train.checkpoints import read, resume_hint
+from keymix.train.checkpoints import checkpoints, resume_hint
 from keymix.train.environment import environment
 from keymix.train.evaluation import eval_loader, record_of, score_split
 from keymix.train.files import locked
@@ -42,7 +42,7 @@ from keymix.train.nonfinite import Losses
 from keymix.train.parts import Evaluated, training_of
 from keymix.train.recipe import Recipe
 from keymix.train.record import Environment, RunRecord, Tested, Validated, WeightsFacts
-from keymix.train.resume import Progress, mend, progress_of, validated, warn_of_lost
+from keymix.train.resume import Progress, resumed
 from keymix.train.runs import Run
 from keymix.train.signals import interruptible
 from keymix.train.step import Training, check_precision, deterministic, make_fabric
@@ -110,60 +110,43 @@ def train(
     ):
         if is_done(folder, recipe, overwrite=overwrite):  # by another process meanwhile
             return run
-        if not overwrite and mend(run):
-            return run
-        if overwrite or not _has_begun(folder):
-            find_weights(recipe.model)  # or refuse, before the data is read
+        fresh = overwrite or not checkpoints(folder)
+        weights = find_weights(recipe.model) if fresh else None  # or refuse, before data is read
         images = data if data is not None else _opened(recipe)
         model = model_for(recipe, images.record())
         _check_readout(model)
         params = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        batches = training_batches(recipe, images)  # or refuse, before anything is written
-        before = Progress() if overwrite else progress_of(run, images, model)
-        fresh = before.checkpoint is None and not before.trained
-        weights = find_weights(recipe.model) if fresh else None
-        if weights is not None:  # before anything is written, and before the average of weights
+        batches = training_batches(recipe, images)
+        if weights is not None:  # before the average of weights
             start_from(model, weights)
-        training = None
-        if not before.trained:  # or refuse, before anything is written
-            training = make_training(recipe, images, model, folder, steps=len(batches))
-        if overwrite:
-            clear(folder, recipe=False)  # replaced below: the folder stays a run's all the time
+        training = make_training(recipe, images, model, folder, steps=len(batches))
+        before = Progress() if overwrite else resumed(run, images, training)
+        if overwrite:  # nothing was written so far; the recipe is replaced below
+            clear(folder, recipe=False)  # so that the folder stays a run's all the time
         try:
-            _start(run, before)
+            _start(run, before, fresh=fresh)
             record = EpochRecord(
                 folder,
                 images=len(images.train),
                 facts=WeightsFacts(recipe=recipe, data=images.record()),
                 before=before,
             )
-            callback.on_train_start(_plan(run, before, images, params=params, steps=len(batches)))
-            if training is not None:
-                saver = Saver(training, record, interrupts, minutes=checkpoint_minutes)
-                with interrupts.deferred():
-                    _resume(training, record, before)
-                    validation = eval_loader(recipe, images, "val")
-                    fit(training, batches, validation, saver, callback)
-                interrupts.look()
-                record.keep_last(training.task)
-                model = training.task.evaluated
-            _finish(run, images, record, model, params=params)
+            callback.on_train_start(_plan(run, before, images, training, params=params))
+            saver = Saver(training, record, interrupts, minutes=checkpoint_minutes)
+            with interrupts.deferred():
+                validation = eval_loader(recipe, images, "val")
+                fit(training, batches, validation, saver, callback)
+            interrupts.look()
+            record.keep_last(training.task)
+            _finish(run, images, record, training.task.evaluated, params=params)
             callback.on_test_end(run.summary)
         except WriteError as error:
             raise WriteError(f"{error}; {resume_hint(folder, overwrite=overwrite)}.") from error
     return run
 
 
-def _resume(training: Training, record: EpochRecord, before: Progress) -> None:
-    """Continue where the checkpoint stands, if there is one."""
-    if before.checkpoint is not None:
-        content = read(before.checkpoint.path)
-        training.restore(content)
-        record.start(content["record"]["seconds"])
-
-
 def _plan(
-    run: Run, before: Progress, images: ImageData, *, params: int, steps: int
+    run: Run, before: Progress, images: ImageData, training: Training, *, params: int
 ) -> TrainingPlan:
     """Say what is going to be trained."""
     return TrainingPlan(
@@ -172,8 +155,8 @@ def _plan(
         task=images.task,
         items=images.kind.nouns,
         sizes=(len(images.train), len(images.val), len(images.test)),
-        steps=steps,
-        done=before.steps_done(steps, run.recipe.schedule.epochs),
+        steps=training.steps,
+        done=training.done,
         lines=before.lines,
         params=params,
         device=device_of_this_machine().type,
@@ -197,16 +180,9 @@ def _check_readout(model: nn.Module) -> None:
         )
 
 
-def _has_begun(folder: Path) -> bool:
-    """Whether a run has something of its own to resume from."""
-    there = folder / files.CHECKPOINTS
-    ended = (folder / files.weights_file("last")).exists()
-    return ended or (there.is_dir() and any(there.iterdir()))
-
-
-def _start(run: Run, before: Progress) -> None:
+def _start(run: Run, before: Progress, *, fresh: bool) -> None:
     folder = run.folder
-    environment_now = _environment(folder, resumed=before.trained or before.checkpoint is not None)
+    environment_now = _environment(folder, resumed=not fresh)
     files.clear_parts(folder)
     (folder / files.NONFINITE).unlink(missing_ok=True)
     files.write_json(
@@ -257,18 +233,10 @@ def make_training(
 def _finish(
     run: Run, data: ImageData, record: EpochRecord, model: nn.Module, *, params: int
 ) -> None:
-    """Touch the test set, once: with the last and with the best-on-validation weights.
-
-    Their epochs and validation scores are those recorded with the weights.
-    """
+    """Touch the test set, once: with the last and with the best-on-validation weights."""
     folder, recipe = run.folder, run.recipe
-    last = validated("last", run, data, model)
-    if last.epoch is None:
-        last = replace(last, epoch=recipe.schedule.epochs - 1)
-    if record.best is None:  # it was lost, and no epoch was left to take its place
-        path = folder / files.weights_file("last")
-        files.write_bytes(folder / files.weights_file("best"), path.read_bytes())
-        record.best = last
+    last, best = record.lines[-1].validated, record.best
+    assert best is not None  # an epoch is done
 
     def test(which: str) -> Evaluated:
         model.load_state_dict(files.read_weights(folder / files.weights_file(which))[0])
@@ -281,7 +249,6 @@ def _finish(
     arrays: dict[str, Any] = dict(scored["last"].answers.shared())
     for which, found in scored.items():
         arrays |= found.answers.arrays(which)
-    warn_of_lost(folder, record.lost)
     files.write_arrays(folder / files.PREDICTIONS, arrays)
     files.write_json(
         folder / files.SUMMARY,
@@ -294,10 +261,9 @@ def _finish(
             epochs=recipe.schedule.epochs,
             seconds=math.fsum(line.seconds or 0.0 for line in record.lines),
             last=_tested(last, scored["last"], data.task),
-            best=_tested(record.best, scored["best"], data.task),
+            best=_tested(best, scored["best"], data.task),
             data=data.record(),
             task=data.task.name,
-            lost=tuple(record.lost),
         ),
     )
 

@@ -15,28 +15,21 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from filelock import BaseFileLock, FileLock, Timeout
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 from torch import Tensor
 
 from keymix.errors import UserError, WriteError
-from keymix.records import check_format, from_json, to_json
-from keymix.task import Task
+from keymix.records import from_json, to_json
 from keymix.train.recipe import RECORD
-from keymix.train.record import FORMAT, EpochLine, WeightsFacts
+from keymix.train.record import EpochLine, WeightsFacts
+from keymix.weights_file import packed, unpacked
 
 RECIPE, ENVIRONMENT, SUMMARY = RECORD, "environment.json", "summary.json"
 METRICS, PREDICTIONS, CHECKPOINTS = "metrics.jsonl", "predictions_test.npz", "checkpoints"
 NONFINITE, SWAP, LOGGERS, LOCK = "nonfinite.json", "swap.json", "loggers.json", ".lock"
 
 _PART = ".part"
-_DEEPEST = 64
-"""Levels of a record; the deepest of keymix's own has about ten."""
-
-_TRIES = 100
-"""Whoever has the lock removes its file, and perhaps the folder, while another wants it."""
-
 _BAD_ARRAYS = (
     OSError,
     ValueError,
@@ -167,28 +160,11 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON mapping."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # that it is no UTF-8, and huge numbers, included
+    except (OSError, ValueError, RecursionError) as error:  # that it is no UTF-8 included
         raise UserError(f"cannot read {str(path)!r}: {error}") from None
-    except RecursionError:
-        values = None
-    if values is None or _is_deep(values):
-        raise UserError(f"{str(path)!r} is damaged: it is nested too deeply, or holds nothing.")
     if not isinstance(values, dict):
         raise UserError(f"{str(path)!r} is damaged: it holds no mapping.")
     return values
-
-
-def _is_deep(values: Any) -> bool:
-    """Whether plain values are nested deeper than any record, which recursion may not follow."""
-    level = [values]
-    for _ in range(_DEEPEST):
-        groups = (
-            v.values() if isinstance(v, dict) else v for v in level if type(v) in (dict, list)
-        )
-        level = [value for group in groups for value in group]
-        if not level:
-            return False
-    return True
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -200,65 +176,20 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None
 
 
 def write_weights(path: Path, state: Mapping[str, Tensor], facts: WeightsFacts) -> None:
-    """Write weights, with facts as JSON in the file's metadata.
-
-    Equal weights and facts make equal files; tensors that share memory are written out apart.
-    """
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
-    data = save(tensors, metadata={"format": "pt", "keymix": json.dumps(to_json(facts))})
-    write_bytes(path, _in_order(data))
-
-
-def _in_order(data: bytes) -> bytes:
-    """Sort the metadata of a safetensors file, which come in an order of chance."""
-    size = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + size])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)  # tensors are aligned to 8 bytes
-    return len(text).to_bytes(8, "little") + text + data[8 + size :]
+    """Write weights with their facts; equal ones make equal files."""
+    write_bytes(path, packed(state, facts))
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], WeightsFacts]:
-    """Read weights and their facts."""
-    return _weights(
-        path,
-        tensors=True,
-        remedy=f". Restore the file, or run `keymix train {path.parent}`, which rebuilds it if "
-        "the run's checkpoint is whole; --overwrite trains again from the start.",
-    )
-
-
-def read_facts(path: Path) -> WeightsFacts:
-    """Read the facts of weights alone; the file is seen to be as long as it should be."""
-    return _weights(path, tensors=False)[1]
-
-
-def _weights(
-    path: Path, *, tensors: bool, remedy: str = ""
-) -> tuple[dict[str, Tensor], WeightsFacts]:
-    if not path.exists():
-        raise UserError(
-            f"{str(path)!r} does not exist: the run has not finished its first epoch, or somebody "
-            "took the file away."
-        )
+    """Read weights and their facts; a file that differs from what was written is refused."""
     try:
-        with safe_open(path, framework="pt") as stored:
-            facts = (stored.metadata() or {}).get("keymix")
-            names = list(stored.keys()) if tensors else []
-            state = {name: stored.get_tensor(name) for name in names}
-        values = None if facts is None else json.loads(facts)
+        state, facts = unpacked(path)
     except (SafetensorError, OSError, ValueError, RecursionError) as error:
         why = str(error) or type(error).__name__
-        raise UserError(f"the weights {str(path)!r} are damaged ({why}){remedy}") from None
+        raise UserError(f"the weights {str(path)!r} are damaged ({why})") from None
     if facts is None:
         raise UserError(f"{str(path)!r} was not written by keymix: it has no facts.")
-    check_format(values, FORMAT, where=repr(str(path)))
-    try:
-        return state, from_json(WeightsFacts, values, where="their record")
-    except UserError as error:
-        why = str(error).rstrip(".")
-        raise UserError(f"the weights {str(path)!r} are damaged ({why}){remedy}") from None
+    return state, from_json(WeightsFacts, facts, where=f"the record in {str(path)!r}")
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
@@ -273,52 +204,24 @@ def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         raise UserError(f"cannot read {str(path)!r}: {why}") from None
 
 
-def read_metrics(
-    path: Path, *, epochs: int | None = None, task: Task | None = None
-) -> list[EpochLine]:
-    """The `epoch_lines` of ``metrics.jsonl``, of the first `epochs`; a missing file has none.
-
-    With a task, lines without the scores that it ranks epochs by are left out.
-    """
+def read_metrics(path: Path) -> list[EpochLine]:
+    """Read the lines of ``metrics.jsonl``, up to one that is not whole; a missing file has none."""
     try:
-        content = path.read_bytes() if path.exists() else b""
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     except OSError as error:
         raise UserError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
-    lines = epoch_lines(content)
-    return [
-        line
-        for line in lines
-        if (epochs is None or line.epoch < epochs)
-        and not (task is not None and line.validated.lacks(task))
-    ]
-
-
-def epoch_lines(content: bytes) -> list[EpochLine]:
-    """The epochs' lines of a part of ``metrics.jsonl``, in the order of the epochs.
-
-    What is no epoch's line, such as one that was written by half, is left out; so is an epoch of
-    which two lines say different things.
-    """
-    found: dict[int, dict[str, EpochLine]] = {}
-    for text in content.decode("utf-8", errors="replace").splitlines():
+    lines: list[EpochLine] = []
+    for line in text.splitlines():
         try:
-            line = from_json(EpochLine, json.loads(text), where="a line")
+            lines.append(from_json(EpochLine, json.loads(line), where="a line"))
         except (ValueError, RecursionError):  # a UserError included
-            continue
-        found.setdefault(line.epoch, {})[line_text(line)] = line
-    return [
-        line for _, lines in sorted(found.items()) for line in lines.values() if len(lines) == 1
-    ]
-
-
-def line_text(line: EpochLine) -> str:
-    """Write an epoch's line of metrics."""
-    return json.dumps(to_json(line))
+            break
+    return lines
 
 
 def write_metrics(path: Path, lines: Sequence[EpochLine]) -> None:
     """Write all epochs' lines."""
-    write_text(path, "".join(line_text(line) + "\n" for line in lines))
+    write_text(path, "".join(json.dumps(to_json(line)) + "\n" for line in lines))
 
 
 class InUse(UserError):
@@ -326,45 +229,33 @@ class InUse(UserError):
 
 
 @contextmanager
-def locked(folder: Path, what: str) -> Iterator[None]:
+def locked(folder: Path, what: str, *, patience: float = 0.0) -> Iterator[None]:
     """Lock a folder, made if need be, against another process; `what` works there, for the message.
 
-    The lock ends with the process, however that ends. A folder that was made for this and is left
-    empty goes again. Raises `InUse`, or `WriteError` if the folder cannot be made or written to.
+    A lock that another one has is waited for `patience` seconds. It ends with the process, however
+    that ends. A folder that was made for this and is left empty goes again. Raises `InUse`, or
+    `WriteError` if the folder cannot be made or written to.
     """
+    path = folder / LOCK
     made = [place for place in (folder, *folder.parents) if not place.exists()]
-    lock = _acquired(folder, what)
+    lock = FileLock(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=patience)
+    except Timeout:
+        raise InUse(
+            f"another {what} is at work in {str(folder)!r}. Wait for it, or name another folder "
+            "with --out."
+        ) from None
+    except OSError as error:
+        raise write_error(path, error) from None
     try:
         yield
     finally:
         if lock.is_locked:  # not in a forked child
             with suppress(OSError):  # a folder that became read-only: the lock itself goes with us
-                (folder / LOCK).unlink(missing_ok=True)
+                path.unlink(missing_ok=True)  # who has it open already does not get the lock
             lock.release()
             with suppress(OSError):
                 for place in made:
                     place.rmdir()
-
-
-def _acquired(folder: Path, what: str) -> BaseFileLock:
-    path = folder / LOCK
-    lock = FileLock(path)
-    tries = 0
-    while True:
-        tries += 1
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock.acquire(blocking=False)
-        except Timeout:
-            if path.exists() or tries == _TRIES:
-                raise InUse(
-                    f"another {what} is at work in {str(folder)!r}. Wait for it, or name another "
-                    "folder with --out."
-                ) from None
-        except FileNotFoundError as error:  # whoever had the lock has just removed the folder,
-            if tries == _TRIES:  # or no folder can be made there
-                raise write_error(folder, error) from None
-        except OSError as error:
-            raise write_error(path, error) from None
-        else:
-            return lock

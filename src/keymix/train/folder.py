@@ -1,37 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's folder: whose it is, what it says of the run, and which of its files are damaged.
+"""A run's folder: whose it is, what it says of the run, and whether its files are whole.
 
-A run with a damaged file is not done: `keymix.train` rebuilds it from the run's checkpoint or
-weights. Weights that were taken away are missed only where they are read: what came out of the run
-holds without them.
+Weights that were taken away are missed only where they are read: what came out of the run holds
+without them.
 """
 
 from __future__ import annotations
 
 import shutil
-import warnings
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 from keymix.analysis.answers import Answers
 from keymix.data.record import DataRecord
-from keymix.errors import KeymixWarning, UserError
-from keymix.records import FormatError, differences, from_json
-from keymix.task import Task
+from keymix.errors import UserError
+from keymix.records import differences, from_json
 from keymix.train import files
-from keymix.train.checkpoints import usable
+from keymix.train.checkpoints import DamagedRun
 from keymix.train.parts import answers_of
 from keymix.train.recipe import Recipe, from_dict
-from keymix.train.record import Environment, RunRecord
+from keymix.train.record import Environment, EpochLine, RunRecord
 
 Which = Literal["last", "best"]
 WEIGHTS: tuple[Which, ...] = ("last", "best")
 """Of which epochs a run keeps weights and answers."""
-RETESTED = (files.SUMMARY, files.PREDICTIONS, files.weights_file("last"))
-"""Files that only another test of the weights can give; the others are records of the training."""
+
+
+class FinishedRun(NamedTuple):
+    """What the files of a finished run say."""
+
+    recipe: Recipe
+    summary: RunRecord
+    lines: Sequence[EpochLine]
+    answers: Mapping[Which, Answers]
+    environment: Environment
 
 
 def is_done(folder: Path, recipe: Recipe, *, overwrite: bool) -> bool:
@@ -54,8 +57,12 @@ def is_done(folder: Path, recipe: Recipe, *, overwrite: bool) -> bool:
             f"the folder {str(folder)!r} holds a swapped model: train it into another, with "
             f"--model.weights {folder} --out DIR."
         )
-    found = differences(recorded_recipe(folder).to_dict(), recipe.to_dict())
-    differing = "; ".join(f"{key} is {there!r} there, {here!r} here" for key, there, here in found)
+    try:
+        there = recorded_recipe(folder).to_dict()
+    except UserError as error:
+        raise DamagedRun(str(error)) from None
+    found = differences(there, recipe.to_dict())
+    differing = "; ".join(f"{key} is {a!r} there, {b!r} here" for key, a, b in found)
     if differing:
         raise UserError(
             f"the folder {str(folder)!r} holds another run: {differing}. Name another folder with "
@@ -65,23 +72,8 @@ def is_done(folder: Path, recipe: Recipe, *, overwrite: bool) -> bool:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a run is done and its files are whole; refuses damage that nothing can mend."""
-    if not (folder / files.SUMMARY).exists():
-        return False
-    found = damage(folder)
-    wrong = next((found[name] for name in RETESTED if name in found), "")
-    if wrong and not can_be_tested(folder):
-        raise UserError(
-            f"{wrong.rstrip('.')}. Neither checkpoints nor weights are left to write it from: "
-            "restore the file, or train again from the start with --overwrite."
-        )
-    return not found
-
-
-def can_be_tested(folder: Path) -> bool:
-    """Whether a finished run has something left that can be tested again."""
-    left = [*(folder / files.CHECKPOINTS).glob("*.ckpt"), folder / files.weights_file("last")]
-    return any(path.exists() for path in left)
+    """Whether a run is done and its files are whole."""
+    return (folder / files.SUMMARY).exists() and not damage(folder)
 
 
 def _is_content(path: Path) -> bool:
@@ -133,48 +125,27 @@ def clear(folder: Path, *, recipe: bool = True) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def damage(folder: Path) -> dict[str, str]:
-    """Say of each damaged file of a finished run what is wrong with it."""
-    found: dict[str, str] = {}
-
-    def look(name: str, read: Callable[[], object]) -> Any:
-        try:
-            return read()
-        except FormatError:
-            raise
-        except UserError as error:
-            found[name] = str(error)
-        return None
-
-    summary: RunRecord | None = look(files.SUMMARY, partial(read_summary, folder))
-    look(files.RECIPE, partial(_own_recipe, folder))
-    if summary is not None:
-        look(
-            files.PREDICTIONS,
-            partial(read_answers, folder / files.PREDICTIONS, summary.data),
-        )
-        if not summary.lost:  # which says what metrics cannot be had any more
-            task = summary.task_kind
-            look(files.METRICS, partial(check_metrics, folder, summary.epochs, task))
-    look(files.ENVIRONMENT, partial(read_environment, folder))
-    wrong = _last_weights(folder)
-    return found | ({files.weights_file("last"): wrong} if wrong else {})
-
-
-def _last_weights(folder: Path) -> str:
-    """What is wrong with the last epoch's weights, where a checkpoint can restore them.
-
-    Not so without the best epoch's: a test of the others would lose what came out of those.
-    """
-    last, best = (folder / files.weights_file(which) for which in ("last", "best"))
+def damage(folder: Path) -> str:
+    """Say which file of a finished run cannot be read, the first of them; nothing if none."""
     try:
-        if last.exists():
-            files.read_facts(last)
+        read_finished(folder)
+        for path in (folder / files.weights_file(which) for which in WEIGHTS):
+            if path.exists():
+                files.read_weights(path)
     except UserError as error:
-        with suppress(UserError):
-            files.read_facts(best)
-            return str(error) if usable(folder) else ""
+        return str(error).rstrip(".")
     return ""
+
+
+def read_finished(folder: Path) -> FinishedRun:
+    """Read the files of a finished run but for its weights, or raise a UserError that names one."""
+    recipe, summary = recorded_recipe(folder), read_summary(folder)
+    answers = read_answers(folder / files.PREDICTIONS, summary.data)
+    metrics = folder / files.METRICS
+    lines = files.read_metrics(metrics)
+    if [line.epoch for line in lines] != [*range(summary.epochs)]:
+        raise UserError(f"{str(metrics)!r} is damaged: it has not one line of each epoch")
+    return FinishedRun(recipe, summary, lines, answers, read_environment(folder))
 
 
 def read_summary(folder: Path) -> RunRecord:
@@ -201,59 +172,14 @@ def read_environment(folder: Path) -> Environment:
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether a folder is a run's: it has a recipe, or weights that keep theirs."""
-    return (folder / files.RECIPE).exists() or bool(_of_weights(folder))
+    """Whether a folder is a run's: it has a recipe."""
+    return (folder / files.RECIPE).exists()
 
 
 def recorded_recipe(folder: Path) -> Recipe:
-    """Read the recipe of a run; that of its weights where the file is missing or damaged."""
-    try:
-        return _own_recipe(folder)
-    except UserError as error:
-        damaged = str(error).rstrip(".")
-    kept = _of_weights(folder)
-    if not kept:
-        raise UserError(
-            f"{damaged}. No weights of the run keep the recipe: restore the file, or train into "
-            "the folder with --overwrite."
-        )
-    text = f"{damaged}; the recipe that the run's weights keep is taken instead"
-    warnings.warn(text, KeymixWarning, stacklevel=2)
-    return kept[0]
-
-
-def _own_recipe(folder: Path) -> Recipe:
+    """Read the recipe of a run."""
     path = folder / files.RECIPE
-    values = files.read_json(path)
     try:
-        return from_dict(values)
+        return from_dict(files.read_json(path))
     except UserError as error:
         raise UserError(f"{str(path)!r} holds no recipe: {error}") from None
-
-
-def _of_weights(folder: Path) -> list[Recipe]:
-    """The recipes that a run's weights keep."""
-    found = []
-    for which in ("last", "best"):
-        with suppress(UserError):
-            found.append(files.read_facts(folder / files.weights_file(which)).recipe)
-    return found
-
-
-def check_metrics(folder: Path, epochs: int, task: Task | None = None) -> None:
-    """Refuse metrics that lack an epoch, or have one that was not trained."""
-    path = folder / files.METRICS
-    there = {line.epoch for line in files.read_metrics(path, task=task)}
-    planned = set(range(epochs))
-    for verb, wrong in (("lacks", planned - there), ("has", there - planned)):
-        if wrong:
-            lines = epoch_lines(sorted(wrong))
-            raise UserError(f"{str(path)!r} is damaged: it {verb} {lines} of {epochs}")
-
-
-def epoch_lines(epochs: list[int]) -> str:
-    """Name epochs, counted from one, a few of many."""
-    numbers = [str(epoch + 1) for epoch in epochs[:5]]
-    more = ", …" if len(epochs) > len(numbers) else ""
-    lines = "the line of epoch" if len(epochs) == 1 else "the lines of epochs"
-    return f"{lines} {', '.join(numbers)}{more}"

@@ -49,8 +49,8 @@ class EpochRecord:
         before: Progress,
     ) -> None:
         self.folder, self.images, self.facts = folder, images, facts
-        self.lines, self.best, self.lost = list(before.lines), before.best, list(before.lost)
-        self._trained = self._before = 0.0
+        self.lines, self.best = list(before.lines), before.best
+        self._trained, self._before = 0.0, before.seconds
         self._start = time.perf_counter()
 
     def state(self) -> dict[str, Any]:
@@ -59,14 +59,13 @@ class EpochRecord:
             seconds=self._elapsed(),
             data=SameData.of(self.facts.data),
             lines=tuple(self.lines),
-            lost=tuple(self.lost),
         )
         state: dict[str, Any] = to_json(done)
         return state
 
-    def start(self, seconds: float = 0.0) -> None:
-        """Start the clock of an epoch, on which `seconds` were spent before a stop."""
-        self._start, self._before = time.perf_counter(), seconds
+    def start(self) -> None:
+        """Start the clock of an epoch."""
+        self._start, self._before = time.perf_counter(), 0.0
 
     def trained(self, device: torch.device) -> None:
         """Stop the training clock: validation is not throughput, steps still on the GPU are."""
@@ -105,9 +104,7 @@ class EpochRecord:
 
     def keep_last(self, task: TrainingTask) -> None:
         """Write the weights of the last epoch."""
-        last = self.facts.recipe.schedule.epochs - 1
-        known = (line.validated for line in self.lines if line.epoch == last)
-        self.write_weights("last", task, next(known, Validated(epoch=last, val={})))
+        self.write_weights("last", task, self.lines[-1].validated)
 
     def _elapsed(self) -> float:
         return self._before + time.perf_counter() - self._start

@@ -70,11 +70,11 @@ class Validated:
     """An epoch and the validation scores of its weights.
 
     Args:
-        epoch: From 0; None if it is unknown.
+        epoch: From 0.
         val: Scores by name.
     """
 
-    epoch: int | None
+    epoch: int
     val: Scores
 
     def rank(self, task: Task) -> tuple[float, float]:
@@ -84,11 +84,6 @@ class Validated:
             raise ValueError(f"epoch {self.epoch} has no {task.score.key}")
         by_score, by_loss = task.score.rank(score), 0.0 if loss is None else -loss
         return by_score, by_loss
-
-    def lacks(self, task: Task) -> str:
-        """Name a validation score that epochs are ranked by and this one lacks; nothing if none."""
-        needed = [LOSS, task.score.key] if task.validation_loss else [task.score.key]
-        return next((f"val_{key}" for key in needed if self.val.get(key) is None), "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +130,7 @@ class WeightsFacts:
     Args:
         recipe: The run.
         data: Its data.
-        epoch: The weights' epoch; None where it is unknown, as of a swapped model.
+        epoch: The weights' epoch; None of a swapped model.
         val: Their validation scores; None of a swapped model.
         format: `FORMAT`.
     """
@@ -181,13 +176,11 @@ class EpochsDone:
         seconds: Of the epoch that is not finished.
         data: Whose images were seen.
         lines: The epochs' lines.
-        lost: What of the record could not be rebuilt, a sentence each.
     """
 
     seconds: float
     data: SameData
     lines: tuple[EpochLine, ...]
-    lost: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +210,6 @@ class RunRecord:
         best: The epoch that validated best.
         data: The data.
         task: Name of the task.
-        lost: What of the record could not be rebuilt, a sentence each.
         format: `FORMAT`.
 
     Raises:
@@ -236,13 +228,12 @@ class RunRecord:
     best: Tested
     data: DataRecord
     task: str
-    lost: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.task != self.data.task:
             raise UserError(f"task {self.task!r} is not that of the data, {self.data.task!r}")
         for which, tested in (("last", self.last), ("best", self.best)):
-            if tested.epoch is not None and tested.epoch < 0:
+            if tested.epoch < 0:
                 raise UserError(f"{which}.epoch={tested.epoch} is no epoch")
             _check_scores(self.task_kind, f"{which}.val", tested.val)
             _check_scores(self.task_kind, f"{which}.test", tested.test.scores)
@@ -255,10 +246,6 @@ class RunRecord:
     def task_kind(self) -> Task:
         """The task, with its scores."""
         return self.data.task_kind
-
-    def omitted(self) -> tuple[str, ...]:
-        """The fields that are not written: an empty `lost`."""
-        return () if self.lost else ("lost",)
 
 
 def _check_scores(task: Task, place: str, scores: Scores) -> None:

@@ -58,9 +58,7 @@ class Run:
         try:
             return read_summary(self.folder)
         except UserError as error:
-            raise UserError(
-                f"{str(error).rstrip('.')}. `keymix train {self.folder}` rebuilds it."
-            ) from None
+            raise self._written_again(error) from None
 
     @property
     def done(self) -> bool:
@@ -79,9 +77,19 @@ class Run:
         if which not in ("last", "best"):
             raise UserError(f"weights {which!r}: choose 'last' or 'best'.")
         path = self.folder / files.weights_file(which)
-        if not path.exists() and not self.done:
-            raise self._unfinished()
-        return files.read_weights(path)
+        if not path.exists():
+            gone = UserError(f"{str(path)!r} was taken away: restore it.")
+            raise gone if self.done else self._unfinished()
+        try:
+            return files.read_weights(path)
+        except UserError as error:
+            raise self._written_again(error) from None
+
+    def _written_again(self, error: UserError) -> UserError:
+        return UserError(
+            f"{str(error).rstrip('.')}. `keymix train {self.folder}` writes the files of a "
+            "finished run again from its checkpoint."
+        )
 
     def _unfinished(self) -> UserError:
         return UserError(

@@ -72,7 +72,7 @@ def table(record: ComparisonRecord) -> Table:
             continue
         scores = (mark.test[score.key] for mark in (run.last, run.best))
         at_last, at_best = (Cell(value, formats.scored(value, score)) for value in scores)
-        epoch = Cell(run.best.epoch or 0, str(run.best.epoch or "not known"))
+        epoch = Cell(run.best.epoch, str(run.best.epoch))
         cells = [run.mixer, seed, state, at_last, epoch, at_best, run.seconds]
         rows.append([*cells, *([run.trained_with + 1] if several else [])])
     return Table("runs", "Runs", columns, rows)
