@@ -147,7 +147,7 @@ def _read(path: Path) -> tuple[dict[str, Any], EpochsDone]:
     if bad:
         raise UserError(f"{where} is damaged ({bad})")
     if not isinstance(content, dict) or "format" not in content:
-        raise UserError(f"{where} is damaged (keymix did not write it)")
+        raise UserError(f"{where} is none of keymix")
     check_format(content, FORMAT, where=where)
     for name, kind in _PARTS.items():
         if not isinstance(content.get(name), kind):

@@ -20,9 +20,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from keymix.errors import UserError, WriteError
-from keymix.records import check_format, from_json, to_json
+from keymix.records import from_json, to_json
 from keymix.train.recipe import RECORD
-from keymix.train.record import FORMAT, EpochLine, WeightsFacts
+from keymix.train.record import EpochLine, WeightsFacts
 from keymix.weights_file import packed, unpacked
 
 RECIPE, ENVIRONMENT, SUMMARY = RECORD, "environment.json", "summary.json"
@@ -190,9 +190,7 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], WeightsFacts]:
         raise UserError(f"the weights {str(path)!r} are damaged ({why})") from None
     if facts is None:
         raise UserError(f"{str(path)!r} was not written by keymix: it has no facts.")
-    where = f"the record in {str(path)!r}"
-    check_format(facts, FORMAT, where=where)
-    return state, from_json(WeightsFacts, facts, where=where)
+    return state, from_json(WeightsFacts, facts, where=f"the record in {str(path)!r}")
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
