@@ -13,7 +13,7 @@ from each import together
 from keymix.analysis import complexity as studying
 from keymix.analysis.complexity import Complexity, complexity
 from keymix.analysis.complexity_sites import counted, near_square, sized_mixers
-from keymix.errors import KeymixWarning, UserError
+from keymix.errors import UserError
 from keymix.mixers.registry import list_mixers
 
 
@@ -137,7 +137,6 @@ def test_tokens_lie_on_the_grid_nearest_to_a_square(tokens: int, grid: tuple[int
         ({"tokens": (4, -4)}, "tokens=-4 must be at least 1"),
         ({"repeats": 0}, "repeats=0"),
         ({"batch_size": 0}, "batch_size=0"),
-        ({"pos_dim": 2}, "pos_dim=2 must be at least 3"),
         ({"device": "teapot"}, "device 'teapot' cannot be used here"),
         ({"device": "hpu"}, "device 'hpu' cannot be used here"),
         ({"device": "meta"}, "'meta' holds no numbers"),
@@ -149,15 +148,3 @@ def test_tokens_lie_on_the_grid_nearest_to_a_square(tokens: int, grid: tuple[int
 def test_a_mistake_is_refused_before_anything_is_counted(given, message: str) -> None:
     with pytest.raises(UserError, match=message):
         complexity(**{"dim": 8, "num_heads": 2, "tokens": (), **given})
-
-
-@few_sizes
-def test_an_option_without_effect_warns_once_and_is_recorded(recwarn) -> None:
-    sizes = {"mixers": "softmax", "dim": 8, "num_heads": 2, "tokens": ()}
-    assert complexity(**sizes).setting.pos_dim == 50
-    assert not recwarn
-    assert complexity(**sizes, pos_dim=8).setting.pos_dim == 8
-    (warned,) = recwarn
-    assert warned.category is KeymixWarning
-    assert warned.filename == __file__
-    assert "pos_dim" in str(warned.message)

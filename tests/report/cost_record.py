@@ -75,7 +75,6 @@ def cost_record() -> dict[str, Any]:
             "dim": 256,
             "num_heads": 8,
             "at": 256,
-            "pos_dim": 50,
             "tokens": list(TOKENS),
             "sweep_tokens": list(SWEEP),
             "sweep_dims": list(DIMS),

@@ -36,7 +36,14 @@ def made(name: str, **options: Any) -> nn.Module:
 
 def saved(model: nn.Module, folder: Path, **facts: Any) -> Path:
     path = folder / "weights_last.safetensors"
-    path.write_bytes(packed(model.state_dict(), {"data": facts}))
+    shown: dict[str, Any] = {
+        "classes": ["a"],
+        "in_chans": 3,
+        "task": "classification",
+        "crop_pct": 1.0,
+    }
+    shown |= {"mean": [0.5] * 3, "std": [0.5] * 3}
+    path.write_bytes(packed(model.state_dict(), {"data": {**shown, **facts}}))
     return path
 
 

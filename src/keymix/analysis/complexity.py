@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -24,7 +23,7 @@ from keymix.analysis.complexity_sites import (
     usable_device,
 )
 from keymix.analysis.complexity_weights import weight_facts
-from keymix.errors import KeymixWarning, UserError, check_positive
+from keymix.errors import UserError, check_positive
 from keymix.mixers.registry import get_mixer_class, import_file
 
 TOKENS = (49, 196, 784)
@@ -35,14 +34,6 @@ SWEEP = (16, 36, 64, 144, 256, 576, 1024, 2304, 4096)
 
 HEAD_DIMS = (4, 8, 16, 32, 64, 96, 128)
 """Channels per head of the widths in the figure."""
-
-POS_DIM = 50
-"""What the record keeps as ``pos_dim`` where none is given."""
-
-NO_POS_DIM = (
-    "pos_dim has no effect and will be removed in the next release: the position code is an option "
-    "of the mixer, kv(pos_dim=8)"
-)
 
 
 def _part(progress: Progress, number: int, of: int) -> Progress:
@@ -73,7 +64,6 @@ def complexity_parts(
     dim: int = 256,
     num_heads: int = 8,
     at: int = 256,
-    pos_dim: int | None = None,
     tokens: Sequence[int] = TOKENS,
     repeats: int = 16,
     batch_size: int = 1,
@@ -89,7 +79,7 @@ def complexity_parts(
         measured. The last is complete.
     """
     where = usable_device(device)
-    _check_numbers(dim, num_heads, at, pos_dim, tokens, repeats, batch_size, time_steps)
+    _check_numbers(dim, num_heads, at, tokens, repeats, batch_size, time_steps)
     for path in imports:
         import_file(path)
     chosen = sized_mixers(mixers, dim=dim, num_heads=num_heads, time_steps=time_steps)
@@ -97,7 +87,6 @@ def complexity_parts(
         dim=dim,
         num_heads=num_heads,
         at=at,
-        pos_dim=POS_DIM if pos_dim is None else pos_dim,
         tokens=tuple(dict.fromkeys(tokens)),
         sweep_tokens=SWEEP,
         sweep_dims=tuple(num_heads * width for width in HEAD_DIMS),
@@ -211,7 +200,6 @@ def complexity(
     dim: int = 256,
     num_heads: int = 8,
     at: int = 256,
-    pos_dim: int | None = None,
     tokens: Sequence[int] = TOKENS,
     repeats: int = 16,
     batch_size: int = 1,
@@ -230,8 +218,6 @@ def complexity(
         dim: Width D of the tokens, a multiple of the heads.
         num_heads: Heads.
         at: Tokens N of the tables; 256, with ``dim=256``, is that of SKA Fig. 4.
-        pos_dim: Has no effect, warns, and will be removed in the next release: the position code
-            is an option of the mixer, ``kv(pos_dim=8)``. The record keeps the number.
         tokens: Where latency and memory are measured, each on the grid nearest to a square;
             nothing is measured if empty.
         repeats: Rounds in which all mixers take turns; twelve are the fewest that can call
@@ -250,20 +236,14 @@ def complexity(
         >>> [(row.mixer, row.dynamic) for row in study.weights]
         [('softmax', 2), ('static_key', 1)]
 
-    Warns:
-        KeymixWarning: If ``pos_dim`` is given.
-
     Raises:
         UserError: If a number, a name or the device is bad.
     """
-    if pos_dim is not None:
-        warnings.warn(NO_POS_DIM, KeymixWarning, stacklevel=2)
     parts = complexity_parts(
         mixers,
         dim=dim,
         num_heads=num_heads,
         at=at,
-        pos_dim=pos_dim,
         tokens=tokens,
         repeats=repeats,
         batch_size=batch_size,
@@ -280,7 +260,6 @@ def _check_numbers(
     dim: int,
     num_heads: int,
     at: int,
-    pos_dim: int | None,
     tokens: Sequence[int],
     repeats: int,
     batch_size: int,
@@ -295,8 +274,6 @@ def _check_numbers(
         time_steps=time_steps,
     )
     check_site(dim=dim, time_steps=time_steps)
-    if pos_dim is not None and pos_dim < 3:
-        raise UserError(f"{pos_dim=} must be at least 3: two channels code the query alone")
     if dim % num_heads:
         raise UserError(
             f"{dim=} does not divide into {num_heads=} heads; give a multiple of {num_heads}"

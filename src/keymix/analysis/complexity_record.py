@@ -25,7 +25,6 @@ class Setting:
         dim: Width D of the tokens.
         num_heads: Heads.
         at: Tokens N of the tables of formulas.
-        pos_dim: Channels m of the code of index pairs.
         tokens: Tokens at which latency and memory are measured.
         sweep_tokens: Tokens of the left half of the figure.
         sweep_dims: Widths of its right half.
@@ -39,7 +38,6 @@ class Setting:
     dim: int
     num_heads: int
     at: int
-    pos_dim: int
     tokens: tuple[int, ...]
     sweep_tokens: tuple[int, ...]
     sweep_dims: tuple[int, ...]

@@ -21,12 +21,7 @@ BACKENDS = get_args(Backend)
 
 
 def check_backend(name: str) -> None:
-    """Refuse the name of a backend that does not exist, or no longer does; list those that do."""
-    if name == "inductor":
-        raise UserError(
-            "unknown backend 'inductor': it was removed, as 'blocked' is faster at every size. "
-            f"Choose from {', '.join(sorted(BACKENDS))}."
-        )
+    """Refuse the name of a backend that does not exist; list those that do."""
     if name not in BACKENDS:
         raise unknown("backend", str(name), BACKENDS)
 

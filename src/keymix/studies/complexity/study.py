@@ -41,13 +41,6 @@ examples:
         add("--heads", type=int, default=8, metavar="H", help="number of heads (default: 8)")
         add("--at", type=int, default=256, metavar="N", help="tokens of the tables (default: 256)")
         add(
-            "--pos-dim",
-            type=int,
-            metavar="M",
-            help="has no effect and will be removed in the next release; the position code is an "
-            "option of the mixer: kv(pos_dim=M)",
-        )
-        add(
             "--tokens",
             default="49,196,784",
             metavar="LIST",
@@ -76,11 +69,6 @@ examples:
     def run(self, given: argparse.Namespace, session: Session) -> Iterator[Complexity]:
         from keymix.analysis.complexity import complexity_parts
 
-        if given.pos_dim is not None:
-            session.note(
-                "--pos-dim has no effect and will be removed in the next release: the position "
-                "code is an option of the mixer, kv(pos_dim=8)"
-            )
         with session.working() as progress:
             yield from complexity_parts(
                 given.mixers,
