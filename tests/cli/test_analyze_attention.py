@@ -336,7 +336,7 @@ def record_of(peaks: dict[str, list[float]], **changes: Any) -> AttentionRecord:
         | {"layers": [layer | {"number": i, "path": str(i), "peak": p} for i, p in enumerate(own)]}
         for label, own in peaks.items()
     ]
-    shown = {"stage": "softmax", "heads": "mean", "view": "image", "scale": "shared"}
+    shown = {"format": 1, "stage": "softmax", "heads": "mean", "view": "image", "scale": "shared"}
     frame = {"command": "", "created": "", "environment": {}, "rollout": False, "queries": ["mean"]}
     found = {"origin": "photos", "images": ["a", "b"], "left_out": {}, "models": models}
     return from_json(AttentionRecord, {**shown, **frame, **found, **changes}, where="the record")

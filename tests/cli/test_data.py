@@ -78,7 +78,7 @@ def test_json_and_out_report_everything(
         (["chek"], "unknown verb of keymix data 'chek'. Did you mean 'check'?"),
         (["check"], "the following arguments are required: DATA"),
         (["check", "photo"], "unknown data 'photo'."),
-        (["check", ""], "unknown data ''"),
+        (["check", ""], "data.spec = ''"),
         (["check", "digits", "--jsn"], "Did you mean '--json'"),
         (["check", "folder:nowhere"], "there is no 'nowhere'. Check the path."),
     ],

@@ -46,6 +46,7 @@ def test_each_class_has_its_own_scores(capsys: pytest.CaptureFixture[str]) -> No
                 hausdorff_missed=10,
                 hausdorff_unit="px",
                 classes=(bowel, stomach),
+                true_pixels=90,
             )
         ),
     )

@@ -30,7 +30,7 @@ from keymix.compare.defaults import (
     updates,
 )
 from keymix.compare.plan import choose_recipe, equal_within
-from keymix.compare.references import known_references, references
+from keymix.compare.references import known_references
 from keymix.compare.run import compare, plan_comparison, rebuild
 from keymix.data import load
 from keymix.data.headers import Headers, read_headers
@@ -193,20 +193,6 @@ def test_logistic_regression_chooses_its_penalty_and_learns() -> None:
     found = ClassAnswers.of(linear.evaluated.answers)
     assert found.probabilities is not None
     assert np.allclose(found.probabilities.astype(float).sum(1), 1, atol=0.01)
-
-
-def test_references_without_a_validation_score_are_computed_again(tmp_path: Path) -> None:
-    data, said = load("digits", limit=300), []
-    made = references(tmp_path, data, say=said.append)
-    assert references(tmp_path, data, say=said.append).rows == made.rows
-    assert len(said) == 1
-    facts = tmp_path / "references.json"
-    values = json.loads(facts.read_text())
-    for row in values["rows"]:
-        del row["validation"]
-    facts.write_text(json.dumps(values))
-    assert [row.validation for row in known_references(tmp_path, data.record()).rows] == [None] * 2
-    assert references(tmp_path, data, say=said.append).rows[0].validation is not None
 
 
 def test_frames_and_large_images_are_averaged_to_few_pixels(make_folder: MakeFolder) -> None:

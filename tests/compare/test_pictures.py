@@ -20,7 +20,6 @@ from PIL import Image
 from keymix import data
 from keymix.cli import main
 from keymix.compare import pictures as looked
-from keymix.compare.folder import write_record
 from keymix.compare.pictures import MOST_BYTES, Maps, attention, collapse, packed, thinned
 from keymix.compare.run import compare, rebuild
 from keymix.errors import KeymixWarning, UserError
@@ -163,23 +162,6 @@ def test_where_the_data_are_gone_the_earlier_pictures_stay_or_go(
     rebuild(done, images=True)  # they cannot be had again
     assert not has_pictures(done)
     assert "It holds no picture of the data." in page_of(done)
-
-
-def test_a_record_without_answers_and_gallery_opens_and_gets_them(
-    done: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = record_of(done)
-    old = {key: value for key, value in first.items() if key not in ("gallery", "images")}
-    old["attention"] = {k: v for k, v in first["attention"].items() if k != "said"}
-    write_record(done / "results.json", old)
-    with monkeypatch.context() as patch:
-        no_data(patch)
-        rebuild(done)
-    assert 'id="gallery"' not in page_of(done)
-    assert "Where they look" in page_of(done)
-    rebuild(done)
-    assert record_of(done)["gallery"] == first["gallery"]
-    assert 'id="gallery"' in page_of(done)
 
 
 def test_masks_leave_their_gallery_out_too(done_masks: Path) -> None:

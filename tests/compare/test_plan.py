@@ -187,7 +187,7 @@ def test_the_page_says_what_was_left_out_also_when_it_is_rebuilt(digits, tmp_pat
     plan = _plan(digits, "mhsa,ska", cannot_sit=(why,), out=tmp_path)
     folder.write_manifest(plan, digits.record())
     again = folder.plan_of(tmp_path, folder.read_manifest(tmp_path))
-    assert again == replace(plan, command="keymix compare", processes=1, threads=1)
+    assert again == plan
     for each, expected in ((again, [why]), (_plan(digits, "mhsa,ska"), [])):
         items = method(each, digits.record(), done=2, device="cpu")
         found = [item.text for item in items if item.title == "Left out."]

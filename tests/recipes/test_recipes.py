@@ -15,7 +15,7 @@ from keymix import recipes
 from keymix.errors import UserError
 from keymix.models.match import trainable
 from keymix.tasks.classification.training import ClassificationTask
-from keymix.train.model import build_model, settled
+from keymix.train.model import build_model
 from keymix.train.nonfinite import Losses
 from keymix.train.recipe import replace_path
 from keymix.train.step import make_optimizer
@@ -58,7 +58,7 @@ def test_unknown_recipe_names_the_nearest() -> None:
 def test_recipe_is_named_like_its_function_and_survives_json(name: str, tmp_path: Path) -> None:
     import json
 
-    recipe = settled(recipes.get(name))  # as a run records it
+    recipe = recipes.get(name)
     assert recipe.name == name
     (tmp_path / "recipe.json").write_text(json.dumps(recipe.to_dict()))
     assert recipes.resolve(str(tmp_path)) == recipe

@@ -63,7 +63,7 @@ def masks_run(made_once: Callable[..., Path]) -> Path:
     from keymix.train.engine import train
 
     def write(folder: Path) -> None:
-        train(on_masks(write_uwgi(folder / "uwgi"), loss__dice=0.5), folder / "run")
+        train(on_masks(write_uwgi(folder / "uwgi"), task__options__dice=0.5), folder / "run")
 
     return made_once("masks", write)
 

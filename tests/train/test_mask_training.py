@@ -116,7 +116,7 @@ def test_a_run_that_was_broken_off_ends_with_the_same_weights(
             raise RuntimeError("power is gone")
         return step(self, batch, batch_idx)
 
-    recipe = on_masks(scans, loss__dice=0.5)
+    recipe = on_masks(scans, task__options__dice=0.5)
     with monkeypatch.context() as patch:
         patch.setattr(SegmentationTask, "training_step", breaking)
         with pytest.raises(RuntimeError, match="power is gone"):
@@ -184,9 +184,9 @@ def test_masks_are_no_data_for_a_classifier_nor_classes_for_a_segmenter(
 ) -> None:
     for changes, message in (
         ({"model.name": "setr_micro", "model.options": {}}, "has images with a class each"),
-        ({"loss.dice": 0.5}, "task.options.dice = 0.5: the task classification"),
+        ({"task.options.dice": 0.5}, "task.options.dice = 0.5: the task classification"),
         ({"augment.vertical_flip": True}, "augment.vertical_flip=True is for images with masks"),
-        ({"data.masks": "exclusive"}, "task.options.masks = 'exclusive': the task classif"),
+        ({"task.options.masks": "exclusive"}, "task.options.masks = 'exclusive': the task classif"),
     ):
         with pytest.raises(UserError, match=message):
             train(replace_path(tiny, changes), tmp_path / "run")
@@ -262,7 +262,7 @@ def test_training_names_the_slices_that_lack_a_row(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["auto", "16"])
 def test_a_run_on_cuda_is_evaluated(scans: Path, tmp_path: Path, precision: str) -> None:
-    run = train(on_masks(scans, loss__dice=0.5, precision=precision), tmp_path / "run")
+    run = train(on_masks(scans, task__options__dice=0.5, precision=precision), tmp_path / "run")
     assert all(np.isfinite(line["train_loss"]) for line in run.metrics())
     test = run.summary.last.test
     assert evaluate(run)["jaccard"] == pytest.approx(test.scores["jaccard"], abs=1e-6)
