@@ -129,7 +129,7 @@ def test_a_run_that_was_broken_off_ends_with_the_same_weights(
 @pytest.mark.parametrize(
     ("changes", "classes", "channels"),
     [
-        ({"data__masks": "multilabel", "loss__dice": 0.5}, 3, 1),
+        ({"task__options__masks": "multilabel", "task__options__dice": 0.5}, 3, 1),
         ({"data__stack": 3, "model__mixer": "key_value(pos_dim=6)"}, 4, 3),
     ],
 )
@@ -166,9 +166,9 @@ def test_masks_that_are_learned_score_better_than_those_of_a_fresh_model(
         ({"loss__label_smoothing": 0.1}, "loss.label_smoothing = 0.1: is for classes"),
         ({"model__global_pool": "avg"}, "model.global_pool = 'avg': is for classifiers"),
         ({"augment__crop_padding": 2}, "augment.crop_padding=2 changes images"),
-        ({"data__masks": "both"}, "task.options.masks 'both'"),
+        ({"task__options__masks": "both"}, "task.options.masks 'both'"),
         ({"data__stack": 2}, "data.stack = 2: must be an odd number"),
-        ({"loss__dice": 1.5}, r"task.options.dice = 1.5: must lie in \[0, 1\]"),
+        ({"task__options__dice": 1.5}, r"task.options.dice = 1.5: must lie in \[0, 1\]"),
     ],
 )
 def test_what_does_not_fit_masks_is_refused_before_a_file_is_written(
