@@ -10,6 +10,7 @@ BatchNorm (the paper's option B); the last BatchNorm of every block starts at 0,
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 from timm.layers import to_2tuple
@@ -115,6 +116,9 @@ class PlainConvNet(Foldable, FeatureModel, ResNet):
         )
         self.conv1 = _stem(in_chans, width, STRIDES[reduction], device=device, dtype=dtype)
         self.maxpool = nn.Identity()
+        for block in self.modules():
+            if isinstance(block, BasicBlock) and block.downsample is not None:
+                block.downsample = _subsampled(block.downsample)
         ResNet.init_weights(self)
         for stage, info in enumerate(self.feature_info):
             info["reduction"] = reduction << max(0, stage - 1)
@@ -185,6 +189,17 @@ def _stem(in_chans: int, width: int, strides: tuple[int, ...], **factory: Any) -
         taken = width if layers else in_chans
         layers.append(nn.Conv2d(taken, width, 3, stride=stride, padding=1, bias=False, **factory))
     return nn.Sequential(*layers)
+
+
+def _subsampled(downsample: nn.Sequential) -> nn.Sequential:
+    """Take every stride-th pixel before a 1x1 convolution, which then has no stride.
+
+    On AVX2, PyTorch's gradient of a strided one of fewer than 8 channels corrupts memory.
+    """
+    conv, norm = downsample
+    pool = nn.AvgPool2d(1, stride=conv.stride)
+    conv.stride = (1, 1)
+    return nn.Sequential(OrderedDict([("pool", pool), ("0", conv), ("1", norm)]))
 
 
 def _mean(maps: Tensor, frames: Tensor) -> Tensor:
