@@ -210,7 +210,7 @@ def key_value(sizes: Setting) -> Table:
         own_params, own_macs = queries_and_keys(plain, base)
         own = own_macs + whole.macs - base.macs, own_params + weights(whole) - weights(base)
         counted = own[0], whole.macs, gives(params, **at), own[1], sum(whole.biases.values())
-        rows.append((printed, mixer, gives(macs, **at), *counted, weights(whole)))
+        rows.append((printed, mixer, gives(macs, **at), *counted, whole.params))
     here = f"N = {sizes.at}, D = {sizes.dim}, m = {POS_DIM}"
     return Table("key_value", f"Table 1 of key-value attention at {here}", columns, rows)
 

@@ -15,6 +15,7 @@ import statistics
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread a process, two processes
@@ -117,7 +118,7 @@ def main(argv: list[str] | None = None) -> int:
         for seed in range(given.seeds)
         for spec in parse_mixers(given.mixers)
     }
-    with ProcessPoolExecutor(2) as pool:
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         list(pool.map(train, ((recipe, folder) for folder, recipe in runs.items())))
         found = list(pool.map(score_at, ((list(runs), size) for size in given.sizes)))
     names = [f"**{size}**" if size == str(SIDE) else size for size in given.sizes]

@@ -145,7 +145,7 @@ def test_counts_are_of_all_steps_and_say_so(
         record = json.loads(printed(capsys, "count", "qkformer_micro_32", *words, "--json"))
         assert (record["time_steps"], record["macs"]) == (steps, wanted[steps])
         assert f"over all T={steps} time steps" in record["note"]
-    words = ("--mixer", "qkta,ssa", "--time-steps", "2")
+    words = ("--mixers", "qkta,ssa", "--time-steps", "2")
     several = printed(capsys, "count", "qkformer_micro_32", *words)
     assert "MACs, dense, T=2" in several.splitlines()[0].split("\t")
 

@@ -76,14 +76,14 @@ def test_every_mixer_sits_copies_and_says_what_it_loses(kind: str, name: str) ->
     assert torch.equal(copy.deepcopy(model)(X), y)
     assert torch.equal(pickle.loads(pickle.dumps(model))(X), y)
     for mixer in find_mixers(model).values():
-        finish: Any = getattr(mixer, "finish", None)
+        projected: Any = getattr(mixer, "post_projection", None)
         roles = {*getattr(mixer, "roles", ()), "out"} & {
             "heads": {"q", "k"},
             "output": {"out"},
             "gate": {"out"},
             "all": {"q", "k", "out"},
         }[kind]
-        assert set(finish or ()) == (roles if hasattr(mixer, "roles") else set())
+        assert set(projected or ()) == (roles if hasattr(mixer, "roles") else set())
 
 
 def test_weights_of_norms_stay_through_one_mixer_after_another() -> None:
