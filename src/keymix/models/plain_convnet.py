@@ -196,10 +196,11 @@ def _subsampled(downsample: nn.Sequential) -> nn.Sequential:
 
     On AVX2, PyTorch's gradient of a strided one of fewer than 8 channels corrupts memory.
     """
-    conv, norm = downsample
-    pool = nn.AvgPool2d(1, stride=conv.stride)
+    conv = downsample[0]
+    assert isinstance(conv, nn.Conv2d)  # as timm's ResNet builds it
+    pool = nn.AvgPool2d(1, stride=conv.stride[0])
     conv.stride = (1, 1)
-    return nn.Sequential(OrderedDict([("pool", pool), ("0", conv), ("1", norm)]))
+    return nn.Sequential(OrderedDict([("pool", pool), *downsample.named_children()]))
 
 
 def _mean(maps: Tensor, frames: Tensor) -> Tensor:
