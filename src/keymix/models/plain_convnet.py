@@ -192,12 +192,14 @@ def _stem(in_chans: int, width: int, strides: tuple[int, ...], **factory: Any) -
 
 
 def _subsampled(downsample: nn.Sequential) -> nn.Sequential:
-    """Take every stride-th pixel before a 1x1 convolution, which then has no stride.
+    """Take every stride-th pixel before a 1x1 convolution of few channels, not in it.
 
     On AVX2, PyTorch's gradient of a strided one of fewer than 8 channels corrupts memory.
     """
     conv = downsample[0]
     assert isinstance(conv, nn.Conv2d)  # as timm's ResNet builds it
+    if conv.in_channels >= 8:
+        return downsample
     pool = nn.AvgPool2d(1, stride=conv.stride[0])
     conv.stride = (1, 1)
     return nn.Sequential(OrderedDict([("pool", pool), *downsample.named_children()]))
