@@ -187,11 +187,6 @@ def test_a_folder_that_cannot_be_made_is_reported_before_the_work(
     assert "cannot write" in capsys.readouterr().err
 
 
-def test_an_option_without_effect_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    run("--tokens", "none", "--pos-dim", "8")
-    assert capsys.readouterr().err.count("--pos-dim has no effect") == 1
-
-
 def test_numbers_of_tokens_may_have_an_exponent(capsys: pytest.CaptureFixture[str]) -> None:
     run("--tokens", "none", "--mixers", "mhsa", "--at", "1e4", "--json")
     assert json.loads(capsys.readouterr().out)["setting"]["at"] == 10_000
