@@ -358,12 +358,12 @@ def attention_of(name: str, side: int, setting: Setting) -> Row:
 
 
 def attention(setting: Setting) -> Units:
-    """Each mixer that has kernels, at each number of tokens."""
+    """Each mixer that has kernels, at each number of tokens; all mixers at one number first."""
     names = [n for n in list_mixers() if KERNEL in get_args(option_hints(n).get("backend"))]
     return {
         f"{name}, {side * side} tokens": functools.partial(attention_of, name, side)
+        for side in ((4,) if setting.tiny else (28, 56, 14))
         for name in (["re_attention"] if setting.tiny else names)
-        for side in ((4,) if setting.tiny else (14, 28, 56))
     }
 
 
