@@ -17,11 +17,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from keymix.compare import tune
-from keymix.compare.costs import COSTS, SPIKES
+from keymix.compare.costs import COSTS
+from keymix.compare.pictures import PICTURES_FILE
 from keymix.compare.plan import Plan, Planned
 from keymix.compare.references import ARRAYS, FACTS
-from keymix.compare.runs import DAMAGED, Finished, Reading
+from keymix.compare.runs import DAMAGED, ERROR, Finished, Reading, log_of
 from keymix.data.record import DataRecord, SameImages
 from keymix.errors import KeymixWarning, UserError, one_line
 from keymix.records import FormatError, differences, from_json, to_json
@@ -39,6 +39,8 @@ MANIFEST = "comparison.json"
 RESULTS, TABLE, REPORT = "results.json", "results.csv", "report.html"
 DIFFERENCES = "differences.csv"
 RUNS, LOCK = "runs", ".lock"
+TUNING, TUNED = "tune", "tune.json"
+"""The runs at which a learning rate was chosen, and the choice."""
 _RUN = re.compile(r"runs/([^/]+)/seed\d{1,20}")
 
 MEASURED_COLUMNS = ("latency_ms", "images_per_s", "peak_mib")
@@ -157,7 +159,7 @@ def check_folder(out: Path) -> None:
         raise UserError(f"--out {str(out)!r} is a file. Name a folder.")
     foreign = out.exists() and not (out / MANIFEST).exists()
     # what one leaves that was killed, or that tunes
-    before_the_first = (LOCK, f".{MANIFEST}.part", tune.FOLDER, tune.FACTS)
+    before_the_first = (LOCK, f".{MANIFEST}.part", TUNING, TUNED)
     if foreign and any(path.name not in before_the_first for path in out.iterdir()):
         raise UserError(
             f"the folder {str(out)!r} is not empty and holds no comparison. Name another with "
@@ -169,33 +171,24 @@ def clear(out: Path, runs: Sequence[str]) -> None:
     """Delete what a comparison made in its folder, and nothing else."""
     for place in (out / f"{name}{ending}" for name in runs for ending in ("", DAMAGED)):
         if place.is_dir() and place.resolve().is_relative_to(out.resolve()):
-            clear_parts(place)
-            run_folder.clear(place)
-            (place / LOCK).unlink(missing_ok=True)  # of a run that was killed
-            for empty in (place, place.parent):
-                _remove_if_empty(empty)
-    for log in (out / RUNS).glob("worker*.log"):
-        log.unlink()
+            _clear_run(place)
     _remove_if_empty(out / RUNS)
-    _clear_tuning(out / tune.FOLDER)
+    for place in (out / TUNING).glob("lr*"):
+        clear(place, runs_in(place))
+        _remove_if_empty(place)
+    _remove_if_empty(out / TUNING)
     results = (RESULTS, TABLE, DIFFERENCES, REPORT, MANIFEST)
-    for name in (*results, tune.FACTS, COSTS, SPIKES, FACTS, ARRAYS):
+    for name in (*results, TUNED, COSTS, PICTURES_FILE, FACTS, ARRAYS):
         (out / name).unlink(missing_ok=True)
 
 
-def _clear_tuning(place: Path) -> None:
-    """Delete the runs at which the learning rate was chosen."""
-    for run in place.glob(f"lr*/{RUNS}/*/seed*"):
-        run_folder.clear(run)
-        (run / LOCK).unlink(missing_ok=True)
-        for empty in (run, run.parent):
-            _remove_if_empty(empty)
-    for runs in place.glob(f"lr*/{RUNS}"):
-        for log in runs.glob("worker*.log"):
-            log.unlink()
-        for empty in (runs, runs.parent):
-            _remove_if_empty(empty)
-    _remove_if_empty(place)
+def _clear_run(place: Path) -> None:
+    clear_parts(place)
+    run_folder.clear(place)
+    for file in (place / LOCK, place / ERROR, log_of(place)):
+        file.unlink(missing_ok=True)
+    for empty in (place, place.parent):
+        _remove_if_empty(empty)
 
 
 def _remove_if_empty(folder: Path) -> None:
@@ -337,11 +330,12 @@ def runs_in(out: Path) -> list[str]:
     return sorted(name for name in found if _is_run(name))
 
 
-def plan_of(out: Path, manifest: Manifest) -> Plan:
+def plan_of(out: Path) -> Plan:
     """Return the plan of the last call, as the folder records it.
 
     The user's files are left out: who reads a folder says which files run.
     """
+    manifest = read_manifest(out)
     known: dict[str, Any] = {f.name: getattr(manifest.planned, f.name) for f in fields(Planned)}
     known |= {"imports": (), "command": one_line(manifest.planned.command)}
     return Plan(recipe=manifest.identity.recipe, out=out, **known)

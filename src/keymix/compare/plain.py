@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from keymix.analysis.measure import training_ms
-from keymix.compare.executor import FAILURES, reason
 from keymix.compare.plan import Plan, Planned, PlannedMixer, input_shape
 from keymix.data.dataset import ImageData
+from keymix.errors import reason
 from keymix.models.match import trainable
 from keymix.train.model import device_of_this_machine, model_for
 
@@ -111,7 +111,7 @@ def sized(plan: Plan, data: ImageData, name: str, *, say: Callable[[str], None])
         width, took = WIDTHS[chosen], ratios[chosen]
         unlike = "" if 1 - ALIKE <= took <= 1 + ALIKE else ", the nearest that there is"
         how = f"whose training step took {took:.2f} of the time of {plan.baseline}'s{unlike}"
-    except FAILURES as error:  # of a baseline of the user's, as its runs will fail
+    except Exception as error:  # of a baseline of the user's, as its runs will fail
         width, how = UNSIZED, f"not sized, since {plan.baseline} makes no step: {reason(error)}"
     made = replace(planned, options={"width": width})
     params = trainable(model_for(plan.recipe_for(made, 0), data.record()))

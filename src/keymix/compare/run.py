@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -16,17 +16,16 @@ from typing import Any, Literal
 from keymix.analysis.threads import busy
 from keymix.compare import folder, record
 from keymix.compare.budget import Budget, Trials, as_before, fit_to_budget, has_room
-from keymix.compare.costs import known_costs, known_spikes, measured_costs, measured_spikes
+from keymix.compare.costs import known_costs, known_spikes, measure_costs
 from keymix.compare.defaults import more_pixels
 from keymix.compare.events import Event, Watcher
 from keymix.compare.execute import expected, train_runs, trials_here
-from keymix.compare.executor import FAILURES, reason
-from keymix.compare.folder import MANIFEST, Manifest
-from keymix.compare.pictures import Pictures, pictures
+from keymix.compare.folder import MANIFEST
+from keymix.compare.pictures import kept_pictures
 from keymix.compare.plain import with_plain_network
 from keymix.compare.plan import Plan, resolve
 from keymix.compare.record import make_record
-from keymix.compare.references import References, known_references, references
+from keymix.compare.references import compute_references, forget_references, known_references
 from keymix.compare.runs import Finished, Reading, read_runs
 from keymix.compare.summary import summary, what_it_can_show
 from keymix.compare.tune import known_tuning, tuned
@@ -34,21 +33,14 @@ from keymix.data.dataset import ImageData
 from keymix.data.record import SameImages
 from keymix.errors import UserError, unknown
 from keymix.mixers.registry import import_file
-from keymix.records import Own, to_json
-from keymix.report.checked import Checked
-from keymix.report.comparison import render
-from keymix.report.part import page_of
-from keymix.report.record import ComparisonRecord, OpenRun, opened
-from keymix.task import Task, get_task, list_tasks
-from keymix.train.files import RECIPE, locked, read_json
-from keymix.train.model import load_data
+from keymix.records import to_json
+from keymix.report.record import ComparisonRecord, OpenRun
+from keymix.train.files import RECIPE, locked
 from keymix.train.recipe import Recipe
 from keymix.train.validate import check_processes
 
 SEEDS = 3
 """Seeds of a comparison where nobody says how many."""
-PICTURES = ("attention", "collapse")
-"""What of the record is read off the models and the images, in addition to the task's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,42 +194,21 @@ def compare(
     known = loaded.record()
     shown = folder.shows_images(out) if images is None else images
     with locked(out, "comparison"):
-        tuning = None
         if tune is not None:
-            plan, tuning = tuned(plan, loaded, watch=watch)
+            plan, _ = tuned(plan, loaded, watch=watch)
         folder.claim(plan, known, overwrite=overwrite, images=shown)
-        checked = _checked(out, loaded, watch)
-        failures = train_runs(plan, loaded, watch=watch)
-        identity = folder.read_manifest(out).identity
-        runs = read_runs(plan, images=identity.data, failures=failures)
-        if not any(isinstance(reading, Finished) for reading in runs):
-            why = next(reading.reason for reading in runs if isinstance(reading, OpenRun))
+        _check_data(out, loaded, watch)
+        train_runs(plan, loaded, watch=watch)
+        runs = read_runs(plan, images=SameImages.of(known))
+        if why := _none_finished(runs):
             raise UserError(f"no run could be finished; the first says: {why}")
-        found = references(out, loaded, say=say) if reference else References()
-        trained = {each.run.mixer for each in runs if isinstance(each, Finished)}
-        costs, measured = measured_costs(plan, known, trained=trained, say=say)
-        spikes = measured_spikes(plan, loaded, runs, say=say)
-        say("reading attention maps")
-        try:
-            looked = pictures(plan, runs, loaded, images=shown)
-        except UserError as error:  # where weights cannot be read, the scores are reported without
-            looked = Pictures(notes=(f"attention maps are left out: {error}",))
-        result = make_record(
-            plan,
-            known,
-            runs,
-            costs=costs,
-            measured=measured,
-            pictures=looked,
-            images=shown,
-            spikes=spikes,
-            checked=checked,
-            references=found,
-            looks=folder.keep_look(plan, runs),
-            tuning=tuning,
-        )
-        folder.write_results(result, out)
-    return Comparison(out=out, record=result, notes=looked.notes)
+        if reference:
+            compute_references(out, loaded, say=say)
+        else:
+            forget_references(out)
+        measure_costs(plan, loaded, runs, say=say)
+        folder.keep_look(plan, runs)
+        return _gathered(out, runs, loaded, say=say)
 
 
 def _prepared(
@@ -347,7 +318,7 @@ def _check_tune(tune: str | None) -> None:
         raise unknown("tune", str(tune), ["lr"])
 
 
-def _checked(out: Path, data: ImageData, watch: Watcher) -> Checked:
+def _check_data(out: Path, data: ImageData, watch: Watcher) -> None:
     """Report what the cheap part of the data check finds; a resumed comparison reads it."""
     checked = folder.read_manifest(out).checked
     if checked is None:
@@ -356,7 +327,6 @@ def _checked(out: Path, data: ImageData, watch: Watcher) -> Checked:
         folder.keep_checked(out, checked)
     for line in record.finding_lines(checked, data.record()):
         watch(Event(kind="note", text=line))
-    return checked
 
 
 def ignore(event: Event) -> None:
@@ -378,19 +348,7 @@ def _call(arguments: Mapping[str, Any]) -> str:
     return f"keymix.compare({', '.join(words)})"
 
 
-# ---- again from the folder ------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Before:
-    """What a folder had before.
-
-    The record is None if there is none or it is damaged; `damage` says what is wrong with it, or
-    with its pictures, which are left out then.
-    """
-
-    record: ComparisonRecord | None = None
-    damage: str = ""
+# ---- from the folder to the page ------------------------------------------------------------
 
 
 def rebuild(
@@ -403,8 +361,8 @@ def rebuild(
     """Make ``report.html``, ``results.csv`` and ``results.json`` again from the run folders.
 
     Runs that finished since are read, wherever they were trained. Costs are those that were
-    measured before. Where the images cannot be read any more, the attention maps of the earlier
-    record stay.
+    measured before. Where the images cannot be read any more, the pictures are those that the
+    folder keeps of the same runs.
 
     Args:
         out: The comparison's folder.
@@ -422,54 +380,26 @@ def rebuild(
     out = Path(out)
     watch = progress or ignore
     _check(out)
-    watch(Event(kind="stage", text="reading the runs"))
+
+    def say(text: str) -> None:
+        watch(Event(kind="stage", text=text))
+
+    say("reading the runs")
     for path in imports:
         import_file(path)
-    stamp = _stamp(out)
-    before = _before(out)
-    shown = folder.shows_images(out) if images is None else images
-    there = folder.read_manifest(out)
-    plan = folder.plan_of(out, there)
-    runs = read_runs(plan, images=there.identity.data, failures=_failures(before.record))
-    data = next((reading.data for reading in runs if isinstance(reading, Finished)), None)
-    if data is None:
-        failed = (r.reason for r in runs if isinstance(r, OpenRun) and r.status == "failed")
-        why = next(failed, "")
+    manifest = folder.read_manifest(out)
+    if images is not None and images != manifest.images:
+        folder.keep_images(out, images)
+    plan = folder.plan_of(out)
+    runs = read_runs(plan, images=manifest.identity.data)
+    if why := _none_finished(runs):
         raise UserError(
-            f"no run of the comparison in {str(out)!r} is finished yet. "
-            f"Resume it with: {plan.command}"
-            + (f". The first that failed says: {why}" if why else "")
+            f"no run of the comparison in {str(out)!r} is finished yet. Resume it with: "
+            f"{plan.command}. The first says: {why}"
         )
-    costs, measured = known_costs(plan, data, before.record)
-    watch(Event(kind="stage", text="reading attention maps"))
-    looked, note = _pictures(plan, there, runs, before, images=shown)
-    result = make_record(
-        plan,
-        data,
-        runs,
-        costs=costs,
-        measured=measured,
-        pictures=looked,
-        images=shown,
-        spikes=known_spikes(plan, runs),
-        checked=there.checked,
-        references=known_references(out, data),
-        looks=there.looks,
-        tuning=known_tuning(out),
-    )
-    if note and result.attention is not None and not _shows(result):
-        kept = {k: v for k, v in result.own.values.items() if k not in _drawn(result.task_kind)}
-        result = replace(result, attention=None, collapse=None, own=Own(kept))
-        note = f"attention maps are left out: those in {folder.RESULTS} are damaged, and {note}"
-    if _stamp(out) != stamp:  # a comparison ended here meanwhile; its record is the newer one
-        newer = _before(out).record
-        if newer is not None:
-            return Comparison(out=out, record=newer)
-    if shown != there.images:
-        folder.keep_images(out, shown)
-    folder.write_results(result, out)
-    notes = filter(None, (folder.imports_note(out, imports), note, *looked.notes))
-    return Comparison(out=out, record=result, notes=tuple(notes))
+    found = _gathered(out, runs, None, say=say)
+    unread = folder.imports_note(out, imports)
+    return replace(found, notes=(*filter(None, [unread]), *found.notes))
 
 
 def _check(out: Path) -> None:
@@ -490,72 +420,38 @@ def _check(out: Path) -> None:
     )
 
 
-def _stamp(out: Path) -> int | None:
-    path = out / folder.RESULTS
-    return path.stat().st_mtime_ns if path.exists() else None
+def _none_finished(runs: Sequence[Reading]) -> str:
+    """Return why no run is finished, if none is: the reason of the first that failed, if any."""
+    left = [each for each in runs if isinstance(each, OpenRun)]
+    failed = [each for each in left if each.status == "failed"]
+    return "" if len(left) < len(runs) else (failed or left)[0].reason
 
 
-def _before(out: Path) -> Before:
-    """Open the earlier record; where only pictures are damaged, without them."""
-    path, damage = out / folder.RESULTS, ""
-    try:
-        values = read_json(path)
-    except UserError:
-        return Before()
-    data = values.get("data")
-    task = data.get("task") if isinstance(data, dict) else None
-    drawn = _drawn(get_task(task)) if task in list_tasks() else ()
-    without = {key: value for key, value in values.items() if key not in drawn}
-    for given in (values, {**without, **dict.fromkeys(PICTURES)}):
-        try:
-            return Before(record=opened(given, where=repr(str(path))), damage=damage)
-        except UserError as error:
-            damage = damage or str(error)
-    return Before(damage=damage)
+def _gathered(
+    out: Path, runs: Sequence[Reading], data: ImageData | None, *, say: Callable[[str], None]
+) -> Comparison:
+    """Write results and page from runs that were read and what the folder keeps of them.
 
-
-def _drawn(task: Task) -> tuple[str, ...]:
-    """Name what of the record is the task's own pictures."""
-    kind = page_of(task).pictures
-    return () if kind is None else tuple(each.name for each in fields(kind))
-
-
-def _failures(before: ComparisonRecord | None) -> dict[tuple[str, int], str]:
-    """Return why runs failed when they were last tried."""
-    runs = before.runs if before else ()
-    return {
-        (run.mixer, run.seed): run.reason
-        for run in runs
-        if isinstance(run, OpenRun) and run.status == "failed"
-    }
-
-
-def _shows(record: ComparisonRecord) -> bool:
-    """Whether a record with earlier pictures can be shown; a damaged one may hold anything."""
-    try:
-        render(record)
-    except FAILURES:
-        return False
-    return True
-
-
-def _pictures(
-    plan: Plan, there: Manifest, runs: Sequence[Reading], before: Before, *, images: bool
-) -> tuple[Pictures, str]:
-    """Look into the models again; where that cannot be done, keep the earlier ones and say why."""
-    try:
-        data = load_data(plan.recipe.data)
-        if SameImages.of(data.record()) != there.identity.data:
-            raise UserError(f"the data {data.spec!r} has changed since")
-        return pictures(plan, runs, data, images=images), ""
-    except FAILURES as error:  # UserError included: the images or a mixer may be elsewhere
-        why = reason(error)
-    if before.damage:
-        return Pictures(), f"attention maps are left out: {before.damage}; {why}"
-    record = before.record
-    if record is None or record.attention is None:
-        return Pictures(), f"attention maps are left out: {why}"
-    own = {key: record.own.values.get(key) for key in _drawn(record.task_kind)}
-    kept = Pictures(attention=record.attention, collapse=record.collapse, own=Own(own))
-    kept = kept if images else kept.bare()
-    return kept, f"attention maps are kept as they were: {why}"
+    `data` are the images if they are loaded already.
+    """
+    manifest, plan = folder.read_manifest(out), folder.plan_of(out)
+    known = next(each.data for each in runs if isinstance(each, Finished))
+    say("reading attention maps")
+    looked = kept_pictures(plan, runs, data, manifest.identity.data, images=manifest.images)
+    costs, measured = known_costs(plan, known)
+    result = make_record(
+        plan,
+        known,
+        runs,
+        costs=costs,
+        measured=measured,
+        pictures=looked,
+        images=manifest.images,
+        spikes=known_spikes(plan, runs),
+        checked=manifest.checked,
+        references=known_references(out, known),
+        looks=manifest.looks,
+        tuning=known_tuning(out),
+    )
+    folder.write_results(result, out)
+    return Comparison(out=out, record=result, notes=looked.notes)

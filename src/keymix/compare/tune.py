@@ -16,6 +16,7 @@ import numpy as np
 
 from keymix.compare.events import Event, Watcher
 from keymix.compare.execute import train_runs
+from keymix.compare.folder import TUNED, TUNING, write_manifest
 from keymix.compare.plan import Plan
 from keymix.compare.runs import Finished, read_runs
 from keymix.data.dataset import ImageData
@@ -27,7 +28,6 @@ from keymix.task import Score
 from keymix.train.files import read_json, write_json
 from keymix.train.recipe import replace_path
 
-FOLDER, FACTS = "tune", "tune.json"
 FACTORS = (0.5, 1.0, 2.0)
 """Of the recipe's learning rate."""
 SEED = 1_000
@@ -44,7 +44,7 @@ def tuned(plan: Plan, images: ImageData, *, watch: Watcher) -> tuple[Plan, Tunin
     if known is None or [row.rate for row in known.rows] != rates:
         found = {rate: _validated(plan, images, rate, watch) for rate in rates}
         known = choose(found, default=plan.recipe.optim.lr, score=images.task.score)
-        write_json(plan.out / FACTS, known)
+        write_json(plan.out / TUNED, known)
     watch(Event(kind="note", text=known.text))
     recipe = replace_path(plan.recipe, {"optim.lr": known.chosen})
     return replace(plan, recipe=recipe), known
@@ -53,7 +53,7 @@ def tuned(plan: Plan, images: ImageData, *, watch: Watcher) -> tuple[Plan, Tunin
 def known_tuning(out: Path) -> Tuning | None:
     """Return what a folder keeps of a choice; None where there is none, or it is damaged."""
     try:
-        return from_json(Tuning, read_json(out / FACTS), where=repr(str(out / FACTS)))
+        return from_json(Tuning, read_json(out / TUNED), where=repr(str(out / TUNED)))
     except UserError:
         return None
 
@@ -66,13 +66,14 @@ def _validated(plan: Plan, images: ImageData, rate: float, watch: Watcher) -> di
         recipe=replace_path(plan.recipe, {"optim.lr": rate}),
         mixers=tuple(each for each in plan.mixed if not each.control),
         seeds=(SEED if SEED not in plan.seeds else max(plan.seeds) + 1,),
-        out=plan.out / FOLDER / f"lr{rate:g}",
+        out=plan.out / TUNING / f"lr{rate:g}",
     )
-    failures = train_runs(trial, images, watch=watch)
+    write_manifest(trial, images.record())
+    train_runs(trial, images, watch=watch)
     same = SameImages.of(images.record())
     return {
         each.run.mixer: value
-        for each in read_runs(trial, images=same, failures=failures)
+        for each in read_runs(trial, images=same)
         if isinstance(each, Finished) and (value := each.scores("last").val) is not None
     }
 
