@@ -156,7 +156,6 @@ def test_a_mixer_that_breaks_is_left_out_of_the_estimate(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
 def test_side_by_side_it_is_given_once_and_a_worker_that_dies_takes_one_run_with_it(tmp_path):
     path = brittle(tmp_path, "exits", "import os; os._exit(7)")
     events: list[Event] = []

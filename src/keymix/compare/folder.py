@@ -18,7 +18,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from keymix.compare.costs import COSTS
-from keymix.compare.pictures import PICTURES_FILE
+from keymix.compare.pictures import PICTURES_FILE, Pictures
 from keymix.compare.plan import Plan, Planned
 from keymix.compare.references import ARRAYS, FACTS
 from keymix.compare.runs import DAMAGED, ERROR, Finished, Reading, log_of
@@ -344,12 +344,12 @@ def plan_of(out: Path) -> Plan:
 # ---- the result -----------------------------------------------------------------------------
 
 
-def write_results(record: ComparisonRecord, out: Path) -> None:
-    """Write ``results.json``, both CSV files and ``report.html`` from a record."""
+def write_results(record: ComparisonRecord, out: Path, pictures: Pictures) -> None:
+    """Write ``results.json``, both CSV files and ``report.html``, which has the pictures."""
     write_record(out / RESULTS, record)
     write_csv(out / TABLE, record)
     write_text(out / DIFFERENCES, csv_text(DIFFERENCE_COLUMNS, difference_rows(record)))
-    write_text(out / REPORT, render(record))
+    write_text(out / REPORT, render(pictures.shown_in(record)))
 
 
 def write_record(path: Path, record: object) -> None:

@@ -30,7 +30,7 @@ from keymix.hosts import find_host, find_mixers
 from keymix.records import Own, from_json, spread
 from keymix.report.part import ImageOutputs, Page, page_of
 from keymix.report.pictures import image_uri
-from keymix.report.record import Attention, Collapse, MapImage, PackedMaps
+from keymix.report.record import Attention, Collapse, ComparisonRecord, MapImage, PackedMaps
 from keymix.train.files import read_json, weights_file, write_json
 from keymix.train.model import load_data
 from keymix.train.runs import load_run
@@ -74,6 +74,11 @@ class Pictures:
     notes: tuple[str, ...] = ()  # what failed, for who ran it; the page has a plain sentence
     # the task's pictures of the models' answers
     own: Own = field(default_factory=Own, metadata=spread())
+
+    def shown_in(self, record: ComparisonRecord) -> ComparisonRecord:
+        """Put them into a record, as its page shows them."""
+        own = Own({**record.own.values, **self.own.values})
+        return replace(record, attention=self.attention, collapse=self.collapse, own=own)
 
     def bare(self) -> Pictures:
         """Leave every picture of the data out; numbers stay."""

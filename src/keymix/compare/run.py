@@ -49,7 +49,7 @@ class Comparison:
 
     Args:
         out: The comparison's folder.
-        record: The content of ``results.json``.
+        record: The content of ``results.json``, and pictures.
         notes: What could not be done, in words.
     """
 
@@ -445,7 +445,6 @@ def _gathered(
         runs,
         costs=costs,
         measured=measured,
-        pictures=looked,
         images=manifest.images,
         spikes=known_spikes(plan, runs),
         checked=manifest.checked,
@@ -453,5 +452,5 @@ def _gathered(
         looks=manifest.looks,
         tuning=known_tuning(out),
     )
-    folder.write_results(result, out)
-    return Comparison(out=out, record=result, notes=looked.notes)
+    folder.write_results(result, out, looked)
+    return Comparison(out=out, record=looked.shown_in(result), notes=looked.notes)
