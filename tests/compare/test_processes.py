@@ -23,7 +23,7 @@ from keymix.compare.eta import trial_jobs
 from keymix.compare.events import Event
 from keymix.compare.execute import train_runs
 from keymix.compare.runs import ERROR, log_of, read_error
-from keymix.compare.worker import NO_DISK
+from keymix.compare.worker import NO_DISK, main
 from keymix.data import load
 from keymix.errors import Interrupted, KeymixWarning, WriteError
 from keymix.train import files
@@ -99,11 +99,13 @@ def test_a_killed_run_fails_alone_and_resumes(out: Path) -> None:
     """The warning of its damage, made in its process, reaches the user."""
     first, second = (out / name for name in RUNS)
     events: list[Event] = []
+    out.with_name("wait").touch()
 
     def watch(event: Event) -> None:
         events.append(event)
         if (event.kind, event.mixer, event.epoch) == ("epoch", "softmax", 1):
             os.kill(process_of(first), signal.SIGKILL)
+            out.with_name("wait").unlink()
 
     train(out, watch)
     (failed,) = [event for event in events if event.kind == "failed"]
@@ -220,19 +222,16 @@ def test_a_log_that_cannot_be_made_ends_the_comparison(out: Path) -> None:
 def test_a_run_of_a_stored_plan_is_a_command_that_says_by_its_exit_code_how_it_went(
     out: Path,
 ) -> None:
-    def run(number: int) -> int:
-        command = [sys.executable, "-m", "keymix.compare.worker", str(out), str(number)]
-        return subprocess.run(command, check=False, stderr=subprocess.PIPE).returncode
-
-    assert run(0) == 0
+    command = [sys.executable, "-m", "keymix.compare.worker", str(out), "0"]
+    assert subprocess.run(command, check=False).returncode == 0
     assert whole(out, RUNS[0])
     (out / RUNS[1]).mkdir()
     (out / RUNS[1] / "thesis.tex").touch()
-    assert run(1) == 1
+    assert main([str(out), "1"]) == 1
     assert "holds no run" in read_error(out / RUNS[1])
     shutil.rmtree(out / RUNS[1])
     (out / RUNS[1]).touch()
-    assert run(1) == NO_DISK
+    assert main([str(out), "1"]) == NO_DISK
 
 
 SCRIPT = """
