@@ -32,8 +32,9 @@ from keymix.analysis.passes import example_for, passes_of
 from keymix.analysis.spikes import spike_study
 from keymix.compare import environments
 from keymix.compare.executor import FAILURES, reason
+from keymix.compare.models import input_shape
 from keymix.compare.pictures import evenly, normalised
-from keymix.compare.plan import Plan, PlannedMixer, input_shape
+from keymix.compare.question import Plan, PlannedMixer
 from keymix.compare.runs import Finished, Reading
 from keymix.data.dataset import ImageData
 from keymix.data.record import DataRecord

@@ -13,7 +13,7 @@ import queue
 import signal
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from functools import partial
@@ -23,18 +23,14 @@ from typing import Any
 import torch
 
 from keymix.analysis.threads import use_threads
-from keymix.compare import eta
-from keymix.compare.costs import unmeasured
-from keymix.compare.eta import Estimate, Trial
 from keymix.compare.events import Event, Watcher
 from keymix.compare.executor import (
-    FAILURES,
     SynchronousExecutor,
     WorkerEnded,
     WorkerExecutor,
     reason,
 )
-from keymix.compare.plan import Job, Plan
+from keymix.compare.question import Job, Plan
 from keymix.compare.runs import DAMAGED
 from keymix.data.dataset import ImageData
 from keymix.data.specs import task_name
@@ -61,8 +57,6 @@ _PATIENCE = 10.0
 
 Failures = dict[tuple[str, int], str]
 """Why runs failed, by mixer and seed."""
-Estimator = Callable[[Mapping[str, Trial | None]], Estimate | None]
-"""From each mixer's trial, None where it failed."""
 Pending = Collection[Future[Any]]
 Wait = Callable[[Pending], Pending]
 
@@ -104,13 +98,6 @@ class Runner:
             move_away(place, error)
             trained()
 
-    def try_out(self, recipe: Recipe, runs: float) -> Trial | None:
-        """Time a few steps of a recipe, for ``runs`` runs in a row; None if they fail."""
-        try:
-            return eta.try_out(recipe, self._images(recipe), runs=runs)
-        except FAILURES:  # as the run will
-            return None
-
     def _images(self, recipe: Recipe) -> ImageData:
         if self._data is None or self._data[0] != recipe.data:
             self._data = (recipe.data, load_data(recipe.data))
@@ -142,11 +129,6 @@ def train_run(recipe: Recipe, folder: str) -> None:
     _runner.train(recipe, folder)
 
 
-def try_run(recipe: Recipe, runs: float) -> Trial | None:
-    """Time a few steps in a worker process: see `Runner.try_out`."""
-    return _runner.try_out(recipe, runs)
-
-
 # ---- runs and their events ------------------------------------------------------------------
 
 
@@ -157,48 +139,23 @@ def train_runs(plan: Plan, data: ImageData, *, watch: Watcher) -> Failures:
     watch(Event(kind="plan", done=len(plan.pairs) - len(jobs), total=len(plan.pairs)))
     if not jobs:
         return {}
-    sizes, costs = data.record().sizes, unmeasured(plan)
-
-    def estimate(trials: Mapping[str, Trial | None]) -> Estimate | None:
-        return eta.estimated(plan, jobs, trials, sizes=sizes, unmeasured=costs)
-
-    work = [*eta.trial_jobs(plan, jobs), *jobs]
     logs = plan.out / "runs"
     if plan.processes == 1:
         return run_here(
-            work,
+            jobs,
             threads=plan.threads,
             data=(plan.recipe.data, data),
             logs=logs,
             watch=watch,
-            estimate=estimate,
         )
     return run_side_by_side(
-        work,
+        jobs,
         processes=plan.processes,
         threads=plan.threads,
         imports=plan.imports,
         logs=logs,
         watch=watch,
-        estimate=estimate,
     )
-
-
-def trials_here(plan: Plan, jobs: Sequence[Job], data: ImageData) -> dict[str, Trial | None]:
-    """Time a few steps of every mixer in this process."""
-    runner = Runner((plan.recipe.data, data))
-    with use_threads(plan.threads):
-        return {
-            job.mixer: runner.try_out(job.recipe, job.trial) for job in eta.trial_jobs(plan, jobs)
-        }
-
-
-def expected(plan: Plan, data: ImageData) -> str:
-    """Say how long the runs that are left would take, by a trial of each mixer in this process."""
-    jobs = [plan.job(m, seed) for m, seed in plan.pairs if not is_finished(plan.folder(m, seed))]
-    trials, sizes = trials_here(plan, jobs, data), data.record().sizes
-    found = eta.estimated(plan, jobs, trials, sizes=sizes, unmeasured=unmeasured(plan))
-    return "all runs are finished" if found is None else found.text()
 
 
 def run_here(
@@ -208,18 +165,17 @@ def run_here(
     data: tuple[DataConfig, ImageData],
     logs: Path,
     watch: Watcher,
-    estimate: Estimator | None = None,
 ) -> Failures:
     """Train one run after another in this process; tracebacks go to a log in `logs`.
 
     SIGINT and SIGTERM raise Interrupted, with the run saved.
     """
-    schedule = Schedule(jobs, watch, estimate=estimate)
+    schedule = Schedule(jobs, watch)
     runner = Runner(data, on_epoch=schedule.report_epochs)
     executor = SynchronousExecutor(logs / "worker0.log")
     try:
         with use_threads(threads):
-            return schedule.run(executor, train=runner.train, try_out=runner.try_out)
+            return schedule.run(executor, train=runner.train)
     except Interrupted as stop:
         raise Interrupted(stop.signum, f"{_by(stop.signum)}: {resume_hint(logs.parent)}") from None
 
@@ -232,7 +188,6 @@ def run_side_by_side(
     imports: Sequence[str],
     logs: Path,
     watch: Watcher,
-    estimate: Estimator | None = None,
 ) -> Failures:
     """Train runs in several processes of some threads each; `logs` is the folder of their logs.
 
@@ -240,7 +195,7 @@ def run_side_by_side(
     them. Either way their runs resume next time, and Interrupted says how many ended in order.
     """
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
-    slots = min(processes, sum(not job.trial for job in jobs))
+    slots = min(processes, len(jobs))
     if not slots:
         return {}
     out = logs.parent
@@ -264,7 +219,7 @@ def run_side_by_side(
                 interrupts.look()  # here alone: within a future's lock it would stay locked
                 return done
 
-            schedule = Schedule(jobs, watch, slots=slots, wait=wait, estimate=estimate)
+            schedule = Schedule(jobs, watch, slots=slots, wait=wait)
             try:
                 failures = schedule.run(executor)
             except Interrupted as stop:
@@ -306,10 +261,10 @@ def wait_a_moment(pending: Pending) -> Pending:
 
 
 class Schedule:
-    """Gives out trials and runs to an executor, in order, and turns their course into events.
+    """Gives out runs to an executor, in order, and turns their course into events.
 
     At most `slots` calls are given to the executor at a time; `wait` returns those futures that
-    are done, after a moment if none is. Once all trials are done, `estimate` adds them up.
+    are done, after a moment if none is.
     """
 
     def __init__(
@@ -319,12 +274,9 @@ class Schedule:
         *,
         slots: int = 1,
         wait: Wait = wait_a_moment,
-        estimate: Estimator | None = None,
     ) -> None:
         self._waiting, self._watch = deque(jobs), watch
-        self._slots, self._wait, self._estimate = slots, wait, estimate
-        self._to_try = {job.mixer for job in jobs if job.trial}
-        self._trials: dict[str, Trial | None] = {}
+        self._slots, self._wait = slots, wait
         self.running: dict[Future[Any], Job] = {}
         self._epochs: dict[tuple[str, int], tuple[Job, NewEpochs]] = {}
         self._failures: Failures = {}
@@ -334,7 +286,6 @@ class Schedule:
         executor: Executor,
         *,
         train: Callable[[Recipe, str], None] = train_run,
-        try_out: Callable[[Recipe, float], Trial | None] = try_run,
     ) -> Failures:
         """Do all jobs by an executor, which may be any other than ours.
 
@@ -343,11 +294,8 @@ class Schedule:
         while self._waiting or self.running:
             while self._waiting and len(self.running) < self._slots:
                 job = self._waiting.popleft()
-                if job.trial:
-                    self.running[executor.submit(try_out, job.recipe, job.trial)] = job
-                else:
-                    self._start(job)
-                    self.running[executor.submit(train, job.recipe, str(job.folder))] = job
+                self._start(job)
+                self.running[executor.submit(train, job.recipe, str(job.folder))] = job
             done = self._wait(self.running)
             self.report_epochs()  # of those that are done, too, before their ends
             for future in [future for future in self.running if future in done]:
@@ -381,13 +329,6 @@ class Schedule:
         error = future.exception()
         if isinstance(error, WriteError):
             raise error
-        if job.trial:
-            self._trials[job.mixer] = None if error is not None else future.result()
-            if self._estimate is not None and self._trials.keys() == self._to_try:
-                found = self._estimate(self._trials)
-                if found is not None:
-                    self._watch(Event(kind="estimate", text=found.text(), estimate=found))
-            return
         del self._epochs[job.mixer, job.seed]
         if error is None:
             self._watch(Event(kind="done", mixer=job.mixer, seed=job.seed))
