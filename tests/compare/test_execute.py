@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from keymix.compare import eta, folder, worker
-from keymix.compare.eta import Trial, trial_jobs
+from keymix.compare import folder, worker
 from keymix.compare.events import Event
 from keymix.compare.execute import NewEpochs, train_runs
-from keymix.compare.plan import Plan
 from keymix.compare.runs import ERROR, Finished, OpenRun, log_of, read_error, read_runs
 from keymix.data import load
 from keymix.errors import WriteError
@@ -32,7 +29,7 @@ def out(finished: Path, tmp_path: Path) -> Path:
 
 def trained(out: Path) -> list[Event]:
     events: list[Event] = []
-    train_runs(folder.plan_of(out), load("digits", limit=100), watch=events.append)
+    train_runs(folder.read(out).plan, load("digits", limit=100), watch=events.append)
     return events
 
 
@@ -59,7 +56,7 @@ def test_a_run_that_fails_leaves_its_reason_until_it_is_tried_again(
     assert [(event.mixer, event.seed) for event in failed] == [("static_key", 0), ("static_key", 1)]
     assert failed[0].text == read_error(place) == r"KeyError: 'a bug\nof mine'"
     assert "Traceback" in log_of(place).read_text()
-    runs = read_runs(folder.plan_of(out), images=folder.read_manifest(out).identity.data)
+    runs = read_runs(folder.read(out).plan, images=folder.read(out).data)
     assert [type(each) for each in runs] == [Finished] * 2 + [OpenRun] * 2 + [Finished] * 2
     assert {each.reason for each in runs if isinstance(each, OpenRun)} == {read_error(place)}
     again = trained(out)
@@ -91,26 +88,6 @@ def test_a_full_disk_ends_the_comparison(out: Path, monkeypatch: pytest.MonkeyPa
         trained(out)
     assert not (out / "runs/softmax/seed0" / ERROR).exists()
     assert not (out / "runs/static_key").exists()
-
-
-def test_a_trial_that_fails_is_no_failed_run(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[Mapping[str, Trial | None]] = []
-
-    def estimated(plan: Plan, jobs: Any, trials: Mapping[str, Trial | None], **more: Any) -> None:
-        given.append(dict(trials))
-
-    def try_out(recipe: Any, data: Any, *, runs: float) -> Trial:
-        if recipe.model.mixer == "identity":
-            raise RuntimeError("no step of mine")
-        return Trial(step=0.1, image=0.2, epoch=0.3)
-
-    monkeypatch.setattr(eta, "trial_jobs", trial_jobs)
-    monkeypatch.setattr(eta, "estimated", estimated)
-    monkeypatch.setattr(eta, "try_out", try_out)
-    events = trained(out)
-    (trials,) = given
-    assert {mixer for mixer, trial in trials.items() if trial is None} == {"identity"}
-    assert [event.kind for event in events].count("done") == 6
 
 
 # ---- epochs as they end ----------------------------------------------------------------------

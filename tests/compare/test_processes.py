@@ -19,7 +19,6 @@ from few_digits import brittle, small
 
 from commands import PATIENCE, forkserver, wait_for
 from keymix.compare import execute, folder
-from keymix.compare.eta import trial_jobs
 from keymix.compare.events import Event
 from keymix.compare.execute import train_runs
 from keymix.compare.runs import ERROR, log_of, read_error
@@ -66,8 +65,9 @@ def out(finished: Path, tmp_path: Path) -> Path:
 
 
 def train(out: Path, watch: Any = lambda event: None) -> None:
-    imports = (str(out.with_name("slow.py")),)
-    plan = replace(folder.plan_of(out), processes=2, imports=imports)
+    plan = folder.read(out).plan
+    question = replace(plan.question, imports=(out.with_name("slow.py"),))
+    plan = replace(plan, processes=2, question=question)
     train_runs(plan, load("digits", limit=100), watch=watch)
 
 
@@ -123,10 +123,7 @@ def test_a_killed_run_fails_alone_and_resumes(out: Path) -> None:
     assert all(whole(out, name) for name in RUNS)
 
 
-def test_a_mixer_that_ends_its_process_ends_neither_trials_nor_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("keymix.compare.eta.trial_jobs", trial_jobs)
+def test_a_mixer_that_ends_its_process_fails_alone(tmp_path: Path) -> None:
     path = brittle(tmp_path, "exits", "import os; os.write(2, b'last words'); os._exit(7)")
     mixers = "brittle_exits,mhsa,ska"
     out = tmp_path / "out"
@@ -158,7 +155,6 @@ class Parent:
 
 def _parent(out: Path, grace: float, said: Path) -> None:
     execute.GRACE = grace
-    execute.eta.trial_jobs = lambda plan, jobs: []
     try:
         train(out)
     except Interrupted as stop:

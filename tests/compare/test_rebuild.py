@@ -73,8 +73,8 @@ def test_it_is_the_same_but_for_the_time_and_costs_that_were_lost(done, lost):
 
 @pytest.mark.parametrize("number", [2, None])
 def test_a_folder_of_another_format_is_refused_by_both_numbers(done, number):
-    changed(done / "comparison.json", lambda v: v.update(format=number))
-    match = rf"comparison\.json' has .*{number or 'no format'}, .* format {FORMAT}"
+    changed(done / "plan.json", lambda v: v.update(format=number))
+    match = rf"plan\.json' has .*{number or 'no format'}, .* format {FORMAT}"
     with pytest.raises(FormatError, match=match):
         rebuild(done)
     with pytest.raises(FormatError, match=match):
@@ -236,18 +236,18 @@ def test_files_that_a_folder_names_are_never_run_but_those_that_are_given(
     for name, file in files.items():
         file.write_text(f"open({str(ran)!r}, 'a').write({name!r})\n", encoding="utf-8")
     named = [str(files["recorded"]), "/no/where/\x1b[31m.py"]
-    changed(done / "comparison.json", lambda v: v["planned"].update(imports=named))
-    kept = (done / "comparison.json").read_bytes()
+    changed(done / "plan.json", lambda v: v["plan"].update(imports=named))
+    kept = (done / "plan.json").read_bytes()
     again = ["compare", "--data", "digits", "--mixers", "mhsa,ska", "--seeds", "2", "--limit"]
     again += ["100", "--epochs", "2", "--processes", "1", "--out", str(done)]
     for words in (["report", str(done)], again):
-        (done / "comparison.json").write_bytes(kept)
+        (done / "plan.json").write_bytes(kept)
         assert main(words) == 0
         printed = capsys.readouterr().err
         assert not ran.exists()
         assert f"--import {files['recorded']}" in printed.replace("\n", " ")
         assert "\x1b" not in printed
-    (done / "comparison.json").write_bytes(kept)
+    (done / "plan.json").write_bytes(kept)
     assert rebuild(done, imports=[files["given"]]).notes[0].count("--import") == 2
     assert ran.read_text() == "given"
     assert folder.imports_note(done, named) == ""
@@ -256,9 +256,9 @@ def test_files_that_a_folder_names_are_never_run_but_those_that_are_given(
 def test_a_report_runs_nothing_that_a_damaged_folder_names(done, tmp_path):
     ran = tmp_path / "ran.py"
     ran.write_text("raise SystemExit(5)", encoding="utf-8")
-    changed(done / "comparison.json", lambda v: v["planned"].update(imports=[str(ran)]))
-    spoil(done / "comparison.json")
-    with pytest.raises(UserError, match=r"comparison\.json.*keymix compare"):
+    changed(done / "plan.json", lambda v: v["plan"].update(imports=[str(ran)]))
+    spoil(done / "plan.json")
+    with pytest.raises(UserError, match=r"plan\.json.*keymix compare"):
         rebuild(done)
 
 
@@ -273,8 +273,8 @@ RECORDED: dict[str, Callable[[dict[str, Any]], object]] = {
 
 @pytest.mark.parametrize("what", RECORDED)
 def test_a_plan_that_was_tampered_with_is_refused_by_what_is_wrong(done, what):
-    changed(done / "comparison.json", lambda v: RECORDED[what](v["planned"]))
-    with pytest.raises(UserError, match=r"comparison\.json.*keymix compare"):
+    changed(done / "plan.json", lambda v: RECORDED[what](v["plan"]))
+    with pytest.raises(UserError, match=r"plan\.json.*keymix compare"):
         rebuild(done)
 
 
@@ -285,7 +285,7 @@ def test_only_runs_in_the_folder_are_thrown_away(done, tmp_path):
     (mine / "recipe.json").write_text("{}")
     (done / "recipe.json").write_text("{}")
     others = ["../mine", ".", "runs/../../mine", "runs/softmax/seed0/../.."]
-    changed(done / "comparison.json", lambda v: v["runs"].extend(others))
+    changed(done / "plan.json", lambda v: v["runs"].extend(others))
     small(done, seeds=1, epochs=1, controls=False, overwrite=True)
     assert (mine / "recipe.json").exists()
     assert (done / "recipe.json").exists()
@@ -363,11 +363,11 @@ def test_a_damaged_run_that_was_moved_away_before_is_not_thrown_away(tmp_path):
 
 
 def test_a_damaged_manifest_is_written_again_by_the_comparison(done):
-    kept = json.loads((done / "comparison.json").read_text("utf-8"))
-    spoil(done / "comparison.json")
-    with pytest.warns(KeymixWarning, match=r"comparison\.json"):
+    kept = json.loads((done / "plan.json").read_text("utf-8"))
+    spoil(done / "plan.json")
+    with pytest.warns(KeymixWarning, match=r"plan\.json"):
         small(done, seeds=2, epochs=2)
-    there = json.loads((done / "comparison.json").read_text("utf-8"))
+    there = json.loads((done / "plan.json").read_text("utf-8"))
     assert (there["identity"], there["runs"]) == (kept["identity"], kept["runs"])
 
 

@@ -28,8 +28,9 @@ from keymix.analysis.memory import Build, peak_memory, run_pass
 from keymix.analysis.passes import example_for, passes_of
 from keymix.analysis.spikes import spike_study
 from keymix.compare import environments
+from keymix.compare.models import input_shape
 from keymix.compare.pictures import evenly, normalised, weights_hash
-from keymix.compare.plan import Plan, PlannedMixer, input_shape
+from keymix.compare.question import Plan, PlannedMixer
 from keymix.compare.runs import Finished, Reading
 from keymix.data.dataset import ImageData
 from keymix.data.record import DataRecord
@@ -61,13 +62,9 @@ BATCH_SECONDS = 4.0
 """A batch is made smaller until it takes less than about so long."""
 BUDGET_SECONDS = 30.0
 """Timing of all mixers together takes less than about so long, at seven rounds at least."""
-PEAK_SECONDS = 1.5
-"""About what the fresh process takes that measures a model's peak memory."""
 
 IMAGES, BATCH = 32, 8
 """Validation images of a study of spikes, and how many at a time."""
-STUDY = 4.0
-"""Time of a study over that of evaluating its images."""
 
 Table = Mapping[str, CostRow]
 """Costs by mixer's label."""
@@ -117,12 +114,6 @@ def measure_costs(plan: Plan, images: ImageData, readings: Sequence[Reading], *,
     _measure_spikes(plan, images, readings, kept, say=say)
 
 
-def unmeasured(plan: Plan) -> list[str]:
-    """Return the labels of the mixers whose costs the folder does not keep."""
-    kept = _read(plan)
-    return [label for label in plan.labels if kept is None or label not in kept.costs]
-
-
 def known_costs(plan: Plan, data: DataRecord) -> tuple[Table, Measured]:
     """Return every mixer's cost as far as the folder keeps it, else counted; measure nothing.
 
@@ -133,7 +124,7 @@ def known_costs(plan: Plan, data: DataRecord) -> tuple[Table, Measured]:
     for mixer in plan.mixers:
         if mixer.label not in rows:
             try:
-                row = _counted(mixer, _build(plan, mixer, data).make(), data)
+                row = _counted(mixer, model_for(plan.recipe_for(mixer, 0), data), data)
             except Exception as error:  # a mixer of the user's may be gone
                 row = CostRow.unknown(mixer.params, note=f"not counted: {reason(error)}")
             rows[mixer.label] = replace(row, note=f"{row.note}; {NOT_YET}" if row.note else NOT_YET)
@@ -354,25 +345,9 @@ def _effort(models: Sequence[nn.Module], data: DataRecord, threads: int) -> Effo
             task=data.task,
         )
         seconds = max(cost.latency_q1_ms for cost in trial.values()) / 1e3
-    return _effort_for(seconds, len(models))
-
-
-def _effort_for(seconds: float, models: int) -> Effort:
-    """Return the effort for models, the slowest of which takes these seconds per image."""
     batch = 2 ** int(max(0.0, min(math.log2(BATCH_SIZE), math.log2(BATCH_SECONDS / seconds))))
-    rounds = int(BUDGET_SECONDS / (max(1, models) * (batch / 2 + 1) * seconds))
+    rounds = int(BUDGET_SECONDS / (max(1, len(models)) * (batch / 2 + 1) * seconds))
     return Effort(batch_size=batch, repeats=max(FEWEST, min(REPEATS, rounds)))
-
-
-def expected_seconds(image_seconds: Sequence[float]) -> float:
-    """Return about how long `measure` will take, from each model's seconds of one image."""
-    if not image_seconds:
-        return 0.0
-    models, slowest = len(image_seconds), max(image_seconds)
-    effort = _effort_for(max(slowest, 1e-5), models)
-    steps = BUDGET_SECONDS / 2 + 3 * BATCH_SIZE * sum(image_seconds)
-    rounds = (effort.repeats + 3) * (effort.batch_size + 1) * sum(image_seconds)
-    return rounds + steps + PEAK_SECONDS * models
 
 
 # ---- spikes ---------------------------------------------------------------------------------
@@ -433,14 +408,6 @@ def known_spikes(plan: Plan, readings: Sequence[Reading]) -> SpikeRows | None:
 
 def _unknown(why: str) -> RunSpikes:
     return replace(NOTHING, notes=(why,))
-
-
-def expected_spike_seconds(plan: Plan, image_seconds: Mapping[str, float]) -> float:
-    """Return about how long `measured_spikes` takes, from each mixer's seconds of one image."""
-    if not plan.spiking:
-        return 0.0
-    spiking = sum(image_seconds[mixer.label] for mixer in plan.mixed if not mixer.ann_of)
-    return STUDY * IMAGES * len(plan.seeds) * spiking
 
 
 def spike_table(

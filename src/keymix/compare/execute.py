@@ -16,24 +16,18 @@ import subprocess
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from keymix.analysis.memory import fresh_python
-from keymix.analysis.threads import use_threads
-from keymix.compare import eta
-from keymix.compare.costs import unmeasured
-from keymix.compare.eta import Trial
 from keymix.compare.events import Event, Watcher
-from keymix.compare.plan import Job, Plan
+from keymix.compare.question import Plan
 from keymix.compare.runs import ERROR, log_of, read_error
-from keymix.compare.worker import NO_DISK, Lines, run
+from keymix.compare.worker import Lines, run
 from keymix.data.dataset import ImageData
 from keymix.errors import Interrupted, KeymixWarning, UserError, WriteError
-from keymix.records import from_json
 from keymix.train.files import METRICS, make_folder, read_metrics, write_text
 from keymix.train.folder import is_finished
 from keymix.train.record import EpochLine
@@ -54,22 +48,13 @@ def train_runs(plan: Plan, data: ImageData, *, watch: Watcher) -> None:
     Interrupted, which says how to resume; a second one ends at once.
     """
     course = Course(plan, data, watch)
-    if not course.waiting:
-        return
-    if plan.processes == 1 or not hasattr(os, "fork"):
-        _train_here(plan, data, course)
-    else:
+    if course.waiting and plan.processes > 1 and hasattr(os, "fork"):
         _train_side_by_side(plan, course)
-
-
-def _train_here(plan: Plan, data: ImageData, course: Course) -> None:
+        return
     try:
-        for number, job in course.waiting:
-            course.start(number, job)
-            if job.trial:
-                course.tried(job, _trial(plan, job, data))
-            else:
-                course.end(number, job, run(plan.out, number, data=data, on_epoch=course.look))
+        for number in course.waiting:
+            course.start(number)
+            course.end(number, run(plan.out, number, data=data, on_epoch=course.look))
     except Interrupted as stop:
         raise _stopped(stop.signum, resume_hint(plan.out)) from None
 
@@ -83,23 +68,18 @@ def _train_side_by_side(plan: Plan, course: Course) -> None:
         try:
             while course.waiting or processes.running:
                 while course.waiting and len(processes.running) < plan.processes:
-                    number, job = course.waiting.popleft()
-                    course.start(number, job)
-                    processes.start(number, job)
-                for child in processes.ended(POLL):
-                    if child.code == NO_DISK:  # no other run would fare better
-                        raise WriteError(child.error)
-                    if child.job.trial:
-                        course.tried(child.job, child.trial)
-                    else:
-                        course.end(child.number, child.job, child.code)
+                    number = course.waiting.popleft()
+                    course.start(number)
+                    processes.start(number)
+                for number, code in processes.ended(POLL):
+                    course.end(number, code)
                 course.look()
                 interrupts.look()
         except Interrupted as stop:
             busy, saved = len(processes.running), processes.stop()
             text = f"{saved} of {busy} runs under way ended in order; {resume_hint(plan.out)}"
             raise _stopped(stop.signum, text) from None
-        except WriteError:
+        except WriteError:  # no other run would fare better
             processes.stop()
             raise
 
@@ -114,95 +94,55 @@ def _stopped(signum: int, text: str) -> Interrupted:
     return Interrupted(signum, f"stopped by {signal.Signals(signum).name}: {text}")
 
 
-# ---- trials ---------------------------------------------------------------------------------
-
-
-def trials_here(plan: Plan, jobs: Sequence[Job], data: ImageData) -> dict[str, Trial | None]:
-    """Time a few steps of every mixer in this process."""
-    return {job.mixer: _trial(plan, job, data) for job in eta.trial_jobs(plan, jobs)}
-
-
-def _trial(plan: Plan, job: Job, data: ImageData) -> Trial | None:
-    """Time a few steps of a mixer; None where they fail, as its runs will."""
-    with suppress(Exception), use_threads(plan.threads):
-        return eta.try_out(job.recipe, data, runs=job.trial)
-    return None
-
-
-def expected(plan: Plan, data: ImageData) -> str:
-    """Say how long the runs that are left would take, by a trial of each mixer in this process."""
-    jobs = [plan.job(m, seed) for m, seed in plan.pairs if not is_finished(plan.folder(m, seed))]
-    trials, sizes = trials_here(plan, jobs, data), data.record().sizes
-    found = eta.estimated(plan, jobs, trials, sizes=sizes, unmeasured=unmeasured(plan))
-    return "all runs are finished" if found is None else found.text()
-
-
 # ---- what happens, as events ------------------------------------------------------------------
 
 
 class Course:
-    """What waits, trials of mixers first and then runs by their number in the plan; as events."""
+    """The runs that wait, by their number in the plan, and what happens to them, as events."""
 
     def __init__(self, plan: Plan, data: ImageData, watch: Watcher) -> None:
-        self._plan, self._sizes, self._watch = plan, data.record().sizes, watch
-        self._score = data.task.score
-        pairs = list(enumerate(plan.pairs))
-        runs = [(k, plan.job(*p)) for k, p in pairs if not is_finished(plan.folder(*p))]
-        watch(Event(kind="plan", done=len(pairs) - len(runs), total=len(pairs)))
-        self._jobs = [job for _, job in runs]
-        trials = eta.trial_jobs(plan, self._jobs) if runs else []
-        self._to_try, self._trials = len(trials), dict[str, Trial | None]()
-        self._epochs: dict[int, tuple[Job, NewEpochs]] = {}
-        self.waiting = deque([*((-1, job) for job in trials), *runs])
+        self._plan, self._score, self._watch = plan, data.task.score, watch
+        self._epochs: dict[int, NewEpochs] = {}
+        pairs = plan.pairs
+        left = (k for k, pair in enumerate(pairs) if not is_finished(plan.folder(*pair)))
+        self.waiting = deque(left)
+        watch(Event(kind="plan", done=len(pairs) - len(self.waiting), total=len(pairs)))
 
-    def tried(self, job: Job, trial: Trial | None) -> None:
-        """Take a trial's times, None where it failed; the last one makes the estimate."""
-        self._trials[job.mixer] = trial
-        if len(self._trials) < self._to_try:
-            return
-        found = eta.estimated(
-            self._plan,
-            self._jobs,
-            self._trials,
-            sizes=self._sizes,
-            unmeasured=unmeasured(self._plan),
-        )
-        if found is not None:
-            self._watch(Event(kind="estimate", text=found.text(), estimate=found))
-
-    def start(self, number: int, job: Job) -> None:
+    def start(self, number: int) -> None:
         """Report that a run starts."""
-        if not job.trial:
-            self._epochs[number] = job, NewEpochs(job.folder / METRICS)
-            self._watch(Event(kind="start", mixer=job.mixer, seed=job.seed))
+        mixer, seed = self._plan.pairs[number]
+        self._epochs[number] = NewEpochs(self._plan.folder(mixer, seed) / METRICS)
+        self._watch(Event(kind="start", mixer=mixer.label, seed=seed))
 
     def look(self) -> None:
         """Report the epochs that ended since the last look, in every run under way."""
-        for job, epochs in self._epochs.values():
+        for number, epochs in self._epochs.items():
+            mixer, seed = self._plan.pairs[number]
             for line in epochs.read():
                 value = line.val.get(self._score.key)
                 self._watch(
                     Event(
                         kind="epoch",
-                        mixer=job.mixer,
-                        seed=job.seed,
+                        mixer=mixer.label,
+                        seed=seed,
                         epoch=line.epoch + 1,
-                        epochs=job.recipe.schedule.epochs,
+                        epochs=self._plan.recipe.schedule.epochs,
                         value=value,
                         shown="" if value is None else self._score.text(value),
                         text=self._score.name,
                     )
                 )
 
-    def end(self, number: int, job: Job, code: int) -> None:
+    def end(self, number: int, code: int) -> None:
         """Report that a run is done, or failed for the reason that its folder has."""
         self.look()
         del self._epochs[number]
+        mixer, seed = self._plan.pairs[number]
         if code == 0:
-            self._watch(Event(kind="done", mixer=job.mixer, seed=job.seed))
+            self._watch(Event(kind="done", mixer=mixer.label, seed=seed))
         else:
-            text = read_error(job.folder)
-            self._watch(Event(kind="failed", mixer=job.mixer, seed=job.seed, text=text))
+            text = read_error(self._plan.folder(mixer, seed))
+            self._watch(Event(kind="failed", mixer=mixer.label, seed=seed, text=text))
 
 
 class NewEpochs:
@@ -236,23 +176,13 @@ class NewEpochs:
 # ---- processes ------------------------------------------------------------------------------
 
 
-@dataclass
-class Child:
-    """A forked process: what it does, and how it ended."""
-
-    number: int
-    job: Job
-    trial: Trial | None = None
-    error: str = ""  # that its disk made
-    code: int = 0
-
-
 class Processes:
-    """The process from which runs are forked, see `keymix.compare.worker`, and what it forked."""
+    """The process from which runs are forked, see `keymix.compare.worker`, and those under way."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         command, environment = fresh_python("keymix.compare.worker")
+        # CUDA is looked for without touching it, which a forked process could not use then
         environment |= {"OMP_NUM_THREADS": str(plan.threads), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
@@ -260,12 +190,11 @@ class Processes:
         )
         assert self._process.stdout is not None
         self._messages = Lines(self._process.stdout.fileno())
-        self.running: dict[int, Child] = {}
-        self._started = 0
-        self._ask(imports=plan.imports, recipe=plan.recipe.to_dict())
+        self.running: set[int] = set()
+        self._ask(imports=plan.imports, recipe=plan.recipe.to_dict(), out=str(plan.out))
 
     def __enter__(self) -> Processes:
-        """Start nothing yet."""
+        """Start no run yet."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -284,39 +213,29 @@ class Processes:
             process.wait()
         process.stdout.close()
 
-    def start(self, number: int, job: Job) -> None:
-        """Fork a process for a run, or for a trial."""
-        self._started += 1
-        self.running[self._started] = Child(number, job)
-        if job.trial:
-            recipe, threads = job.recipe.to_dict(), self._plan.threads
-            self._ask(id=self._started, trial=job.trial, recipe=recipe, threads=threads)
-        else:
-            log = str(log_of(job.folder))
-            self._ask(id=self._started, run=number, out=str(self._plan.out), log=log)
+    def start(self, number: int) -> None:
+        """Fork a process for a run."""
+        self.running.add(number)
+        self._ask(run=number)
 
-    def ended(self, seconds: float) -> Iterator[Child]:
-        """Yield the processes that have ended; wait for a message for some seconds at most."""
+    def ended(self, seconds: float) -> Iterator[tuple[int, int]]:
+        """Yield the runs that have ended and their exit codes; wait for some seconds at most."""
         ready, _, _ = select.select([self._messages.pipe], [], [], seconds)
         for message in self._messages.read() if ready else ():
-            if "failed" in message:
-                raise UserError(f"no training process can be started: {message['failed']}")
-            child = self.running[message["id"]]
             if "warning" in message:
                 warnings.warn(message["warning"], KeymixWarning, stacklevel=2)
-            elif "trial" in message:
-                child.trial = from_json(Trial, message["trial"], where="a trial")
-            elif "error" in message:
-                child.error = message["error"]
-            else:
-                del self.running[message["id"]]
-                child.code = message["code"]
-                if not child.job.trial:
-                    self._see_to(child)
-                yield child
+            elif "failed" in message:
+                raise UserError(f"no run can be started: {message['failed']}")
+            elif "no_disk" in message:
+                self.running.discard(message["run"])
+                raise WriteError(message["no_disk"])
+            elif message["run"] in self.running:
+                self.running.remove(message["run"])
+                self._see_to(message["run"], message["code"])
+                yield message["run"], message["code"]
         if self._messages.ended:
             raise UserError(
-                "the process that starts training processes was killed; rerun to resume"
+                f"the process that starts runs was killed; {resume_hint(self._plan.out)}"
             )
 
     def stop(self) -> int:
@@ -325,7 +244,8 @@ class Processes:
             self._ask(stop=True)
         saved, deadline = 0, time.monotonic() + GRACE
         while self.running and (left := deadline - time.monotonic()) > 0:
-            saved += sum(child.code in _SAVED for child in self.ended(left))
+            with suppress(WriteError):  # one after the other
+                saved += sum(code in _SAVED for _, code in self.ended(left))
         return saved
 
     def _ask(self, **request: Any) -> None:
@@ -333,18 +253,19 @@ class Processes:
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
 
-    def _see_to(self, child: Child) -> None:
+    def _see_to(self, number: int, code: int) -> None:
         """Leave the reason in the folder of a run whose process died, and no empty log."""
-        log, place = log_of(child.job.folder), child.job.folder
-        said = log.read_text("utf-8", "replace").split("\n") if log.is_file() else []
+        place = self._plan.folder(*self._plan.pairs[number])
+        log = log_of(place)
+        said = log.read_text("utf-8", "replace").split("\n") if log.is_file() else [""]
         if said == [""]:
-            log.unlink()
-        if child.code in (*_SAVED, 1, NO_DISK):
+            log.unlink(missing_ok=True)
+        if code in (*_SAVED, 1):
             return
-        how = f"with code {child.code}"
-        if child.code < 0:
-            memory = ", perhaps for lack of memory" if child.code == -signal.SIGKILL else ""
-            how = f"by signal {-child.code}{memory}"
+        how = f"with code {code}"
+        if code < 0:
+            memory = ", perhaps for lack of memory" if code == -signal.SIGKILL else ""
+            how = f"by signal {-code}{memory}"
         elif any(said):
             how = f"{how}: {[line for line in said if line][-1].strip()[:200]}"
         make_folder(place)

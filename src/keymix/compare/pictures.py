@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from keymix.analysis.answers import Answers
 from keymix.analysis.attention import attention_maps, masks_tokens, on_image, token_masks
 from keymix.analysis.collapse import map_similarity
-from keymix.compare.plan import Plan
+from keymix.compare.question import Plan
 from keymix.compare.runs import Finished, Reading
 from keymix.data.dataset import ImageData, Split
 from keymix.data.record import SameImages

@@ -25,7 +25,7 @@ from keymix.compare import environments
 from keymix.compare.costs import SpikeRows, spike_table
 from keymix.compare.diagnosis import Found, diagnose
 from keymix.compare.outcome import Rules, Scores, caution, lead, outcome
-from keymix.compare.plan import Plan
+from keymix.compare.question import Plan
 from keymix.compare.references import References
 from keymix.compare.runs import Finished, Reading
 from keymix.data.check import quick_check

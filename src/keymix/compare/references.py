@@ -65,12 +65,6 @@ def compute_references(out: Path, images: ImageData, *, say: Callable[[str], Non
         write_json(out / FACTS, Kept(rows=tuple(rows)))
 
 
-def forget_references(out: Path) -> None:
-    """Remove what the folder keeps."""
-    for name in (FACTS, ARRAYS):
-        (out / name).unlink(missing_ok=True)
-
-
 def known_references(out: Path, data: DataRecord) -> References:
     """Return what the folder keeps; nothing where files are missing or damaged."""
     try:

@@ -13,7 +13,7 @@ import numpy as np
 from keymix.analysis.answers import Answers
 from keymix.compare.environments import lines
 from keymix.compare.outcome import Scores
-from keymix.compare.plan import Plan, PlannedMixer
+from keymix.compare.question import Plan, PlannedMixer
 from keymix.data.record import DataRecord, SameImages
 from keymix.errors import UserError
 from keymix.records import Own, differences

@@ -29,13 +29,11 @@ from typing import Any, NoReturn
 
 import torch
 
-from keymix.analysis.threads import use_threads
-from keymix.compare import eta, folder
+from keymix.compare import folder
 from keymix.compare.runs import DAMAGED, ERROR, log_of
 from keymix.data.dataset import ImageData
 from keymix.errors import Interrupted, KeymixWarning, UserError, WriteError, reason
 from keymix.mixers.registry import import_file
-from keymix.records import to_json
 from keymix.train.checkpoints import DamagedRun
 from keymix.train.engine import train
 from keymix.train.files import locked, make_folder, write_error, write_text
@@ -62,7 +60,7 @@ def run(
 
     What is raised ends more than this run: `Interrupted`, and `WriteError`.
     """
-    plan = folder.plan_of(out)
+    plan = folder.read(out).plan
     mixer, seed = plan.pairs[number]
     place = plan.folder(mixer, seed)
     trained = partial(
@@ -136,6 +134,7 @@ def serve() -> None:
         os.write(replies, json.dumps(message).encode() + b"\n")
 
     shared, *waiting = requests.read()
+    out = Path(shared["out"])
     try:
         data = _prepared(shared)
     except Exception as error:  # of a file of the user's that runs here alone
@@ -150,14 +149,15 @@ def serve() -> None:
                 for child in children:
                     os.kill(child, signal.SIGTERM)  # it saves
             else:
-                child = os.fork() or _child(request, data, partial(send, id=request["id"]))
-                children[child] = request["id"]
+                number = request["run"]
+                child = os.fork() or _child(out, number, data, partial(send, run=number))
+                children[child] = number
         ready, _, _ = select.select([requests.pipe, woken], [], [])
         waiting = requests.read() if requests.pipe in ready else []
         if woken in ready:
             os.read(woken, 4096)
         for child, status in _ended(children):
-            send(id=children.pop(child), code=os.waitstatus_to_exitcode(status))
+            send(run=children.pop(child), code=os.waitstatus_to_exitcode(status))
     for child in children:
         os.kill(child, signal.SIGKILL)
     for child in children:
@@ -188,8 +188,8 @@ def _ended(children: Mapping[int, int]) -> list[tuple[int, int]]:
     return [(child, status) for child, status in found if child]
 
 
-def _child(request: Mapping[str, Any], data: ImageData | None, send: Send) -> NoReturn:
-    """Do what is asked in a forked process, and end it."""
+def _child(out: Path, number: int, data: ImageData | None, send: Send) -> NoReturn:
+    """Train a run in a forked process, and end it."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -205,18 +205,11 @@ def _child(request: Mapping[str, Any], data: ImageData | None, send: Send) -> No
     log, warnings.showwarning = warnings.showwarning, show
     code = 1
     try:
-        if "trial" in request:
-            with use_threads(request["threads"]):
-                recipe = from_dict(request["recipe"])
-                images = data if data is not None else load_data(recipe.data)
-                trial = eta.try_out(recipe, images, runs=request["trial"])
-            send(trial=to_json(trial))
-            code = 0
-        else:
-            _write_to(Path(request["log"]))
-            code = run(Path(request["out"]), request["run"], data=data)
+        plan = folder.read(out).plan
+        _write_to(log_of(plan.folder(*plan.pairs[number])))
+        code = run(out, number, data=data)
     except WriteError as error:
-        send(error=str(error)[:_LONGEST])
+        send(no_disk=str(error)[:_LONGEST])
         code = NO_DISK
     except Interrupted as stop:
         code = stop.exit_code
