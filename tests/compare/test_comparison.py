@@ -22,8 +22,9 @@ from keymix.compare.events import Event
 from keymix.compare.execute import run_side_by_side
 from keymix.compare.executor import reason
 from keymix.compare.folder import COLUMNS
+from keymix.compare.models import share_out
 from keymix.compare.pictures import normalised
-from keymix.compare.plan import Job, share_out
+from keymix.compare.question import Job
 from keymix.compare.run import Comparison
 from keymix.data import load
 from keymix.errors import UserError
@@ -41,7 +42,7 @@ def done(finished, tmp_path_factory) -> Comparison:
 
 
 def test_it_writes_report_results_and_runs(done):
-    for name in ("report.html", "results.csv", "results.json", "comparison.json"):
+    for name in ("report.html", "results.csv", "results.json", "plan.json"):
         assert (done.out / name).is_file()
     for slug in ("softmax", "static_key", "identity"):
         for seed in (0, 1):
@@ -287,15 +288,15 @@ def test_processes_share_the_cores(monkeypatch):
 @pytest.mark.slow
 def test_a_comparison_keeps_the_threads_that_it_began_with(finished, tmp_path):
     out = Path(shutil.copytree(finished, tmp_path / "out"))
-    path = out / "comparison.json"
+    path = out / "plan.json"
     manifest = json.loads(path.read_text(encoding="utf-8"))
-    manifest["planned"]["threads"] = 3
+    manifest["plan"]["threads"] = 3
     path.write_text(json.dumps(manifest), encoding="utf-8")
     shutil.rmtree(out / "runs" / "identity" / "seed1")
     small(out, **FINISHED, mixers="mhsa,ska,identity", processes=1)
     run = json.loads((out / "runs" / "identity" / "seed1" / "environment.json").read_text())
     assert run["threads"] == 3
-    assert json.loads(path.read_text(encoding="utf-8"))["planned"]["threads"] == 3
+    assert json.loads(path.read_text(encoding="utf-8"))["plan"]["threads"] == 3
 
 
 def test_reason_is_one_short_line():

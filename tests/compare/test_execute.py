@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from keymix.compare.eta import Trial
 
 from keymix.compare import execute
-from keymix.compare.eta import Trial
 from keymix.compare.events import Event
 from keymix.compare.execute import NewEpochs, Pending, Schedule, Wait
 from keymix.compare.executor import WorkerEnded

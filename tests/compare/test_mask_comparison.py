@@ -20,8 +20,9 @@ from PIL import Image
 from keymix.analysis.mask_pictures import GREY
 from keymix.analysis.overlap import mean_jaccard, overlap_counts
 from keymix.cli.comparison import plain, print_result
+from keymix.compare.models import choose_mixers, make_plan
 from keymix.compare.pictures import normalised
-from keymix.compare.plan import choose_mixers, make_plan
+from keymix.compare.question import Question
 from keymix.compare.run import Comparison, rebuild
 from keymix.data import load
 from keymix.data.kinds import IGNORE
@@ -187,10 +188,7 @@ def test_mixers_that_leave_out_prefix_tokens_change_no_readout_of_every_patch(fo
     recipe = recipe_of(folder)
     data = load(recipe.data.spec, image_size=SIDE, val_fraction=1 / 6, test_fraction=0.4)
     specs = choose_mixers("mhsa,cska", controls=True, model="setr_micro")
-    plan = make_plan(
-        recipe=recipe, data=data, specs=specs, baseline=specs[0], seeds=(0,), match="params",
-        imports=(), out=tmp_path,
-    )  # fmt: skip
+    plan = make_plan(Question(match="params", out=tmp_path), recipe, data, specs)
     assert (plan.pooling, plan.pooled_for) == ("", ())
     assert plan.recipe.model.global_pool is None
     assert "parameters" in plan.mixers[1].note
