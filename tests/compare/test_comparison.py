@@ -20,8 +20,8 @@ from keymix.analysis.attention import attention_maps
 from keymix.analysis.threads import use_threads
 from keymix.compare.events import Event
 from keymix.compare.folder import COLUMNS
-from keymix.compare.pictures import normalised
 from keymix.compare.models import share_out
+from keymix.compare.pictures import normalised
 from keymix.compare.run import Comparison
 from keymix.data import load
 from keymix.errors import UserError, reason

@@ -20,8 +20,8 @@ from PIL import Image
 from keymix.analysis.mask_pictures import GREY
 from keymix.analysis.overlap import mean_jaccard, overlap_counts
 from keymix.cli.comparison import plain, print_result
-from keymix.compare.pictures import normalised
 from keymix.compare.models import choose_mixers, make_plan
+from keymix.compare.pictures import normalised
 from keymix.compare.question import Question
 from keymix.compare.run import Comparison, rebuild
 from keymix.data import load
