@@ -71,7 +71,8 @@ def run(
         data=data,
         threads=plan.threads,
     )
-    (place / ERROR).unlink(missing_ok=True)
+    with suppress(OSError):
+        (place / ERROR).unlink()
     try:
         if place.exists():
             with locked(place, "run", patience=PATIENCE):
