@@ -16,6 +16,7 @@ from keymix.analysis.answers import Answers, FloatArray
 from keymix.data.record import DataRecord
 from keymix.records import Own
 from keymix.report.charts import Look
+from keymix.report.gallery import Galleries, Gallery
 from keymix.report.record import ComparisonRecord, DoneRun, OutcomeRow, Said
 from keymix.report.tables import Table
 from keymix.task import Score, Task
@@ -116,7 +117,6 @@ class Page:
         shared_scripts: Files of the report's own that these rest on.
         run: The dataclass of what the record keeps of a finished run; None for nothing.
         comparison: That of what it keeps of the comparison.
-        pictures: That of what it keeps of the models' answers in pictures.
         test_scores: Further scores of the test split, which the task's details of it hold.
         terminal: Keys of the scores that the table at the terminal shows next to the first.
         test_numbers: Further numbers of these details that are listed with a run's scores.
@@ -136,7 +136,6 @@ class Page:
     shared_scripts: ClassVar[Sequence[str]] = ()
     run: ClassVar[type[Any] | None] = None
     comparison: ClassVar[type[Any] | None] = None
-    pictures: ClassVar[type[Any] | None] = None
     test_scores: ClassVar[Sequence[Score]] = ()
     terminal: ClassVar[Sequence[str]] = ()
     test_numbers: ClassVar[Sequence[str]] = ()
@@ -187,25 +186,25 @@ class Page:
         del answers, chosen
         return ()
 
-    def gallery(self, data: ImageData, tested: Sequence[RunAnswers]) -> object:
-        """Draw test images that the answers of many runs choose: a `pictures`, or None.
+    def gallery(self, data: ImageData, tested: Sequence[RunAnswers]) -> Mapping[str, Gallery]:
+        """Draw test images that the answers of many runs choose: galleries by name.
 
         Args:
             data: The data.
             tested: The finished runs of the mixers to choose by, mixer by mixer.
         """
         del data, tested
-        return None
+        return {}
 
     def drawn(self, answers: Answers) -> Sequence[int]:
         """Choose test images of which the models' answers are drawn; none to draw nothing."""
         del answers
         return ()
 
-    def draw(self, data: ImageData, given: ImageOutputs) -> object:
-        """Draw the models' answers to the images of `drawn`: a `pictures`, or None for nothing."""
+    def draw(self, data: ImageData, given: ImageOutputs) -> Mapping[str, Gallery]:
+        """Draw the models' answers to the images of `drawn`: galleries by name."""
         del data, given
-        return None
+        return {}
 
     def check(self, record: ComparisonRecord, *, where: str) -> None:
         """Refuse a record whose own parts do not fit.
@@ -213,7 +212,7 @@ class Page:
         Raises:
             UserError: Naming the key.
         """
-        for kind in (self.comparison, self.pictures):
+        for kind in (self.comparison, Galleries):
             if kind is not None:
                 record.own.read(kind, where=where)
         for run in record.runs:

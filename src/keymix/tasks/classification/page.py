@@ -26,12 +26,12 @@ from keymix.report.by_class import (
 )
 from keymix.report.charts import Look
 from keymix.report.formats import MISSING, percent
+from keymix.report.gallery import Gallery
 from keymix.report.part import Page, RunAnswers, Section
 from keymix.report.record import ComparisonRecord, DoneRun, OutcomeRow, Said, Sparse
 from keymix.report.tables import Cell, Column, Table
 from keymix.task import Task
 from keymix.tasks.classification import gallery
-from keymix.tasks.classification.gallery import OfPictures
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -242,7 +242,6 @@ class ClassPage(Page):
     scripts = ("answers",)
     run = OfRun
     comparison = OfComparison
-    pictures = OfPictures
     heading = "Accuracy"
     phrase = "accuracy"
     reaches = "gets {score} of the test {inputs} right"
@@ -287,9 +286,9 @@ class ClassPage(Page):
             for i in chosen
         ]
 
-    def gallery(self, data: ImageData, tested: Sequence[RunAnswers]) -> OfPictures:
+    def gallery(self, data: ImageData, tested: Sequence[RunAnswers]) -> Mapping[str, Gallery]:
         """Draw what mixers disagree on, and their most confident errors."""
-        return OfPictures(gallery=gallery.draw(data, _by_mixer(tested)))
+        return gallery.draw(data, _by_mixer(tested))
 
     def about_data(self, data: DataRecord) -> str:
         """Count the classes."""
@@ -315,26 +314,13 @@ class ClassPage(Page):
         return "right no more often than by chance"
 
     def sections(self, record: ComparisonRecord, looks: Mapping[str, Look]) -> Sequence[Section]:
-        """Show the classes and the pictures."""
+        """Show the classes."""
         view = classes_view(record, looks)
-        found = (
+        return (
             []
             if view is None
             else [Section(name="By class", template="classes.html.j2", view=view)]
         )
-        cards = gallery.gallery_view(record, record.data.classes)
-        if cards is not None:
-            every = (*cards.stored.disagreements, *cards.stored.errors)
-            found.append(
-                Section(
-                    name="Pictures",
-                    template="gallery.html.j2",
-                    view=cards,
-                    styles="gallery.css.j2",
-                    images=[image.id for image in every],
-                )
-            )
-        return found
 
     def of_run(self, run: DoneRun) -> OfRun:
         """Give the script what is right."""

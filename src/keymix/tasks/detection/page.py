@@ -23,13 +23,13 @@ from keymix.report.by_class import (
 )
 from keymix.report.charts import Look
 from keymix.report.formats import percent, points
+from keymix.report.gallery import Galleries, Gallery
 from keymix.report.part import ImageOutputs, Page, RunAnswers, Section, packed_shares
 from keymix.report.record import ComparisonRecord, DoneRun, Sparse
 from keymix.report.tables import Cell, Column, Table
 from keymix.task import Task
 from keymix.tasks.detection import gallery
 from keymix.tasks.detection.facts import TASK, ClassPrecision, DetectionDetails
-from keymix.tasks.detection.gallery import OfPictures
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -191,7 +191,6 @@ class DetectionPage(Page):
     shared_scripts = ("shares",)
     run = OfRun
     comparison = OfComparison
-    pictures = OfPictures
     terminal = ("mask_ap", "box_ap50", "box_ap75")
     test_numbers = ("detections",)
     heading = "Box AP"
@@ -242,16 +241,17 @@ class DetectionPage(Page):
         """Choose images by the truth alone."""
         return gallery.representative(_answers(answers))
 
-    def draw(self, data: ImageData, given: ImageOutputs) -> OfPictures:
+    def draw(self, data: ImageData, given: ImageOutputs) -> Mapping[str, Gallery]:
         """Draw what every mixer's model detects, next to the truth."""
-        return OfPictures(gallery=gallery.draw(data, given))
+        return {"detections": gallery.draw(data, given)}
 
-    def gallery(self, data: ImageData, tested: Sequence[RunAnswers]) -> OfPictures:
+    def gallery(self, data: ImageData, tested: Sequence[RunAnswers]) -> Mapping[str, Gallery]:
         """Draw the images on which two mixers differ most, the first model of each."""
         first: dict[str, DetectionAnswers] = {}
         for each in tested:
             first.setdefault(each.mixer, _answers(each.answers))
-        return OfPictures(differing=gallery.differing(data, first))
+        found = gallery.differing(data, first)
+        return {} if found is None else {"differences": found}
 
     def about_data(self, data: DataRecord) -> str:
         """Count the classes."""
@@ -288,7 +288,7 @@ class DetectionPage(Page):
         return f"{absent:,} of {len(images):,} classes have no test instance and do not count."
 
     def sections(self, record: ComparisonRecord, looks: Mapping[str, Look]) -> Sequence[Section]:
-        """Show AP by size and by class, and the pictures."""
+        """Show AP by size and by class."""
         own = record.own.read(OfComparison)
         small, medium, large = own.of_sizes or (0, 0, 0)
         found = [
@@ -306,18 +306,6 @@ class DetectionPage(Page):
         classes = classes_view(record, looks)
         if classes is not None:
             found.append(Section(name="By class", template="classes.html.j2", view=classes))
-        for name, field in (("Pictures", "gallery"), ("Differing", "differing")):
-            view = gallery.scenes_view(record, field)
-            if view is not None:
-                found.append(
-                    Section(
-                        name=name,
-                        template="scenes.html.j2",
-                        view=view,
-                        styles="scenes.css.j2",
-                        images=[scene.id for scene in view.scenes],
-                    )
-                )
         return found
 
     def of_run(self, run: DoneRun) -> ScriptRun:
@@ -329,7 +317,8 @@ class DetectionPage(Page):
 
     def of_comparison(self, record: ComparisonRecord) -> OfScript:
         """Give the script the classes."""
-        own, drawn = record.own.read(OfComparison), record.own.read(OfPictures).gallery
+        own = record.own.read(OfComparison)
+        drawn = record.own.read(Galleries).galleries.get("detections")
         names = None if drawn is None else drawn.names
         return OfScript(classes=own.classes, full=own.full or 0, names=names)
 

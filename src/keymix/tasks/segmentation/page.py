@@ -26,12 +26,12 @@ from keymix.report.by_class import (
 )
 from keymix.report.charts import Look
 from keymix.report.formats import distance, points
+from keymix.report.gallery import Galleries, Gallery
 from keymix.report.part import ImageOutputs, Page, RunAnswers, Section, packed_shares
 from keymix.report.record import ComparisonRecord, DoneRun, Sparse
 from keymix.report.tables import Cell, Column, Table
 from keymix.task import Score, Task
 from keymix.tasks.segmentation import gallery
-from keymix.tasks.segmentation.gallery import OfPictures
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -253,7 +253,6 @@ class MaskPage(Page):
     shared_scripts = ("shares",)
     run = OfRun
     comparison = OfComparison
-    pictures = OfPictures
     test_scores = (
         Score(
             key="hausdorff_mm",
@@ -324,9 +323,9 @@ class MaskPage(Page):
         """Choose the images that show most."""
         return most_informative(_masks(answers), PICTURES)
 
-    def draw(self, data: ImageData, given: ImageOutputs) -> OfPictures:
+    def draw(self, data: ImageData, given: ImageOutputs) -> Mapping[str, Gallery]:
         """Draw what every mixer's model finds, next to the truth."""
-        return OfPictures(gallery=gallery.draw(data, given))
+        return {"masks": gallery.draw(data, given)}
 
     def about_data(self, data: DataRecord) -> str:
         """Count the classes that count."""
@@ -373,28 +372,13 @@ class MaskPage(Page):
         return _absent(record)
 
     def sections(self, record: ComparisonRecord, looks: Mapping[str, Look]) -> Sequence[Section]:
-        """Show the classes and the pictures."""
-        classes, sheet = classes_view(record, looks), gallery.sheet(record)
-        found = (
+        """Show the classes."""
+        classes = classes_view(record, looks)
+        return (
             []
             if classes is None
             else [Section(name="By class", template="classes.html.j2", view=classes)]
         )
-        if sheet is not None:
-            styles = "gallery.css.j2"
-            seen = record.attention.images if record.attention else ()
-            named = {image.label: image.id for image in seen}  # as `label` names them
-            images = [named.get(each.id, each.id) for each in sheet.stored.slices]
-            found.append(
-                Section(
-                    name="Pictures",
-                    template="gallery.html.j2",
-                    view=sheet,
-                    styles=styles,
-                    images=images,
-                )
-            )
-        return found
 
     def of_run(self, run: DoneRun) -> ScriptRun:
         """Give the script the overlaps."""
@@ -404,7 +388,7 @@ class MaskPage(Page):
 
     def of_comparison(self, record: ComparisonRecord) -> ScriptComparison:
         """Give the script the classes and the names of images."""
-        drawn = record.own.read(OfPictures).gallery
+        drawn = record.own.read(Galleries).galleries.get("masks")
         return ScriptComparison(
             classes=record.own.read(OfComparison).classes,
             names=None if drawn is None else drawn.names,
