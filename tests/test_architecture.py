@@ -256,6 +256,7 @@ SHORT = {
     "ops/qk_mask/reference.py": "an equation, and nothing else",
     "recipes/imagenet.py": "shared by three papers",
     "report/checked.py": "loads without torch, as records do",
+    "report/sections/gallery.py": "a section of the report",
     "report/sections/tuning.py": "a section of the report",
     "tasks/classification/facts.py": "a part of a task",
     "weights_file.py": "a format, shared by two rooms",

@@ -54,12 +54,21 @@ class Panel(Sparse):
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """A test image as a data URI, its height and width, and its panels, the truth first."""
+    """A test image as a data URI, its height and width, and its panels, the truth first.
+
+    `id` is where it is from, `name` what the page calls it; the last part of the `id`, if empty.
+    """
 
     id: str
+    name: str = ""
     picture: str
     size: tuple[int, int]
     panels: tuple[Panel, ...]
+
+    @property
+    def shown(self) -> str:
+        """What the page calls it."""
+        return self.name or self.id.rpartition("/")[2]
 
     def __post_init__(self) -> None:
         layers = (panel.layer for panel in self.panels if panel.layer is not None)

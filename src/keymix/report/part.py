@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -18,7 +18,7 @@ from keymix.records import Own
 from keymix.report.charts import Look
 from keymix.report.gallery import Galleries, Gallery
 from keymix.report.record import ComparisonRecord, DoneRun, OutcomeRow, Said
-from keymix.report.tables import Table
+from keymix.report.tables import Column, Table
 from keymix.task import Score, Task
 
 if TYPE_CHECKING:
@@ -102,6 +102,27 @@ class ImageOutputs:
     outputs: Mapping[str, Output]
     missing: Mapping[str, str]
     seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassScores:
+    """The scores of each class, for the section of classes.
+
+    Args:
+        score: What `scores` are called in a sentence.
+        names: The classes.
+        scores: A fraction for each class, or None, by mixer's label and seed.
+        counts: How many test images, say, each class has, by heading.
+        further: Columns of further scores, and means of each class over seeds by mixer's label.
+        about: Numbers for the macro ``classes`` in the task's ``captions.html.j2``.
+    """
+
+    score: str
+    names: Sequence[str]
+    scores: Mapping[str, Mapping[int, Sequence[float | None]]]
+    counts: Mapping[str, Sequence[int]]
+    further: Mapping[Column, Mapping[str, Sequence[float | None]]] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Page:
@@ -266,6 +287,11 @@ class Page:
         return ""
 
     # ---- what the report shows ---------------------------------------------------------------
+
+    def classes(self, record: ComparisonRecord) -> ClassScores | None:
+        """Return the scores of each class; None without classes, or without a finished run."""
+        del record
+        return None
 
     def sections(self, record: ComparisonRecord, looks: Mapping[str, Look]) -> Sequence[Section]:
         """Make the task's sections, in order."""

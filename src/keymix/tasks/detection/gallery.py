@@ -90,7 +90,7 @@ class _Drawing:
         from keymix.tasks.detection.answers import instance_targets, instances_of
 
         targets = instance_targets(data.test)
-        self.id, self.own, self.classes = Path(data.test.ids(i)).name, targets.size(i), data.classes
+        self.id, self.own, self.classes = data.test.ids(i), targets.size(i), data.classes
         self.instances = instances_of(targets, i)
         pixels = split_pixels(data.test, i)
         self.uri = image_uri(pixels, most=min(MOST, WIDTH * max(self.own) // self.own[1]))

@@ -59,7 +59,8 @@ def draw(data: ImageData, given: ImageOutputs) -> Gallery:
     return Gallery(
         scenes=tuple(
             Scene(
-                id=scans.scan_id(i),
+                id=data.test.ids(i),
+                name=scans.scan_id(i),
                 picture=image_uri(data.test.picture(i).numpy(), most=SIDE),
                 size=data.image_size,
                 panels=tuple(panels[at]),
