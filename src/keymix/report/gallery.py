@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from keymix.errors import UserError
 from keymix.report.pictures import IMAGE
@@ -86,7 +86,7 @@ class Gallery(Sparse):
     """
 
     scenes: tuple[Scene, ...]
-    about: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, bool | int | float] = field(default_factory=dict)
     legend: Mapping[str, str] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
     names: tuple[str, ...] | None = None

@@ -108,13 +108,10 @@ class ImageOutputs:
 class ClassScores:
     """The scores of each class, for the section of classes.
 
-    Args:
-        score: What `scores` are called in a sentence.
-        names: The classes.
-        scores: A fraction for each class, or None, by mixer's label and seed.
-        counts: How many test images, say, each class has, by heading.
-        further: Columns of further scores, and means of each class over seeds by mixer's label.
-        about: Numbers for the macro ``classes`` in the task's ``captions.html.j2``.
+    `score` is their name in a sentence, and `scores` has a fraction for each class, or None, by
+    mixer's label and seed. `counts` say, by heading, how many test images a class has, say;
+    `further` columns have means over seeds by mixer's label. `about` are numbers for the macro
+    ``classes`` in the task's ``captions.html.j2``.
     """
 
     score: str
@@ -122,7 +119,7 @@ class ClassScores:
     scores: Mapping[str, Mapping[int, Sequence[float | None]]]
     counts: Mapping[str, Sequence[int]]
     further: Mapping[Column, Mapping[str, Sequence[float | None]]] = field(default_factory=dict)
-    about: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, float] = field(default_factory=dict)
 
 
 class Page:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -103,7 +103,7 @@ def draw(data: ImageData, tested: Mapping[str, Sequence[ClassAnswers]]) -> dict[
     target, index = every[0].target, every[0].index
     answers = np.stack([each.answer for each in found.values()])
     seeds = max(len(each) for each in tested.values())
-    about: dict[str, Any] = {
+    about: dict[str, bool | int | float] = {
         "mixers": len(found),
         "seeds": seeds,
         "at_least": seeds > 1 and any(run.probabilities is None for run in every),
