@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from keymix.compare import tune
-from keymix.compare.costs import COSTS, SPIKES
+from keymix.compare.costs import COSTS
+from keymix.compare.pictures import PICTURES_FILE, Pictures
 from keymix.compare.question import Plan
 from keymix.compare.references import ARRAYS, FACTS
-from keymix.compare.runs import Finished, Reading
+from keymix.compare.runs import ERROR, Finished, Reading
 from keymix.data.record import DataRecord, SameImages
 from keymix.errors import UserError, one_line
 from keymix.records import FormatError, differences, from_json, to_json
@@ -33,7 +33,7 @@ from keymix.train.files import clear_parts, read_json, write_json, write_text
 PLAN, FORMAT = "plan.json", 4
 RESULTS, TABLE, REPORT = "results.json", "results.csv", "report.html"
 DIFFERENCES = "differences.csv"
-RUNS, LOCK = "runs", ".lock"
+RUNS, TUNING, LOCK = "runs", "tune", ".lock"
 
 MEASURED_COLUMNS = ("latency_ms", "images_per_s", "peak_mib")
 """Columns of ``results.csv`` that were measured; all others the same comparison gives again."""
@@ -154,19 +154,21 @@ def check_folder(out: Path) -> None:
 
 def clear(out: Path) -> None:
     """Delete what a comparison made in its folder, and nothing else."""
-    for runs in (out / RUNS, *out.glob(f"{tune.FOLDER}/lr*/{RUNS}")):
+    for runs in (out / RUNS, *out.glob(f"{TUNING}/lr*/{RUNS}")):
         for place in runs.glob("*/seed*"):
             if place.is_dir() and place.resolve().is_relative_to(out.resolve()):
                 clear_parts(place)
                 run_folder.clear(place)
-                (place / LOCK).unlink(missing_ok=True)  # of a run that was killed
-        for log in runs.glob("worker*.log"):
+                for name in (LOCK, ERROR):  # of a run that was killed, or failed
+                    (place / name).unlink(missing_ok=True)
+        for log in runs.glob("*/seed*.log"):
             log.unlink()
-    for top in (out / RUNS, out / tune.FOLDER):
+        (runs.parent / PLAN).unlink(missing_ok=True)
+    for top in (out / RUNS, out / TUNING):
         for place in sorted(top.glob("**"), reverse=True):  # what is below a folder before it
             if not place.is_symlink() and not any(place.iterdir()):
                 place.rmdir()
-    for name in (RESULTS, TABLE, DIFFERENCES, REPORT, COSTS, SPIKES, FACTS, ARRAYS, PLAN):
+    for name in (RESULTS, TABLE, DIFFERENCES, REPORT, COSTS, PICTURES_FILE, FACTS, ARRAYS):
         (out / name).unlink(missing_ok=True)
 
 
@@ -197,12 +199,12 @@ def imports_note(plan: Plan, given: Iterable[str | Path]) -> str:
 # ---- the result -----------------------------------------------------------------------------
 
 
-def write_results(record: ComparisonRecord, out: Path) -> None:
-    """Write ``results.json``, both CSV files and ``report.html`` from a record."""
+def write_results(record: ComparisonRecord, out: Path, pictures: Pictures) -> None:
+    """Write ``results.json``, both CSV files and ``report.html``, which has the pictures."""
     write_record(out / RESULTS, record)
     write_csv(out / TABLE, record)
     write_text(out / DIFFERENCES, csv_text(DIFFERENCE_COLUMNS, difference_rows(record)))
-    write_text(out / REPORT, render(record))
+    write_text(out / REPORT, render(pictures.shown_in(record)))
 
 
 def write_record(path: Path, record: object) -> None:

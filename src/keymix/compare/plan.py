@@ -17,7 +17,6 @@ from keymix import recipes
 from keymix.analysis.certainty import CLEAR_SEEDS, TYPICAL_ACCURACY, foreseen_margin
 from keymix.compare import budget, defaults
 from keymix.compare.budget import Load, Trial
-from keymix.compare.executor import FAILURES, reason
 from keymix.compare.models import (
     CONTROL,
     SEEDS,
@@ -36,7 +35,7 @@ from keymix.data.dataset import ImageData
 from keymix.data.events.inputs import sensor_of
 from keymix.data.kinds import IMAGE, RECORDING, InputKind
 from keymix.data.specs import kind_of_spec, task_name
-from keymix.errors import UserError
+from keymix.errors import UserError, reason
 from keymix.models.match import trainable
 from keymix.report.formats import seeds as in_words
 from keymix.task import DEFAULT, Task, get_task
@@ -256,7 +255,7 @@ def _load(
     if mixers and say is not None:
         say("timing a few steps of each mixer")
     for mixer in mixers:
-        with suppress(*FAILURES):
+        with suppress(Exception):
             if mixer.reference:
                 trials[mixer.label] = trials[plan.baseline]
             else:
@@ -357,7 +356,7 @@ def _with_its_width(plan: Plan, data: ImageData, load: Load, *, say: Say) -> Pla
     try:
         wanted = load.trials.get(plan.baseline) or time_of(plan.recipe_for(base, 0))
         width, took = sized(step, wanted.step)
-    except FAILURES as error:  # of a baseline of the user's, as its runs will fail
+    except Exception as error:  # of a baseline of the user's, as its runs will fail
         width, how = FIRST, f"not sized, since {plan.baseline} makes no step: {reason(error)}"
     else:
         unlike = "" if 1 - ALIKE <= took <= 1 + ALIKE else ", the nearest that there is"

@@ -25,7 +25,6 @@ from keymix.compare import environments
 from keymix.compare.costs import SpikeRows, spike_table
 from keymix.compare.diagnosis import Found, diagnose
 from keymix.compare.outcome import Rules, Scores, caution, lead, outcome
-from keymix.compare.pictures import Pictures
 from keymix.compare.question import Plan
 from keymix.compare.references import References
 from keymix.compare.runs import Finished, Reading
@@ -73,7 +72,6 @@ def make_record(
     *,
     costs: Mapping[str, CostRow],
     measured: Measured,
-    pictures: Pictures,
     images: bool,
     spikes: SpikeRows | None,
     checked: Checked | None,
@@ -81,7 +79,7 @@ def make_record(
     looks: tuple[int, ...],
     tuning: Tuning | None,
 ) -> ComparisonRecord:
-    """Make the content of ``results.json``: all that the report shows."""
+    """Make the content of ``results.json``: all that the report shows but for pictures."""
     task = data.task_kind
     done = [reading for reading in readings if isinstance(reading, Finished)]
     narrow = narrow_note(checked, data)
@@ -174,9 +172,9 @@ def make_record(
             for r in readings
         ),
         images=images,
-        attention=pictures.attention,
-        collapse=pictures.collapse,
-        own=Own({**own.values, **pictures.own.values}),
+        attention=None,
+        collapse=None,
+        own=own,
     )
 
 

@@ -6,40 +6,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from keymix.analysis.threads import busy
 from keymix.compare import folder, record
-from keymix.compare.costs import known_costs, known_spikes, measured_costs, measured_spikes
+from keymix.compare.costs import known_costs, known_spikes, measure_costs
 from keymix.compare.events import Event, Watcher
 from keymix.compare.execute import train_runs
-from keymix.compare.executor import FAILURES, reason
 from keymix.compare.folder import Stored
-from keymix.compare.pictures import Pictures, pictures
+from keymix.compare.pictures import kept_pictures
 from keymix.compare.plan import resolve, summary, time_left, what_it_can_show
 from keymix.compare.question import Plan, Question
 from keymix.compare.record import make_record
-from keymix.compare.references import References, known_references, references
+from keymix.compare.references import References, compute_references, known_references
 from keymix.compare.runs import Finished, Reading, read_runs
 from keymix.compare.tune import tuned
 from keymix.data.dataset import ImageData
-from keymix.data.record import SameImages
 from keymix.errors import UserError
 from keymix.mixers.registry import import_file
-from keymix.records import Own, to_json
-from keymix.report.comparison import render
-from keymix.report.part import page_of
-from keymix.report.record import ComparisonRecord, OpenRun, opened
-from keymix.task import Task, get_task, list_tasks
-from keymix.train.files import RECIPE, locked, read_json
-from keymix.train.model import load_data
+from keymix.records import to_json
+from keymix.report.record import ComparisonRecord, OpenRun
+from keymix.train.files import RECIPE, locked
 from keymix.train.recipe import Recipe
-
-PICTURES = ("attention", "collapse")
-"""What of the record is read off the models and the images, in addition to the task's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +39,7 @@ class Comparison:
 
     Args:
         out: The comparison's folder.
-        record: The content of ``results.json``.
+        record: The content of ``results.json``, and pictures.
         notes: What could not be done, in words.
     """
 
@@ -168,7 +159,7 @@ def answer(question: Question, *, progress: Watcher | None = None) -> Comparison
     """Answer a question: see `compare`."""
     watch: Watcher = progress or ignore
     plan, data = _planned(question, watch)
-    out, shown = plan.out, bool(plan.question.images)
+    out = plan.out
 
     def say(text: str) -> None:
         watch(Event(kind="stage", text=text))
@@ -188,36 +179,14 @@ def answer(question: Question, *, progress: Watcher | None = None) -> Comparison
             watch(Event(kind="note", text=line))
         if text := time_left(plan):
             watch(Event(kind="estimate", text=text))
-        failures = train_runs(plan, data, watch=watch)
-        runs = read_runs(plan, images=stored.data, failures=failures)
-        if not any(isinstance(reading, Finished) for reading in runs):
-            why = next(reading.reason for reading in runs if isinstance(reading, OpenRun))
+        train_runs(plan, data, watch=watch)
+        runs = read_runs(plan, images=stored.data)
+        if why := _none_finished(runs):
             raise UserError(f"no run could be finished; the first says: {why}")
-        found = references(out, data, say=say) if question.reference else References()
-        trained = {each.run.mixer for each in runs if isinstance(each, Finished)}
-        costs, measured = measured_costs(plan, known, trained=trained, say=say)
-        spikes = measured_spikes(plan, data, runs, say=say)
-        say("reading attention maps")
-        try:
-            looked = pictures(plan, runs, data, images=shown)
-        except UserError as error:  # where weights cannot be read, the scores are reported without
-            looked = Pictures(notes=(f"attention maps are left out: {error}",))
-        result = make_record(
-            plan,
-            known,
-            runs,
-            costs=costs,
-            measured=measured,
-            pictures=looked,
-            images=shown,
-            spikes=spikes,
-            checked=checked,
-            references=found,
-            looks=folder.look(stored, runs).looks,
-            tuning=plan.tuning,
-        )
-        folder.write_results(result, out)
-    return Comparison(out=out, record=result, notes=looked.notes)
+        if question.reference:
+            compute_references(out, data, say=say)
+        measure_costs(plan, data, runs, say=say)
+        return _gathered(folder.look(stored, runs), runs, data, say=say)
 
 
 def _planned(question: Question, watch: Watcher) -> tuple[Plan, ImageData]:
@@ -267,19 +236,7 @@ def ignore(event: Event) -> None:
     del event
 
 
-# ---- again from the folder ------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Before:
-    """What a folder had before.
-
-    The record is None if there is none or it is damaged; `damage` says what is wrong with it, or
-    with its pictures, which are left out then.
-    """
-
-    record: ComparisonRecord | None = None
-    damage: str = ""
+# ---- from the folder to the page ------------------------------------------------------------
 
 
 def rebuild(
@@ -292,8 +249,8 @@ def rebuild(
     """Make ``report.html``, ``results.csv`` and ``results.json`` again from the run folders.
 
     Runs that finished since are read, wherever they were trained. Costs are those that were
-    measured before. Where the images cannot be read any more, the attention maps of the earlier
-    record stay.
+    measured before. Where the images cannot be read any more, the pictures are those that the
+    folder keeps of the same runs.
 
     Args:
         out: The comparison's folder.
@@ -311,55 +268,27 @@ def rebuild(
     out = Path(out)
     watch = progress or ignore
     _check(out)
-    watch(Event(kind="stage", text="reading the runs"))
+
+    def say(text: str) -> None:
+        watch(Event(kind="stage", text=text))
+
+    say("reading the runs")
     for path in imports:
         import_file(path)
-    stamp = _stamp(out)
-    before = _before(out)
-    there = folder.read(out)
-    plan = there.plan
-    shown = bool(plan.question.images) if images is None else images
-    runs = read_runs(plan, images=there.data, failures=_failures(before.record))
-    data = next((reading.data for reading in runs if isinstance(reading, Finished)), None)
-    if data is None:
-        failed = (r.reason for r in runs if isinstance(r, OpenRun) and r.status == "failed")
-        why = next(failed, "")
+    stored = folder.read(out)
+    question = stored.plan.question
+    if images is not None and images != question.images:
+        plan = replace(stored.plan, question=replace(question, images=images))
+        stored = folder.keep(replace(stored, plan=plan))
+    runs = read_runs(stored.plan, images=stored.data)
+    if why := _none_finished(runs):
         raise UserError(
-            f"no run of the comparison in {str(out)!r} is finished yet. "
-            f"Resume it with: {plan.command}"
-            + (f". The first that failed says: {why}" if why else "")
+            f"no run of the comparison in {str(out)!r} is finished yet. Resume it with: "
+            f"{stored.plan.command}. The first says: {why}"
         )
-    costs, measured = known_costs(plan, data, before.record)
-    watch(Event(kind="stage", text="reading attention maps"))
-    looked, note = _pictures(plan, there, runs, before, images=shown)
-    result = make_record(
-        plan,
-        data,
-        runs,
-        costs=costs,
-        measured=measured,
-        pictures=looked,
-        images=shown,
-        spikes=known_spikes(plan, runs),
-        checked=there.checked,
-        references=known_references(out, data),
-        looks=there.looks,
-        tuning=plan.tuning,
-    )
-    if note and result.attention is not None and not _shows(result):
-        kept = {k: v for k, v in result.own.values.items() if k not in _drawn(result.task_kind)}
-        result = replace(result, attention=None, collapse=None, own=Own(kept))
-        note = f"attention maps are left out: those in {folder.RESULTS} are damaged, and {note}"
-    if _stamp(out) != stamp:  # a comparison ended here meanwhile; its record is the newer one
-        newer = _before(out).record
-        if newer is not None:
-            return Comparison(out=out, record=newer)
-    if shown != plan.question.images:
-        question = replace(plan.question, images=shown)
-        folder.keep(replace(there, plan=replace(plan, question=question)))
-    folder.write_results(result, out)
-    notes = filter(None, (folder.imports_note(plan, imports), note, *looked.notes))
-    return Comparison(out=out, record=result, notes=tuple(notes))
+    found = _gathered(stored, runs, None, say=say)
+    unread = folder.imports_note(stored.plan, imports)
+    return replace(found, notes=(*filter(None, [unread]), *found.notes))
 
 
 def _check(out: Path) -> None:
@@ -380,72 +309,38 @@ def _check(out: Path) -> None:
     )
 
 
-def _stamp(out: Path) -> int | None:
-    path = out / folder.RESULTS
-    return path.stat().st_mtime_ns if path.exists() else None
+def _none_finished(runs: Sequence[Reading]) -> str:
+    """Return why no run is finished, if none is: the reason of the first that failed, if any."""
+    left = [each for each in runs if isinstance(each, OpenRun)]
+    failed = [each for each in left if each.status == "failed"]
+    return "" if len(left) < len(runs) else (failed or left)[0].reason
 
 
-def _before(out: Path) -> Before:
-    """Open the earlier record; where only pictures are damaged, without them."""
-    path, damage = out / folder.RESULTS, ""
-    try:
-        values = read_json(path)
-    except UserError:
-        return Before()
-    data = values.get("data")
-    task = data.get("task") if isinstance(data, dict) else None
-    drawn = _drawn(get_task(task)) if task in list_tasks() else ()
-    without = {key: value for key, value in values.items() if key not in drawn}
-    for given in (values, {**without, **dict.fromkeys(PICTURES)}):
-        try:
-            return Before(record=opened(given, where=repr(str(path))), damage=damage)
-        except UserError as error:
-            damage = damage or str(error)
-    return Before(damage=damage)
+def _gathered(
+    stored: Stored, runs: Sequence[Reading], data: ImageData | None, *, say: Callable[[str], None]
+) -> Comparison:
+    """Write results and page from runs that were read and what the folder keeps of them.
 
-
-def _drawn(task: Task) -> tuple[str, ...]:
-    """Name what of the record is the task's own pictures."""
-    kind = page_of(task).pictures
-    return () if kind is None else tuple(each.name for each in fields(kind))
-
-
-def _failures(before: ComparisonRecord | None) -> dict[tuple[str, int], str]:
-    """Return why runs failed when they were last tried."""
-    runs = before.runs if before else ()
-    return {
-        (run.mixer, run.seed): run.reason
-        for run in runs
-        if isinstance(run, OpenRun) and run.status == "failed"
-    }
-
-
-def _shows(record: ComparisonRecord) -> bool:
-    """Whether a record with earlier pictures can be shown; a damaged one may hold anything."""
-    try:
-        render(record)
-    except FAILURES:
-        return False
-    return True
-
-
-def _pictures(
-    plan: Plan, there: Stored, runs: Sequence[Reading], before: Before, *, images: bool
-) -> tuple[Pictures, str]:
-    """Look into the models again; where that cannot be done, keep the earlier ones and say why."""
-    try:
-        data = load_data(plan.recipe.data)
-        if SameImages.of(data.record()) != there.data:
-            raise UserError(f"the data {data.spec!r} has changed since")
-        return pictures(plan, runs, data, images=images), ""
-    except FAILURES as error:  # UserError included: the images or a mixer may be elsewhere
-        why = reason(error)
-    if before.damage:
-        return Pictures(), f"attention maps are left out: {before.damage}; {why}"
-    record = before.record
-    if record is None or record.attention is None:
-        return Pictures(), f"attention maps are left out: {why}"
-    own = {key: record.own.values.get(key) for key in _drawn(record.task_kind)}
-    kept = Pictures(attention=record.attention, collapse=record.collapse, own=Own(own))
-    kept = kept if images else kept.bare()
-    return kept, f"attention maps are kept as they were: {why}"
+    `data` are the images if they are loaded already.
+    """
+    plan = stored.plan
+    out, shown = plan.out, bool(plan.question.images)
+    known = next(each.data for each in runs if isinstance(each, Finished))
+    say("reading attention maps")
+    looked = kept_pictures(plan, runs, data, stored.data, images=shown)
+    costs, measured = known_costs(plan, known)
+    result = make_record(
+        plan,
+        known,
+        runs,
+        costs=costs,
+        measured=measured,
+        images=shown,
+        spikes=known_spikes(plan, runs),
+        checked=stored.checked,
+        references=known_references(out, known) if plan.question.reference else References(),
+        looks=stored.looks,
+        tuning=plan.tuning,
+    )
+    folder.write_results(result, out, looked)
+    return Comparison(out=out, record=looked.shown_in(result), notes=looked.notes)

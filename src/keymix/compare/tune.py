@@ -15,6 +15,7 @@ import numpy as np
 
 from keymix.compare.events import Event, Watcher
 from keymix.compare.execute import train_runs
+from keymix.compare.folder import TUNING, Stored, keep
 from keymix.compare.question import Plan
 from keymix.compare.runs import Finished, read_runs
 from keymix.data.dataset import ImageData
@@ -24,7 +25,6 @@ from keymix.report.record import Tuning, TuningRow
 from keymix.task import Score
 from keymix.train.recipe import replace_path
 
-FOLDER = "tune"
 FACTORS = (0.5, 1.0, 2.0)
 """Of the recipe's learning rate."""
 SEED = 1_000
@@ -51,13 +51,14 @@ def _validated(plan: Plan, images: ImageData, rate: float, watch: Watcher) -> di
         recipe=replace_path(plan.recipe, {"optim.lr": rate}),
         mixers=tuple(each for each in plan.mixed if not each.control),
         seeds=(SEED if SEED not in plan.seeds else max(plan.seeds) + 1,),
-        out=plan.out / FOLDER / f"lr{rate:g}",
+        out=plan.out / TUNING / f"lr{rate:g}",
     )
-    failures = train_runs(trial, images, watch=watch)
     same = SameImages.of(images.record())
+    keep(Stored(plan=trial, data=same))
+    train_runs(trial, images, watch=watch)
     return {
         each.run.mixer: value
-        for each in read_runs(trial, images=same, failures=failures)
+        for each in read_runs(trial, images=same)
         if isinstance(each, Finished) and (value := each.scores("last").val) is not None
     }
 

@@ -64,12 +64,17 @@ def render(record: ComparisonRecord) -> str:
     )
 
 
+NO_MAPS = " Attention maps and similarity of layers are left out: they could not be read."
+
+
 def _pictured(record: ComparisonRecord, made: Sequence[Section]) -> str:
-    """Say how many images of the data the page has pictures of."""
+    """Say how many images of the data the page has pictures of, and whether it lacks maps."""
     number, kind = len({name for section in made for name in section.images}), record.data.kind
+    lacks = "" if record.attention or record.task_kind.whole_images else NO_MAPS
     if not number:
-        return f"It holds no picture of the data{'' if record.images else ': they are left out'}."
-    return f"It holds pictures of {number} test {kind.noun if number == 1 else kind.nouns}."
+        why = "" if record.images else ": they are left out"
+        return f"It holds no picture of the data{why}.{lacks}"
+    return f"It holds pictures of {number} test {kind.noun if number == 1 else kind.nouns}.{lacks}"
 
 
 def sections_of(shown: Shown) -> Iterator[Section]:
