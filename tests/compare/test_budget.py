@@ -230,6 +230,8 @@ def test_a_plan_is_made_once_and_seeds_and_mixers_grow(photos: str, machine: lis
     assert machine == []
     assert (again.recipe, again.labels, again.notes) == (first.recipe, first.labels, first.notes)
     assert again.seeds == (0, 1, 2, 3, 4)
+    unnamed = plan_of(asked(photos), first)
+    assert plan_of(asked(photos, minutes=45), unnamed).recipe == first.recipe
     grown = plan_of(asked(photos, mixers="mhsa,pooling"), first)
     assert grown.recipe == first.recipe
     assert machine == ["pooling"]

@@ -69,6 +69,8 @@ def resolve(question: Question, before: Plan | None, *, say: Say) -> tuple[Plan,
     7. the budget: pixels, epochs, mixers (`_within`).
     """
     kept = before if before is not None and question.repeats(before.question) else None
+    if kept is not None:
+        question = replace(question, minutes=kept.question.minutes)
     given, cuda = question.given, device_of_this_machine().type == "cuda"
     fresh = question.recipe is None and kept is None
     recipe, why = _before_the_data(question, kept, cuda=cuda)
