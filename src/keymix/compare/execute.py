@@ -25,7 +25,7 @@ from keymix.analysis.memory import fresh_python
 from keymix.compare.events import Event, Watcher
 from keymix.compare.question import Plan
 from keymix.compare.runs import ERROR, log_of, read_error
-from keymix.compare.worker import Lines, run
+from keymix.compare.worker import NO_DISK, Lines, run
 from keymix.data.dataset import ImageData
 from keymix.errors import Interrupted, KeymixWarning, UserError, WriteError
 from keymix.train.files import METRICS, make_folder, read_metrics, write_text
@@ -190,6 +190,7 @@ class Processes:
         )
         assert self._process.stdout is not None
         self._messages = Lines(self._process.stdout.fileno())
+        self._no_disk = ""
         self.running: set[int] = set()
         self._ask(imports=plan.imports, recipe=plan.recipe.to_dict(), out=str(plan.out))
 
@@ -227,12 +228,14 @@ class Processes:
             elif "failed" in message:
                 raise UserError(f"no run can be started: {message['failed']}")
             elif "no_disk" in message:
-                self.running.discard(message["run"])
-                raise WriteError(message["no_disk"])
-            elif message["run"] in self.running:
+                self._no_disk = message["no_disk"]
+            else:
                 self.running.remove(message["run"])
-                self._see_to(message["run"], message["code"])
-                yield message["run"], message["code"]
+                if message["code"] != NO_DISK:
+                    self._see_to(message["run"], message["code"])
+                    yield message["run"], message["code"]
+        if self._no_disk:
+            raise WriteError(self._no_disk)
         if self._messages.ended:
             raise UserError(
                 f"the process that starts runs was killed; {resume_hint(self._plan.out)}"
@@ -243,9 +246,9 @@ class Processes:
         with suppress(OSError):
             self._ask(stop=True)
         saved, deadline = 0, time.monotonic() + GRACE
-        while self.running and (left := deadline - time.monotonic()) > 0:
-            with suppress(WriteError):  # one after the other
-                saved += sum(code in _SAVED for _, code in self.ended(left))
+        while self.running and not self._messages.ended and time.monotonic() < deadline:
+            with suppress(UserError):  # the first reason stands
+                saved += sum(code in _SAVED for _, code in self.ended(POLL))
         return saved
 
     def _ask(self, **request: Any) -> None:
