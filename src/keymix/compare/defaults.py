@@ -55,7 +55,7 @@ def fit_to_images(recipe: Recipe, given: Collection[str], *, cuda: bool) -> Reci
 
     What was asked for, `given` by dotted keys, stays. `cuda` says whether there is a GPU.
     """
-    recipe = changed(recipe, {"augment.vertical_flip": False}, given)
+    recipe = _changed(recipe, {"augment.vertical_flip": False}, given)
     data = recipe.data
     if recipe.name != FITTED or kind_of_spec(data.spec) is not IMAGE:
         return recipe
@@ -79,7 +79,7 @@ def fit_to_images(recipe: Recipe, given: Collection[str], *, cuda: bool) -> Reci
     changes["augment.crop_padding"] = max(1, side // 8) if in_memory else 0
     if is_symbols(data.spec, found.classes):
         changes["augment.flip"] = False
-    return changed(recipe, changes, given)
+    return _changed(recipe, changes, given)
 
 
 def resized(recipe: Recipe, given: Collection[str], *, larger: bool) -> Recipe | None:
@@ -105,7 +105,7 @@ def resized(recipe: Recipe, given: Collection[str], *, larger: bool) -> Recipe |
         "model.options.patch_size": _patch_of(side),
         "augment.crop_padding": padding,
     }
-    return changed(recipe, changes, given)
+    return _changed(recipe, changes, given)
 
 
 def sized(found: Headers, *, cuda: bool) -> tuple[tuple[int, int], int]:
@@ -160,7 +160,7 @@ def with_enough_cases(recipe: Recipe, given: Collection[str], found: DataRecord)
     """Give the test split more cases, where it was split off from train and has too few."""
     few = found.cases is not None and found.cases["test"] < LEAST_CASES
     drawn = found.test_fraction is not None and found.test_fraction < CASES_SHARE
-    return changed(recipe, {"data.test_fraction": CASES_SHARE}, given) if few and drawn else recipe
+    return _changed(recipe, {"data.test_fraction": CASES_SHARE}, given) if few and drawn else recipe
 
 
 def fit_to_count(recipe: Recipe, given: Collection[str], *, train: int) -> Recipe:
@@ -176,7 +176,7 @@ def with_epochs(recipe: Recipe, given: Collection[str], epochs: int) -> Recipe:
     """Return a recipe of so many epochs; a warm-up that it has becomes a tenth of them."""
     warmup = round(WARMUP * epochs, 3) if recipe.schedule.warmup_epochs else 0.0
     changes = {"schedule.epochs": epochs, "schedule.warmup_epochs": warmup}
-    return changed(recipe, changes, {*given} - {"schedule.epochs"})
+    return _changed(recipe, changes, {*given} - {"schedule.epochs"})
 
 
 def updates(recipe: Recipe, train: int) -> int:
@@ -185,6 +185,6 @@ def updates(recipe: Recipe, train: int) -> int:
     return recipe.schedule.epochs * steps
 
 
-def changed(recipe: Recipe, changes: Mapping[str, Any], given: Collection[str]) -> Recipe:
+def _changed(recipe: Recipe, changes: Mapping[str, Any], given: Collection[str]) -> Recipe:
     """Return a recipe with changes by dotted key, but for what was asked for."""
     return replace_path(recipe, {key: each for key, each in changes.items() if key not in given})

@@ -120,7 +120,8 @@ def claim(plan: Plan, data: DataRecord) -> Stored:
     differing = [*differences(_identity(there), _identity(here))]
     if differing:
         listed = "; ".join(
-            f"{key} is {_short(a)} there and {_short(b)} here" for key, a, b in differing[:3]
+            f"{key.removeprefix('recipe.')} is {_short(a)} there and {_short(b)} here"
+            for key, a, b in differing[:3]
         )
         raise UserError(
             f"the folder {str(out)!r} holds another comparison: {listed}. Name another with --out, "
@@ -132,7 +133,7 @@ def claim(plan: Plan, data: DataRecord) -> Stored:
 def _identity(stored: Stored) -> dict[str, Any]:
     """Return what runs of one comparison share; mixers, seeds and the baseline may change."""
     plan = stored.plan
-    return {**to_json(plan.recipe), "match": plan.match, "data": to_json(stored.data)}
+    return {"recipe": to_json(plan.recipe), "match": plan.match, "data": to_json(stored.data)}
 
 
 def _short(value: Any) -> str:

@@ -6,6 +6,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from keymix.compare import budget
+from keymix.compare.budget import Load
+from keymix.compare.question import Plan, PlannedMixer
+from keymix.data.dataset import ImageData
+from keymix.errors import FAILURES, reason
+from keymix.models.match import trainable
+from keymix.train.model import model_for
 
 PLAIN = "plain network"
 """Label of the trained reference."""
@@ -16,6 +26,52 @@ ALIKE = 0.2
 SECONDS, WIDTHS = 20.0, 5
 """No width is tried after half of so long, nor more than so many."""
 _POWER = 1.5  # of the width that the time of a step is taken to grow with, at first
+
+
+def with_plain_network(plan: Plan, data: ImageData, before: Plan | None, kept: Plan | None) -> Plan:
+    """Add the task's plain network: that which the folder has, else one without a width yet."""
+    name, there = data.task.plain, () if before is None else before.mixers
+    network = next((each for each in there if each.reference), None)
+    gave_way = kept is not None and kept.question.reference and network is None
+    if not name or not plan.question.reference or gave_way:
+        return plan
+    network = network or PlannedMixer(
+        label=PLAIN,
+        slug=PLAIN.replace(" ", "-"),
+        control=False,
+        reference=True,
+        mixes_prefix=True,
+        params=0,
+        model=name,
+        options={"width": FIRST},
+    )
+    return replace(plan, mixers=(*plan.mixers, network))
+
+
+def with_its_width(plan: Plan, data: ImageData, load: Load, *, say: Callable[[str], None]) -> Plan:
+    """Make a plain network that has no width yet as wide as the baseline is slow."""
+    *rest, network = plan.mixers
+    if not network.reference or network.params:
+        return plan
+    say("sizing the plain network")
+    time_of = partial(budget.timed, data=data, threads=plan.threads)
+    base = plan.mixers[plan.labels.index(plan.baseline)]
+
+    def step(width: int) -> float:
+        return time_of(plan.recipe_for(replace(network, options={"width": width}), 0)).step
+
+    try:
+        wanted = load.trials.get(plan.baseline) or time_of(plan.recipe_for(base, 0))
+        width, took = sized(step, wanted.step)
+    except FAILURES as error:  # of a baseline of the user's, as its runs will fail
+        width, how = FIRST, f"not sized, since {plan.baseline} makes no step: {reason(error)}"
+    else:
+        unlike = "" if 1 - ALIKE <= took <= 1 + ALIKE else ", the nearest that there is"
+        how = f"whose training step took {took:.2f} of the time of {plan.baseline}'s{unlike}"
+    note = f"no attention: {network.model} of width {width}, {how}."
+    network = replace(network, options={"width": width}, note=note)
+    params = trainable(model_for(plan.recipe_for(network, 0), data.record()))
+    return replace(plan, mixers=(*rest, replace(network, params=params)))
 
 
 def sized(

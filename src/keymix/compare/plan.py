@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from keymix import recipes
@@ -29,19 +28,18 @@ from keymix.compare.models import (
     make_plan,
     share_out,
 )
-from keymix.compare.plain import ALIKE, FIRST, PLAIN, sized
+from keymix.compare.plain import with_its_width, with_plain_network
 from keymix.compare.question import Plan, PlannedMixer, Question
 from keymix.data.dataset import ImageData
 from keymix.data.events.inputs import sensor_of
 from keymix.data.kinds import IMAGE, RECORDING, InputKind
 from keymix.data.specs import kind_of_spec, task_name
-from keymix.errors import FAILURES, UserError, reason
-from keymix.models.match import trainable
+from keymix.errors import FAILURES, UserError
 from keymix.report.formats import seeds as in_words
 from keymix.task import DEFAULT, Task, get_task
 from keymix.train.callbacks import roughly
 from keymix.train.folder import is_finished
-from keymix.train.model import device_of_this_machine, load_data, model_for, warn_of_data
+from keymix.train.model import device_of_this_machine, load_data, warn_of_data
 from keymix.train.recipe import Recipe, replace_path
 from keymix.train.validate import check_recipe, training_batches
 
@@ -98,7 +96,7 @@ def resolve(question: Question, before: Plan | None, *, say: Say) -> tuple[Plan,
         notes = (default_note(recipe, why),) if why else ()
         used = (fresh and defaults.used(recipe)) or _loaded(data)
         plan = replace(plan, seeds=seeds, cannot_sit=reasons, used=used, notes=notes)
-        plan = _with_plain_network(plan, data, before, kept)
+        plan = with_plain_network(plan, data, before, kept)
         processes, threads = share_out(len(plan.pairs), question.processes, cuda=cuda)
         if before is not None and before.threads:  # which results depend on, in their last bits
             threads = before.threads
@@ -116,7 +114,7 @@ def resolve(question: Question, before: Plan | None, *, say: Say) -> tuple[Plan,
         plan = replace(plan, notes=kept.notes, used=kept.used, tuning=kept.tuning)
     elif minutes is not None and plan.baseline in load.trials:
         plan, data, load = _within(plan, data, load, minutes, at_other_size)
-    plan = _with_its_width(plan, data, load, say=say)
+    plan = with_its_width(plan, data, load, say=say)
     runs = known | load.runs(plan.recipe)
     plan = replace(
         plan,
@@ -319,54 +317,6 @@ def _within(
         notes=(*gave_way, *plan.notes),
     )
     return plan, data, load
-
-
-def _with_plain_network(
-    plan: Plan, data: ImageData, before: Plan | None, kept: Plan | None
-) -> Plan:
-    """Add the task's plain network: that which the folder has, else one without a width yet."""
-    name, there = data.task.plain, () if before is None else before.mixers
-    network = next((each for each in there if each.reference), None)
-    gave_way = kept is not None and kept.question.reference and network is None
-    if not name or not plan.question.reference or gave_way:
-        return plan
-    network = network or PlannedMixer(
-        label=PLAIN,
-        slug=PLAIN.replace(" ", "-"),
-        control=False,
-        reference=True,
-        mixes_prefix=True,
-        params=0,
-        model=name,
-        options={"width": FIRST},
-    )
-    return replace(plan, mixers=(*plan.mixers, network))
-
-
-def _with_its_width(plan: Plan, data: ImageData, load: Load, *, say: Say) -> Plan:
-    """Make a plain network that has no width yet as wide as the baseline is slow."""
-    *rest, network = plan.mixers
-    if not network.reference or network.params:
-        return plan
-    say("sizing the plain network")
-    time_of = partial(budget.timed, data=data, threads=plan.threads)
-    base = plan.mixers[plan.labels.index(plan.baseline)]
-
-    def step(width: int) -> float:
-        return time_of(plan.recipe_for(replace(network, options={"width": width}), 0)).step
-
-    try:
-        wanted = load.trials.get(plan.baseline) or time_of(plan.recipe_for(base, 0))
-        width, took = sized(step, wanted.step)
-    except FAILURES as error:  # of a baseline of the user's, as its runs will fail
-        width, how = FIRST, f"not sized, since {plan.baseline} makes no step: {reason(error)}"
-    else:
-        unlike = "" if 1 - ALIKE <= took <= 1 + ALIKE else ", the nearest that there is"
-        how = f"whose training step took {took:.2f} of the time of {plan.baseline}'s{unlike}"
-    note = f"no attention: {network.model} of width {width}, {how}."
-    network = replace(network, options={"width": width}, note=note)
-    params = trainable(model_for(plan.recipe_for(network, 0), data.record()))
-    return replace(plan, mixers=(*rest, replace(network, params=params)))
 
 
 # ---- in words -------------------------------------------------------------------------------
