@@ -14,7 +14,7 @@ from few_digits import small
 from PIL import Image
 
 from keymix.cli.comparison import Lines
-from keymix.compare import budget
+from keymix.compare import budget, defaults
 from keymix.compare.budget import MOST, Load, Trial, fit, timed
 from keymix.compare.defaults import FLOOR, updates
 from keymix.compare.events import Event, Remaining
@@ -241,14 +241,18 @@ def test_a_plan_is_made_once_and_seeds_and_mixers_grow(photos: str, machine: lis
 
 @pytest.mark.slow
 def test_a_comparison_follows_the_plan_that_its_folder_has(
-    photos: str, machine: list[str], tmp_path: Path
+    photos: str, machine: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(defaults, "AIM", 20)
     out = tmp_path / "out"
-    call = {"data": photos, "minutes": 9, "mixers": "mhsa,ska", "controls": False, "limit": None}
-    (stored,) = {small(out, **call, epochs=None, overrides={"data.image_size": 12}).out}
-    plan = read(stored).plan
+    call = {"data": photos, "controls": False, "limit": None, "epochs": None}
+    pixels = {"overrides": {"data.image_size": 12}}
+    small(out, **call, **pixels)
+    plan = read(out).plan
+    assert updates(plan.recipe, 9) == 20
     machine.clear()
-    small(out, **call, epochs=None, overrides={"data.image_size": 12})
+    monkeypatch.setattr(defaults, "AIM", 40)
+    small(out, **call, **pixels)
     assert read(out).plan.recipe == plan.recipe
     assert machine == []
 
