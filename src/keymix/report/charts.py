@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from keymix.report.labels import short_labels, shorten, spread, width
+from keymix.report.labels import short_labels, shorten, width
 from keymix.report.svg import HINT, SIZE, Draw, colours, file, svg
 from keymix.task import FRACTION, Score
 
@@ -180,11 +180,6 @@ def _arrow(ax: Axes, at: tuple[float, float], to: str, colour: str) -> None:
     ax.plot(*at, to, color=colour, ms=7, mew=0, zorder=3, clip_on=False)
 
 
-def _leader(look: Look) -> dict[str, Any]:
-    """The line from a name to its point."""
-    return {"arrowstyle": "-", "color": look.ink, "lw": 0.8, "alpha": 0.6, "shrinkB": 4}
-
-
 def _within(ax: Axes, ends: tuple[float | None, float | None], scale: float) -> None:
     """End the y axis at the bounds of what values can be, so that a spread beyond them is cut."""
     low, high = ax.get_ylim()
@@ -294,29 +289,45 @@ def pareto(
 
 
 def _names(
-    ax: Axes, names: Sequence[str], marks: Sequence[tuple[float, float]], own: Sequence[Look]
+    ax: Axes,
+    names: Sequence[str],
+    marks: Sequence[tuple[float, float]],
+    own: Sequence[Look],
+    *,
+    column: bool = False,
 ) -> None:
-    """Write names next to their points, moved up or down where one or a point is in their place."""
+    """Write names next to their points, or in a column at the right of the axes.
+
+    A name is moved up or down where another or a point is in its place, with a line to its point.
+    """
     size = ax.figure.get_size_inches() * 72 * (0.84, 0.8)  # of the axes, about, in points
-    at = ax.transLimits.transform(marks) * size
-    taken = [(x - 6, x + 6, y, 5.0) for x, y in at]
-    for name, mark, (x, y), look in sorted(
-        zip(names, marks, at, own, strict=True), key=lambda each: -each[2][1]
-    ):
+    at = (ax.transData + ax.transAxes.inverted()).transform(marks) * size
+    taken = [(x - 6, x + 6, y, 5.0) for x, y in at if not column]
+    steps = [sign * step for step in range(0, int(size[1]), 3) for sign in (-1, 1)]
+    order = sorted(zip(names, marks, at, own, strict=True), key=lambda each: -each[2][1])
+    for name, mark, (x, y), look in order:
         wide = 7.0 * width(name)
-        side, left = ("left", x + 9) if x + 9 + wide < size[0] else ("right", x - 9 - wide)
-        for dy in (sign * step for step in range(0, int(size[1]), 7) for sign in (1, -1)):
-            ends = left, left + wide
-            if 0 <= y + dy <= size[1] and not any(
-                ends[0] < b and a < ends[1] and abs(y + dy - up) < 7 + half
-                for a, b, up, half in taken
-            ):
+        left = 1.06 * size[0] if column else x + 9
+        side = "left" if column or left + wide < size[0] else "right"
+        ends = (left, left + wide) if side == "left" else (x - 9 - wide, x - 9)
+        for dy in steps:
+            free = all(
+                abs(y + dy - up) >= 7 + half
+                for start, stop, up, half in taken
+                if ends[0] < stop and start < ends[1]
+            )
+            if free and 0 <= y + dy <= size[1]:
                 break
         taken.append((*ends, y + dy, 6.0))
-        line = _leader(look) | {"relpos": (0 if side == "left" else 1, 0.5)}
-        shift = {"xytext": (9 if side == "left" else -9, dy), "textcoords": "offset points"}
+        place = (
+            1.06 if column else (x + (9 if side == "left" else -9)) / size[0],
+            (y + dy) / size[1],
+        )
         text = {"color": look.ink, "weight": "bold", "ha": side, "va": "center"}
-        ax.annotate(name, mark, **shift, **text, arrowprops=line if abs(dy) > 7 else None)
+        line = {"arrowstyle": "-", "color": look.ink, "lw": 0.8, "alpha": 0.6, "shrinkB": 4}
+        line["relpos"] = (0 if side == "left" else 1, 0.5)
+        shown = line if column or abs(dy) > 8 else None
+        ax.annotate(name, mark, place, textcoords="axes fraction", arrowprops=shown, **text)
 
 
 # ---- curves ---------------------------------------------------------------------------------
@@ -412,14 +423,9 @@ def log_curves(ax: Axes, lines: Sequence[Line], *, x_label: str, y_label: str) -
         at_axis = log_ticks(*ends)
         axis.set_ticks(at_axis, [_shortened(value) for value in at_axis])
         axis.set_ticks([], minor=True)
+    names = [shorten(line.look.short, 18) for line in shown]
     ends = [(line.xs[-1], line.ys[-1]) for line in shown]
-    heights = [y for _, y in (ax.transData + ax.transAxes.inverted()).transform(ends)]
-    places = spread(heights, 16 / SIZE[1], 1.0)
-    for line, end, place in zip(shown, ends, places, strict=True):
-        text = {"color": line.look.ink, "weight": "bold", "va": "center"}
-        leader = _leader(line.look) | {"relpos": (0, 0.5)}
-        name, where = shorten(line.look.short, 18), {"textcoords": "axes fraction"}
-        ax.annotate(name, end, (1.06, place), arrowprops=leader, **where, **text)
+    _names(ax, names, ends, [line.look for line in shown], column=True)
 
 
 def log_ticks(low: float, high: float) -> list[float]:

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names in charts: how wide they are, how long ones are shortened, how they keep apart."""
+"""Names in charts: how wide they are, and how long ones are shortened."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 from collections.abc import Sequence
-from itertools import accumulate
 
 _OPTIONS = re.compile(r"\([^()]*\)")
 
@@ -91,22 +90,3 @@ def _parts(label: str) -> tuple[str, list[str]]:
     """Split ``name(a=1,b=2)`` into its name and options."""
     name, bracket, rest = label.partition("(")
     return name, rest.removesuffix(")").split(",") if bracket else []
-
-
-def spread(wanted: Sequence[float], gap: float, high: float) -> list[float]:
-    """Move places on 0..high at least a gap apart, each as little as its neighbours let it.
-
-    Less the gaps before them, places must not fall: that is least squares under an order, whose
-    solution is the largest of the least means around each.
-    """
-    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
-    level = [wanted[i] - rank * gap for rank, i in enumerate(order)]
-    total = [0.0, *accumulate(level)]
-    count, placed = len(level), [0.0] * len(level)
-    for rank, i in enumerate(order):
-        best = max(
-            min((total[end + 1] - total[start]) / (end + 1 - start) for end in range(rank, count))
-            for start in range(rank + 1)
-        )
-        placed[i] = max(0.0, min(best, high - gap * (count - 1))) + rank * gap
-    return placed
