@@ -431,12 +431,11 @@ def log_curves(ax: Axes, lines: Sequence[Line], *, x_label: str, y_label: str) -
 def log_ticks(low: float, high: float) -> list[float]:
     """Return powers of ten within the range, and closer round values where those are few."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    inside: list[float] = []
-    for factors in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), np.arange(1, 10, 0.1)):
+    for factors in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), np.arange(1, 10, 0.25)):
         inside = [f * 10.0**e for e in powers for f in factors if low <= f * 10.0**e <= high]
         if len(inside) >= 3:
-            break
-    return inside
+            return inside
+    return [low, high]
 
 
 def _shortened(value: float) -> str:
@@ -608,10 +607,9 @@ def heat_map(
     from matplotlib.colors import ListedColormap, to_rgb
 
     known, count, low = colours(), len(values), -high if signed else 0.0
-    shades = ListedColormap(
-        [(*to_rgb(known["c1" if v > 0 else "c0"]), abs(v)) for v in np.linspace(low / high, 1, 41)]
-    )
-    shades.set_bad(known["grid"])
+    levels = np.linspace(low / high, 1, 41)
+    shades = ListedColormap([(*to_rgb(known["c1" if v > 0 else "c0"]), abs(v)) for v in levels])
+    shades = shades.with_extremes(bad=known["grid"])
     table = np.array(values, dtype=float)
     made = ax.pcolormesh(np.ma.masked_invalid(table), cmap=shades, vmin=low, vmax=high)
     every = [i + 0.5 for i in range(0, count, -(-count // 8))]
