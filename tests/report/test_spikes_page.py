@@ -28,6 +28,7 @@ from keymix.studies.spikes.charts import of_tokens, on_image
 from keymix.studies.spikes.page import files
 from keymix.studies.spikes.tables import answer, headline, rates_of, tables
 
+
 @pytest.fixture(scope="module")
 def page() -> str:
     return render(spikes_record())

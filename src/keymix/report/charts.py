@@ -153,6 +153,7 @@ def frame(ax: Axes, x_label: str, y_label: str = "", *, grid: str = "y") -> None
 
 def blank(ax: Axes, wide: float, high: float) -> None:
     """Make the axes a canvas of so many pixels, from its top left."""
+    ax.figure.set_layout_engine("none")
     ax.set_position((0, 0, 1, 1))
     ax.set_axis_off()
     ax.set(xlim=(0, wide), ylim=(high, 0))
@@ -424,8 +425,8 @@ def log_curves(ax: Axes, lines: Sequence[Line], *, x_label: str, y_label: str) -
         axis.set_ticks(at_axis, [_shortened(value) for value in at_axis])
         axis.set_ticks([], minor=True)
     names = [shorten(line.look.short, 18) for line in shown]
-    ends = [(line.xs[-1], line.ys[-1]) for line in shown]
-    _names(ax, names, ends, [line.look for line in shown], column=True)
+    last = [(line.xs[-1], line.ys[-1]) for line in shown]
+    _names(ax, names, last, [line.look for line in shown], column=True)
 
 
 def log_ticks(low: float, high: float) -> list[float]:

@@ -13,6 +13,7 @@ from keymix.report.charts import Line, Look
 from keymix.report.page import by_reason
 from keymix.report.part import Section, Shown
 from keymix.report.record import Collapse
+from keymix.report.svg import svg
 from keymix.report.tables import Column, Table
 
 if TYPE_CHECKING:
@@ -72,4 +73,4 @@ def chart(found: Collapse, looks: Mapping[str, Look]) -> Markup | None:
         charts.curves(ax, lines, x_label="blocks compared", y_label="similarity of their maps")
         ax.set_xticks(every, [pairs[i] for i in every])
 
-    return charts.svg(draw, name="Similarity of the attention maps of neighbouring blocks")
+    return svg(draw, name="Similarity of the attention maps of neighbouring blocks")

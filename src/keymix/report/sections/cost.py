@@ -14,6 +14,7 @@ from keymix.report import charts, formats
 from keymix.report.charts import Look, Point
 from keymix.report.part import Notes, Section, Shown
 from keymix.report.record import ComparisonRecord, CostRow, Number
+from keymix.report.svg import svg
 from keymix.report.tables import Cell, Column, Table
 from keymix.report.wording import dense_over, with_unit, wording
 
@@ -164,6 +165,6 @@ def scatters(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[CostCh
                 levels=levels,
                 baseline=record.baseline,
             )
-            svg = charts.svg(draw, name=f"Test {score.label} against {shown}")
-            drawn.append(CostChart(x_label, svg))
+            name = f"Test {score.label} against {shown}"
+            drawn.append(CostChart(x_label, svg(draw, name=name)))
     return drawn

@@ -15,6 +15,7 @@ from keymix.report.charts import Line, Look
 from keymix.report.formats import listing, scored
 from keymix.report.part import Section, Shown
 from keymix.report.record import ComparisonRecord, HistoryLine
+from keymix.report.svg import svg
 from keymix.report.tables import Cell, Column, Table
 from keymix.report.wording import with_unit
 from keymix.task import LOSS, Score, Task
@@ -77,7 +78,7 @@ def curves(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Markup]:
                 percent=is_percent,
                 within=(score.low, score.high) if decides else (None, None),
             )
-            drawn.append(charts.svg(draw, name=f"{y_label} by epoch"))
+            drawn.append(svg(draw, name=f"{y_label} by epoch"))
     return drawn
 
 
