@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from markupsafe import Markup
@@ -13,6 +14,7 @@ from keymix.report import charts, formats
 from keymix.report.charts import Look, Point
 from keymix.report.part import Notes, Section, Shown
 from keymix.report.record import ComparisonRecord, CostRow, Number
+from keymix.report.svg import svg
 from keymix.report.tables import Cell, Column, Table
 from keymix.report.wording import dense_over, with_unit, wording
 
@@ -154,14 +156,15 @@ def scatters(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[CostCh
             if (mean := row.scores[score.key].mean) is not None and row.mixer in costs
         ]
         if points:
-            svg = charts.scatter(
-                points,
+            draw = partial(
+                charts.pareto,
+                points=points,
                 x_label=shown,
                 y_label=with_unit(f"test {score.label}", score),
-                name=f"Test {score.label} against {shown}",
                 score=score,
                 levels=levels,
                 baseline=record.baseline,
             )
-            drawn.append(CostChart(x_label, svg))
+            name = f"Test {score.label} against {shown}"
+            drawn.append(CostChart(x_label, svg(draw, name=name)))
     return drawn

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from markupsafe import Markup
@@ -14,6 +15,7 @@ from keymix.report.charts import Line, Look
 from keymix.report.formats import listing, scored
 from keymix.report.part import Section, Shown
 from keymix.report.record import ComparisonRecord, HistoryLine
+from keymix.report.svg import svg
 from keymix.report.tables import Cell, Column, Table
 from keymix.report.wording import with_unit
 from keymix.task import LOSS, Score, Task
@@ -67,17 +69,16 @@ def curves(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Markup]:
         decides = key == f"val_{score.key}"
         known = {row.name: row.validation for row in record.references if decides}
         if lines:
-            drawn.append(
-                charts.curves(
-                    lines,
-                    levels={name: value for name, value in known.items() if value is not None},
-                    x_label="epoch",
-                    y_label=y_label,
-                    percent=is_percent,
-                    within=(score.low, score.high) if decides else (None, None),
-                    name=f"{y_label} by epoch",
-                )
+            draw = partial(
+                charts.curves,
+                lines=lines,
+                levels={name: value for name, value in known.items() if value is not None},
+                x_label="epoch",
+                y_label=y_label,
+                percent=is_percent,
+                within=(score.low, score.high) if decides else (None, None),
             )
+            drawn.append(svg(draw, name=f"{y_label} by epoch"))
     return drawn
 
 

@@ -104,9 +104,10 @@ RELATIVE = (
 def decision(record: ComparisonRecord, looks: Mapping[str, Look]) -> Decision:
     """Make the table of every mixer against the baseline, the best score first."""
     words, score = wording(record), record.task_kind.score
-    drawn = charts.strips(_rows(record, looks), score=score, units=words.units)
+    compared = _rows(record, looks)
+    drawn = charts.strips(compared, score=score, units=words.units)
     unit = f" {score.difference_unit}" if score.difference_unit else ""
-    ends = f"{score.change(drawn.low)} to {score.change(drawn.high)}{unit}"
+    ends = " to ".join(map(score.change, charts.axis_of(compared, score))) + unit
     most_first = score.better == "more"
     heads = [
         Column("mixer", "mixer", "name"),
@@ -125,7 +126,7 @@ def decision(record: ComparisonRecord, looks: Mapping[str, Look]) -> Decision:
     rows: list[tuple[float, list[Any]]] = []
     for row in record.outcome.last:
         mean = row.scores[score.key].mean
-        strip = drawn.drawn.get(row.mixer, "")
+        strip = drawn.get(row.mixer, "")
         cells = [
             *_scored(row, score),
             Cell(None, strip, "strip"),
