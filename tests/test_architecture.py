@@ -257,6 +257,7 @@ SHORT = {
     "recipes/imagenet.py": "shared by three papers",
     "report/checked.py": "loads without torch, as records do",
     "report/sections/tuning.py": "a section of the report",
+    "report/words.py": "shared by page, terminal and notes",
     "tasks/classification/facts.py": "a part of a task",
     "weights_file.py": "a format, shared by two rooms",
 }

@@ -64,7 +64,7 @@ def test_it_is_the_same_but_for_the_time_and_costs_that_were_lost(done, lost):
         assert (done / "results.csv").read_bytes() == table
         return
     found = record_of(done)
-    known = ("costs", "measured", "method", *TIMELY)
+    known = ("costs", "measured", *TIMELY)
     assert but(found, *known) == but(first, *known)
     for label, cost in found["costs"].items():
         assert cost["macs"] == first["costs"][label]["macs"]
@@ -156,11 +156,10 @@ def test_other_environments_are_reported(done):
         environment = json.loads(path.read_text(encoding="utf-8")) | {"commit": commit}
         path.write_text(json.dumps(environment), encoding="utf-8")
     (done / "runs/identity/seed0/environment.json").unlink()
-    record = to_json(rebuild(done).record)
+    again = rebuild(done).record
+    record = to_json(again)
     assert [env["runs"] for env in record["trained_with"]] == [1, 1, 3, 1]
-    warning = record["environment_warning"]
-    assert "trained in different environments" in warning
-    assert "commit (aaaaaaaaaa: 1 run; bbbbbbbbbb: 1 run;" in warning
+    assert "commit" in again.differing
     places = {(run["mixer"], run["seed"]): run["trained_with"] for run in record["runs"]}
     assert record["trained_with"][places["softmax", 1]]["lines"]["commit"] == "b" * 40
 
@@ -185,15 +184,15 @@ def test_without_its_images_the_earlier_maps_stay(done, monkeypatch):
 
 
 def test_a_result_that_was_written_meanwhile_stays(done, monkeypatch):
-    newer = record_of(done) | {"title": "newer"}
+    newer = record_of(done) | {"created": "newer"}
 
     def meanwhile(*args: Any, **more: Any) -> Any:
         (done / "results.json").write_text(json.dumps(newer), encoding="utf-8")
         raise UserError("no maps")
 
     monkeypatch.setattr("keymix.compare.pictures.trained_models", meanwhile)
-    assert rebuild(done).record.title == "newer"
-    assert record_of(done)["title"] == "newer"
+    assert rebuild(done).record.created == "newer"
+    assert record_of(done)["created"] == "newer"
 
 
 @pytest.mark.parametrize(

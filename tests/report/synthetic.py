@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from keymix.compare.outcome import Scores, caution, lead, outcome
+from keymix.compare.results import outcome
+from keymix.compare.runs import Scores
 from keymix.records import to_json
 from keymix.report import comparison
 from keymix.report.pictures import image_uri
@@ -39,7 +40,6 @@ MACHINE = {
     "threads": "1",
 }
 OTHER_MACHINE = MACHINE | {"packages": "torch 2.12.0, timm 1.0.31", "machine": "16 cores"}
-UNLIKE = "The runs were not all trained with one environment: packages and machine differ."
 HEADS, LAYERS, GRID = 3, 4, (6, 6)
 
 
@@ -159,20 +159,15 @@ def make_record(
                 }
             )
     task = get_task("classification")
-    rows = outcome(labels, baseline=labels[0], seeds=range(seeds), scores=scores, task=task)
+    rows = outcome(labels, baseline=labels[0], scores=scores, task=task)
     as_json = to_json(rows)
     mapped = [m for m in labels if m not in CONTROLS]
     others = len(labels) if seeds > 1 else 0
     return {
         "format": 3,
-        "title": "Token mixers compared on digits",
-        "facts": ["vit_nano_p2_12", f"{len(labels)} mixers × {seeds} seeds", "12 epochs"],
-        "lead": lead(rows, baseline=labels[0], task=task),
-        "caution": caution(seeds, task=task),
         "created": "2026-03-01 12:00",
         "command": "keymix compare --data digits --mixers 'softmax,static_key(activation=relu)'",
         "environment": dict(MACHINE),
-        "environment_warning": UNLIKE if others else None,
         "trained_with": [
             {"lines": dict(lines), "runs": runs_of}
             for lines, runs_of in ((MACHINE, len(runs) - others), (OTHER_MACHINE, others))
@@ -203,13 +198,12 @@ def make_record(
             "left_out": [{"id": "7/torn.png", "reason": "broken PNG file"}],
             "left_out_count": 1,
         },
-        "data_line": "digits, fingerprint 0123abcd",
-        "left_out": [],
         "mechanisms": {},
         "diagnoses": [],
         "references": [],
         "looks": [],
         "alpha": 0.05,
+        "margin": 0.02,
         "images": True,
         "recipe": {
             "name": "digits_vit",
@@ -226,7 +220,6 @@ def make_record(
         "mixers": [{"label": m, "slug": m, "control": m in CONTROLS, "note": ""} for m in labels],
         "runs": runs,
         "outcome": {"last": as_json, "best": as_json},
-        "curves_note": "",
         "costs": {
             m: {
                 "params": 210_000 + 9000 * i,
@@ -246,7 +239,6 @@ def make_record(
             "batch_size": 64,
             "repeats": 20,
             "threads": 1,
-            "text": "Measured after training, one thread, CPU.",
         },
         "attention": {
             "query": "Mean over patch tokens.",
@@ -269,11 +261,6 @@ def make_record(
             "similarity": {m: [0.4 + 0.1 * i, 0.6, 0.7 + 0.02 * i] for i, m in enumerate(mapped)},
             "missing": dict.fromkeys([m for m in labels if m in CONTROLS], NO_MAP),
         },
-        "method": [
-            {"title": "Same for all.", "text": "Order of the data, augmentation, schedule." * 3},
-            {"title": "Readout.", "text": "Mean of the patch tokens." * 4},
-            {"title": "Intervals.", "text": "Two questions, two intervals." * 6},
-        ],
     }
 
 

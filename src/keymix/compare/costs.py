@@ -30,7 +30,6 @@ from keymix.analysis.measure import measure_interleaved, training_ms, with_peak
 from keymix.analysis.memory import Build, peak_memory, run_pass
 from keymix.analysis.passes import example_for, passes_of
 from keymix.analysis.spikes import spike_study
-from keymix.compare import environments
 from keymix.compare.executor import FAILURES, reason
 from keymix.compare.pictures import evenly, normalised
 from keymix.compare.plan import Plan, PlannedMixer, input_shape
@@ -49,8 +48,9 @@ from keymix.report.record import (
     Number,
     RunSpikes,
     Spikes,
+    differing,
 )
-from keymix.train.environment import environment
+from keymix.train.environment import environment, lines
 from keymix.train.files import read_json, weights_file, write_json
 from keymix.train.model import device_of_this_machine, model_for
 from keymix.train.recipe import from_dict
@@ -114,14 +114,14 @@ def measured_costs(
     """
     threads = _threads(plan)
     setting, kept = _setting(threads), _read_costs(plan)
-    changed = environments.changes(kept.setting, setting) if kept else ""
+    changed = differing([kept.setting, setting]) if kept else []
     rows: dict[str, CostRow] = {}
     if kept is not None and not changed:
         rows |= kept.costs
     left = [mixer for mixer in plan.mixers if mixer.label not in rows]
     if left or kept is None:
         names = ", ".join(mixer.label for mixer in left)
-        again = f"measuring cost again, since it was measured with other {changed}"
+        again = f"measuring cost again, since it was measured with other {', '.join(changed)}"
         say(again if changed else f"measuring cost: {names}")
         effort = kept.effort if kept and not changed else None
         made, effort = measure(plan, left, data, trained=trained, threads=threads, effort=effort)
@@ -166,10 +166,7 @@ def known_costs(
         return table, _how(kept, table)
     if before:
         return table, before.measured
-    text = "Parameters and multiply-adds are counted. Times and memory were not measured yet."
-    return table, Measured(
-        device="cpu", batch_size=BATCH_SIZE, repeats=0, threads=0, when=(), text=text
-    )
+    return table, Measured(device="cpu", batch_size=BATCH_SIZE, repeats=0, threads=0)
 
 
 def _threads(plan: Plan) -> int:
@@ -178,7 +175,7 @@ def _threads(plan: Plan) -> int:
 
 
 def _setting(threads: int) -> Lines:
-    return {**environments.lines(environment()), "threads": str(threads)}
+    return {**lines(environment()), "threads": str(threads)}
 
 
 def _read_costs(plan: Plan) -> Store | None:
@@ -199,30 +196,10 @@ def _how(kept: Store, table: Table) -> Measured:
     """Say how and when the costs of a table were measured."""
     setting, effort = kept.setting, kept.effort
     threads = int(setting["threads"])
-    where = "one thread" if threads == 1 else f"{threads} threads"
-    where = "on the GPU" if "device" in setting else f"on the CPU with {where}"
     times: dict[str, list[str]] = {}
     for label, row in table.items():
         if row.measured:
             times.setdefault(row.measured, []).append(label)
-    text = (
-        f"Parameters and multiply-adds are counted. Times were measured {where} after all "
-        "training had ended, all mixers in turns: the median of "
-        f"{effort.repeats} rounds and the range of their middle half. A training step is forward "
-        f"and backward of the recipe's batch, of {effort.batch_size} at most, its median. Peak "
-        "memory is what one forward and backward pass of a batch of "
-        f"{effort.batch_size} adds to weights and input."
-    )
-    if len(times) > 1:
-        dates = "; ".join(
-            f"{', '.join(labels)} on {when}" for when, labels in sorted(times.items())
-        )
-        text += (
-            f" Not all were measured together: {dates}. Small differences between those may be the "
-            "machine's. Delete costs.json and run the command again to measure all in turns."
-        )
-    elif times:
-        text += f" Measured on {next(iter(times))}."
     return Measured(
         device="cuda" if "device" in setting else "cpu",
         batch_size=effort.batch_size,
@@ -233,7 +210,6 @@ def _how(kept: Store, table: Table) -> Measured:
             MeasuredAt(measured=when, mixers=tuple(labels))
             for when, labels in sorted(times.items())
         ),
-        text=text,
     )
 
 
@@ -480,8 +456,6 @@ def spike_table(
     readings: Sequence[Reading],
     runs: SpikeRows | None,
     costs: Table,
-    *,
-    inputs: str = "images",
 ) -> Spikes | None:
     """Make what the record has of spikes: the mean of each mixer over its seeds.
 
@@ -507,9 +481,13 @@ def spike_table(
         )
     each = {name: ann_rows.get(label, runs.get(name)) for name, label in finished.items()}
     read = (row.images for row in runs.values() if isinstance(row, RunSpikes))
-    text = _text(cost.mac, cost.ac, images=next(read, None) or IMAGES, inputs=inputs)
-    known_rows = {name: row for name, row in each.items() if isinstance(row, RunSpikes)}
-    return Spikes(text=text, mixers=mixers, runs=known_rows)
+    return Spikes(
+        images=next(read, None) or IMAGES,
+        mac_pj=cost.mac,
+        ac_pj=cost.ac,
+        mixers=mixers,
+        runs={name: row for name, row in each.items() if isinstance(row, RunSpikes)},
+    )
 
 
 def _each(rows: Sequence[RunSpikes], key: str) -> list[float]:
@@ -530,20 +508,6 @@ def _ann_row(macs: Number | None, pj: float) -> RunSpikes:
         energy_low_uj=energy,
         energy_high_uj=energy,
         dense_energy_uj=energy,
-    )
-
-
-def _text(mac: float, ac: float, *, images: int, inputs: str) -> str:
-    return (
-        f"Read from the weights of the last epoch on {images} validation {inputs}, the same for "
-        "all; of several seeds the mean. A spike costs an addition for each weight that it meets "
-        f"(a synaptic operation), {ac:g} pJ; a layer with real-valued input, such as the first, "
-        f"makes all its multiply-adds, {mac:g} pJ each (32-bit floating point, 45 nm, Horowitz "
-        "2014). "
-        "Where shortcuts add spikes, inputs above 1 leave bounds: at least one addition, at most a "
-        "multiply-add. Batch norm is folded, memory access is not counted. “Without spikes” is the "
-        "same network making every multiply-add at one step; the multiply-adds of the cost table "
-        "are those of all steps, as if no input were a spike. docs/spikes.md has each assumption."
     )
 
 

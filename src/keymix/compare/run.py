@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from keymix.analysis.threads import busy
-from keymix.compare import folder, record
+from keymix.compare import folder
 from keymix.compare.budget import Budget, Trials, as_before, fit_to_budget, has_room
 from keymix.compare.costs import known_costs, known_spikes, measured_costs, measured_spikes
 from keymix.compare.defaults import more_pixels
@@ -25,8 +25,8 @@ from keymix.compare.folder import MANIFEST, Manifest
 from keymix.compare.pictures import Pictures, pictures
 from keymix.compare.plain import with_plain_network
 from keymix.compare.plan import Plan, resolve
-from keymix.compare.record import make_record
 from keymix.compare.references import References, known_references, references
+from keymix.compare.results import Known, checked_data, results
 from keymix.compare.runs import Finished, Reading, read_runs
 from keymix.compare.summary import summary, what_it_can_show
 from keymix.compare.tune import known_tuning, tuned
@@ -39,6 +39,7 @@ from keymix.report.checked import Checked
 from keymix.report.comparison import render
 from keymix.report.part import page_of
 from keymix.report.record import ComparisonRecord, OpenRun, opened
+from keymix.report.words import said
 from keymix.task import Task, get_task, list_tasks
 from keymix.train.files import RECIPE, locked, read_json
 from keymix.train.model import load_data
@@ -222,20 +223,17 @@ def compare(
             looked = pictures(plan, runs, loaded, images=shown)
         except UserError as error:  # where weights cannot be read, the scores are reported without
             looked = Pictures(notes=(f"attention maps are left out: {error}",))
-        result = make_record(
-            plan,
-            known,
-            runs,
+        beside = Known(
             costs=costs,
             measured=measured,
-            pictures=looked,
-            images=shown,
             spikes=spikes,
             checked=checked,
             references=found,
             looks=folder.keep_look(plan, runs),
             tuning=tuning,
+            images=shown,
         )
+        result = results(plan, known, runs, beside, looked)
         folder.write_results(result, out)
     return Comparison(out=out, record=result, notes=looked.notes)
 
@@ -352,9 +350,9 @@ def _checked(out: Path, data: ImageData, watch: Watcher) -> Checked:
     checked = folder.read_manifest(out).checked
     if checked is None:
         watch(Event(kind="stage", text="checking the data"))
-        checked = record.checked_data(data)
+        checked = checked_data(data)
         folder.keep_checked(out, checked)
-    for line in record.finding_lines(checked, data.record()):
+    for line in said("data_check", checked, data.record()):
         watch(Event(kind="note", text=line))
     return checked
 
@@ -443,20 +441,17 @@ def rebuild(
     costs, measured = known_costs(plan, data, before.record)
     watch(Event(kind="stage", text="reading attention maps"))
     looked, note = _pictures(plan, there, runs, before, images=shown)
-    result = make_record(
-        plan,
-        data,
-        runs,
+    beside = Known(
         costs=costs,
         measured=measured,
-        pictures=looked,
-        images=shown,
         spikes=known_spikes(plan, runs),
         checked=there.checked,
         references=known_references(out, data),
         looks=there.looks,
         tuning=known_tuning(out),
+        images=shown,
     )
+    result = results(plan, data, runs, beside, looked)
     if note and result.attention is not None and not _shows(result):
         kept = {k: v for k, v in result.own.values.items() if k not in _drawn(result.task_kind)}
         result = replace(result, attention=None, collapse=None, own=Own(kept))

@@ -23,6 +23,7 @@ from keymix.data.record import SameImages
 from keymix.errors import UserError
 from keymix.records import from_json
 from keymix.report.record import Tuning, TuningRow
+from keymix.report.words import say
 from keymix.task import Score
 from keymix.train.files import read_json, write_json
 from keymix.train.recipe import replace_path
@@ -45,7 +46,7 @@ def tuned(plan: Plan, images: ImageData, *, watch: Watcher) -> tuple[Plan, Tunin
         found = {rate: _validated(plan, images, rate, watch) for rate in rates}
         known = choose(found, default=plan.recipe.optim.lr, score=images.task.score)
         write_json(plan.out / FACTS, known)
-    watch(Event(kind="note", text=known.text))
+    watch(Event(kind="note", text=say("tuning", known, images.task.score)))
     recipe = replace_path(plan.recipe, {"optim.lr": known.chosen})
     return replace(plan, recipe=recipe), known
 
@@ -89,8 +90,6 @@ def choose(found: Mapping[float, Mapping[str, float]], *, default: float, score:
         if rate != default and gains.mean() > max(error, best):
             chosen, best = rate, float(gains.mean())
     means = {rate: float(np.mean([scores[m] for m in shared])) for rate, scores in found.items()}
-    listed = ", ".join(f"{score.text(means[rate])} at {rate:g}" for rate in found)
-    kept = "the recipe's" if chosen == default else f"better than the recipe's {default:g}"
     return Tuning(
         rows=tuple(
             TuningRow(rate=rate, mean=means[rate], scores=dict(scores))
@@ -98,5 +97,4 @@ def choose(found: Mapping[float, Mapping[str, float]], *, default: float, score:
         ),
         default=default,
         chosen=chosen,
-        text=f"learning rate {chosen:g}, {kept}: mean over mixers on validation {listed}",
     )

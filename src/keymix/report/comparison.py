@@ -23,6 +23,7 @@ from keymix.report.record import ComparisonRecord, DoneRun, OpenRun
 from keymix.report.sections.attention import LEVELS
 from keymix.report.sections.learning import history
 from keymix.report.wording import STATUS, wording
+from keymix.report.words import said, say
 from keymix.task import Score, Task
 
 SCRIPTS = ("core", "tables", "answer", "attention")
@@ -40,7 +41,7 @@ def render(record: ComparisonRecord) -> str:
     own = [*page.shared_scripts, *own]
     done = [run for run in record.runs if isinstance(run, DoneRun)]
     made = list(sections_of(Shown(record=record, looks=looks, page=page)))
-    said = answer(record)
+    found = answer(record)
     view = {
         "r": record,
         "looks": looks,
@@ -49,16 +50,19 @@ def render(record: ComparisonRecord) -> str:
         "reference_labels": trained,
         "score": record.task_kind.score,
         "w": wording(record),
+        "page": page,
+        "say": say,
+        "said": said,
         "label_is": page.label_is,
         "sections": made,
         "pictured": _pictured(record, made),
-        "answer": said,
+        "answer": found,
         "pick": record.recommendation.pick if record.recommendation else None,
     }
     return render_page(
         "report.html.j2",
         view,
-        payload=payload(record, looks, page, subject=said.subject),
+        payload=payload(record, looks, page, subject=found.subject),
         scripts=(*SCRIPTS, *own, "pair"),
         package=page.package,
     )

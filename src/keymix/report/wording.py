@@ -117,15 +117,6 @@ def _has(record: ComparisonRecord, key: str) -> list[bool]:
     return [summary is not None and summary.mean is not None for summary in found]
 
 
-def without_finding(record: ComparisonRecord) -> str:
-    """Return the result in a few sentences without the finding that stands above it."""
-    text = record.lead
-    for found in record.diagnoses[:1]:
-        rest = text.removeprefix(found.said).strip()
-        text = "" if rest == found.remedy else rest
-    return text
-
-
 def dense_over(record: ComparisonRecord) -> tuple[str, dict[str, str]]:
     """Say over how many steps multiply-adds are counted, for the head of their column.
 

@@ -13,6 +13,7 @@ from keymix.report.page import by_reason
 from keymix.report.part import Section, Shown
 from keymix.report.record import Collapse
 from keymix.report.tables import Column, Table
+from keymix.report.words import say
 
 PLACE = 70
 
@@ -22,17 +23,11 @@ def sections(shown: Shown) -> Iterator[Section]:
     found = shown.record.collapse
     if found is None or not found.similarity or not shown.record.learned:
         return
-    about = (
-        "Cosine similarity of the attention maps of neighbouring blocks, the maps that multiply "
-        f"the values, averaged over heads, tokens and {found.images} test images (DeepViT, Eq. 2), "
-        f"seed {found.seed}. Near 1 the deeper block attends as the one before it: attention has "
-        "collapsed."
-    )
     drawn = chart(found, shown.looks)
     yield Section(
         name="Collapse",
         heading="Do deep layers repeat themselves?",
-        about=about,
+        about=say("collapse", found),
         legend=() if drawn is None else list(found.similarity),
         charts=() if drawn is None else (drawn,),
         tables=[table(found)] if drawn is None else (),
