@@ -21,7 +21,7 @@ from keymix.compare.run import Comparison, rebuild
 from keymix.data import load
 from keymix.errors import UserError
 from keymix.report.checked import Checked
-from keymix.report.comparison import render
+from keymix.report.comparison_page import render
 from keymix.report.words import said
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))

@@ -11,7 +11,7 @@ from few_digits import small
 from keymix.compare.run import plan_comparison, rebuild
 from keymix.compare.tune import FACTORS, SEED, choose, known_tuning
 from keymix.errors import UserError
-from keymix.report.comparison import render
+from keymix.report.comparison_page import render
 from keymix.report.words import say
 from keymix.task import FRACTION, Score
 

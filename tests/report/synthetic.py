@@ -14,7 +14,7 @@ import numpy.typing as npt
 from keymix.compare.results import outcome
 from keymix.compare.runs import Scores
 from keymix.records import to_json
-from keymix.report import comparison
+from keymix.report import comparison_page
 from keymix.report.pictures import image_uri
 from keymix.report.record import ComparisonRecord, opened
 from keymix.task import get_task
@@ -49,7 +49,7 @@ def typed(record: dict[str, Any]) -> ComparisonRecord:
 
 
 def render(record: dict[str, Any]) -> str:
-    return comparison.render(typed(record))
+    return comparison_page.render(typed(record))
 
 
 def packed(correct: npt.NDArray[np.bool_]) -> str:

@@ -65,5 +65,5 @@ def test_a_cost_that_is_not_finite_is_refused() -> None:
 
 @pytest.mark.slow
 def test_a_page_needs_no_torch() -> None:
-    code = "import sys, keymix.report.comparison; sys.exit(int('torch' in sys.modules))"
+    code = "import sys, keymix.report.comparison_page; sys.exit(int('torch' in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

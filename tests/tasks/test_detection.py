@@ -30,7 +30,7 @@ from keymix.errors import UserError
 from keymix.recipes import get, names
 from keymix.records import Own, from_json, to_json
 from keymix.report.charts import looks
-from keymix.report.comparison import render
+from keymix.report.comparison_page import render
 from keymix.report.part import page_of
 from keymix.studies.attention.page import figures
 from keymix.task import get_task

@@ -288,10 +288,12 @@ def plain(result: Comparison) -> dict[str, Any]:
                 "costs": record["costs"][row["mixer"]],
                 **({"spikes": spikes[row["mixer"]]} if spikes else {}),
             }
-            for row in result.rows
+            for row in record["outcome"]["last"]
         ],
         **{
-            status: [{key: run[key] for key in ("mixer", "seed", "reason")} for run in runs]
+            status: [
+                {key: getattr(run, key) for key in ("mixer", "seed", "reason")} for run in runs
+            ]
             for status, runs in (("failed", result.failed), ("missing", result.missing))
         },
     }

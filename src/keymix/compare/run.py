@@ -34,9 +34,10 @@ from keymix.data.dataset import ImageData
 from keymix.data.record import SameImages
 from keymix.errors import UserError, unknown
 from keymix.mixers.registry import import_file
-from keymix.records import Own, to_json
+from keymix.records import Own
 from keymix.report.checked import Checked
-from keymix.report.comparison import render
+from keymix.report.comparison import Comparison
+from keymix.report.comparison_page import render
 from keymix.report.part import page_of
 from keymix.report.record import ComparisonRecord, OpenRun, opened
 from keymix.report.words import said
@@ -50,41 +51,6 @@ SEEDS = 3
 """Seeds of a comparison where nobody says how many."""
 PICTURES = ("attention", "collapse")
 """What of the record is read off the models and the images, in addition to the task's own."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """What came out.
-
-    Args:
-        out: The comparison's folder.
-        record: The content of ``results.json``.
-        notes: What could not be done, in words.
-    """
-
-    out: Path
-    record: ComparisonRecord
-    notes: tuple[str, ...] = ()
-
-    @property
-    def report(self) -> Path:
-        """The offline HTML report."""
-        return self.out / folder.REPORT
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """One row per mixer: the score of the last epoch, intervals, verdict."""
-        return [to_json(row) for row in self.record.outcome.last]
-
-    @property
-    def failed(self) -> list[dict[str, Any]]:
-        """The runs that failed, with their reasons."""
-        return [to_json(run) for run in self.record.runs if run.status == "failed"]
-
-    @property
-    def missing(self) -> list[dict[str, Any]]:
-        """The runs that have not started, or are not finished yet."""
-        return [to_json(run) for run in self.record.runs if run.status == "missing"]
 
 
 def compare(
@@ -165,7 +131,7 @@ def compare(
 
     Example:
         >>> result = keymix.compare(data="digits", mixers="mhsa,ska", seeds=2, out="digits-cmp")
-        >>> result.rows[1]["headline"]
+        >>> result.differences
     """
     out = Path(out)
     _check_tune(tune)
