@@ -175,9 +175,9 @@ def test_side_by_side_it_is_given_once_and_a_worker_that_dies_takes_one_run_with
     ]  # fmt: skip
     assert [event.mixer for event in events if event.kind == "failed"] == ["brittle_exits"]
     (failed,) = result.failed
-    assert failed["mixer"] == "brittle_exits"
-    assert "code 7" in failed["reason"]
-    assert [row["top1"]["n"] for row in result.rows] == [0, 1, 1]
+    assert failed.mixer == "brittle_exits"
+    assert "code 7" in failed.reason
+    assert [row.scores["top1"].n for row in result.record.outcome.last] == [0, 1, 1]
 
 
 def following(processes: int = 2) -> tuple[Remaining, list[float]]:

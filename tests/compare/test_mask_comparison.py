@@ -76,7 +76,7 @@ def test_differences_are_paired_by_seed_and_over_cases(done):
     of = {
         (r["mixer"], r["seed"]): r["last"]["test"]["jaccard"] for r in to_json(done.record)["runs"]
     }
-    row = done.rows[1]
+    row = to_json(done.record.outcome.last[1])
     label = "key_value(pos_dim=5)"
     expected = np.mean([of[label, s] - of["softmax", s] for s in (0, 1)])
     for question, n in (("seeds", 2), ("images", 4)):

@@ -87,12 +87,12 @@ def test_missing_runs_have_their_reasons_and_read_when_they_are_there(done, tmp_
     shutil.move(done / "runs/static_key/seed1", elsewhere)
     (done / "runs/identity/seed0/summary.json").unlink()
     result = rebuild(done)
-    missing = {(run["mixer"], run["seed"]): run for run in result.missing}
-    assert missing["static_key", 1]["reason"] == "it has not started"
-    assert missing["identity", 0]["reason"] == "it is not finished: 2 of 2 epochs are done"
+    missing = {(run.mixer, run.seed): run for run in result.missing}
+    assert missing["static_key", 1].reason == "it has not started"
+    assert missing["identity", 0].reason == "it is not finished: 2 of 2 epochs are done"
     assert len(missing) == 2
     assert result.failed == []
-    assert {row["mixer"]: row["top1"]["n"] for row in result.rows} == {
+    assert {row.mixer: row.scores["top1"].n for row in result.record.outcome.last} == {
         "softmax": 2, "static_key": 1, "identity": 1,
     }  # fmt: skip
     with (done / "results.csv").open(encoding="utf-8", newline="") as stream:
@@ -109,7 +109,7 @@ def test_one_finished_run_is_enough_and_none_is_refused(done):
         shutil.rmtree(place)
     result = rebuild(done)
     assert len(result.missing) == 5
-    assert sum(row["top1"]["n"] for row in result.rows) == 1
+    assert sum(row.scores["top1"].n for row in result.record.outcome.last) == 1
     assert (done / "report.html").is_file()
     shutil.rmtree(runs[0])
     with pytest.raises(UserError, match=r"no run .* is finished yet\. Resume it with: keymix"):
@@ -125,7 +125,7 @@ def test_runs_that_cannot_be_trusted_count_as_failed(done):
     (done / "runs/static_key/seed1/summary.json").write_text("{", encoding="utf-8")
     recipe = done / "runs/identity/seed0/recipe.json"
     recipe.write_text(recipe.read_text("utf-8").replace('"epochs": 2', '"epochs": 9'), "utf-8")
-    reasons = {(run["mixer"], run["seed"]): run["reason"] for run in rebuild(done).failed}
+    reasons = {(run.mixer, run.seed): run.reason for run in rebuild(done).failed}
     assert "predictions_test.npz" in reasons["softmax", 1]
     assert "other images (fingerprint differ" in reasons["static_key", 0]
     assert "summary.json" in reasons["static_key", 1]
@@ -146,7 +146,7 @@ def test_a_failure_keeps_its_reason(tmp_path):
     path = brittle(tmp_path, "kept", 'raise KeyError("a bug of mine")')
     small(tmp_path / "out", mixers="mhsa,brittle_kept", controls=False, imports=[path])
     (failed,) = rebuild(tmp_path / "out").failed
-    assert "a bug of mine" in failed["reason"]
+    assert "a bug of mine" in failed.reason
 
 
 def test_other_environments_are_reported(done):
@@ -361,9 +361,9 @@ FILES = ("summary.json", "predictions_test.npz", "environment.json", "metrics.js
 def test_a_run_with_a_damaged_file_is_left_out_and_named_with_the_remedy(done, name):
     spoil(done / RUN / name, "half")
     (failed,) = rebuild(done).failed
-    assert (failed["mixer"], failed["seed"]) == ("static_key", 0)
-    assert name in failed["reason"]
-    assert "keymix compare" in failed["reason"]
+    assert (failed.mixer, failed.seed) == ("static_key", 0)
+    assert name in failed.reason
+    assert "keymix compare" in failed.reason
 
 
 @pytest.mark.slow

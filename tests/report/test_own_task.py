@@ -13,7 +13,7 @@ from own_task import ERRORS, make_number_record, registered
 from synthetic import render, typed
 from test_html import read, words
 
-from keymix.compare.folder import csv_rows
+from keymix.report.frames import results_table
 from keymix.report.part import Page, page_of
 from keymix.report.wording import columns, wording
 from keymix.report.words import say
@@ -83,6 +83,6 @@ def test_no_number_of_an_error_is_in_percent(record: dict[str, Any]) -> None:
 
 
 def test_its_numbers_are_in_the_table_of_results(record: dict[str, Any]) -> None:
-    rows = list(csv_rows(typed(record)))
+    rows = results_table(typed(record)).rows
     assert {row[4] for row in rows} == {"mae", "r2"}
     assert {row[0] for row in rows} == set(ERRORS)
