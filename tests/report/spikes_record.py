@@ -5,8 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from keymix.analysis.spikes_record import RasterReading, SpikesRecord, SpikesStudy
 from keymix.records import from_json
+from keymix.report.pictures import image_uri
 from keymix.studies.spikes import page
 
 EVIL = "<script>alert('x')</script>&\"'"
@@ -109,7 +112,7 @@ def study(label: str, **changes: Any) -> dict[str, Any]:
         ],
         "rasters": [raster()],
         "raster_image": "7.png",
-        "photo": "data:image/png;base64,iVBORw0KGgo=",
+        "photo": image_uri(np.zeros((3, 2, 2), dtype=np.uint8)),
         "at_chance": False,
         **changes,
     }

@@ -3,20 +3,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from markupsafe import Markup
 
 from keymix.report import formats
-from keymix.report.charts import WIDTH, Look, row_label
-from keymix.report.labels import shorten, text_width
+from keymix.report.charts import Dots, Look, dots, rugs
+from keymix.report.labels import shorten
 from keymix.report.page import breakable
 from keymix.report.part import SHARES
 from keymix.report.record import ComparisonRecord, DoneRun
-from keymix.report.svg import Drawing, Scale, el, lower_axis, marker, number, ticks
+from keymix.report.svg import SIZE, svg
 from keymix.report.tables import Cell, Column
 
 FEW = 20
@@ -91,22 +91,18 @@ def by_class(
         for c in range(len(names))
     ]
     order = sorted(range(len(names)), key=lambda c: -largest[c])
-    spreads = [
-        Spread(
-            label=label,
-            look=looks[label],
-            values=[(names[c], differences[label][c]) for c in order],
-        )
+    drawn = [
+        Dots(label, looks[label], [_points(differences[label][c]) for c in order])
         for label in ranking
+        if any(value is not None for value in differences[label])
     ]
-    known = [spread for spread in spreads if spread.known()]
     return ByClass(
         shown=shown,
         others=others,
         ranking=ranking,
         differences=differences,
         order=order,
-        chart=drawn(known, baseline=baseline) if known else None,
+        chart=_chart([names[c] for c in order], drawn, baseline) if drawn else None,
         total=len(names),
     )
 
@@ -145,89 +141,17 @@ def _difference(runs: Scores, base: Scores, c: int) -> float | None:
     return mean(None if a is None or b is None else a - b for a, b in pairs)
 
 
-# ---- charts ---------------------------------------------------------------------------------
-
-CLASS_NAME = 118.0
-"""Room for a class's name, px."""
-
-BIN = 4.0
-"""Width of a histogram's bar, px."""
-
-_ROW, _HISTOGRAM = 22.0, 46.0
+def _points(difference: float | None) -> float | None:
+    return None if difference is None else 100 * difference
 
 
-@dataclass(frozen=True)
-class Spread:
-    """One mixer's difference from the baseline on each class, in the order of the chart.
-
-    Every spread of a chart names the same classes; ``None`` is a class without images.
-    """
-
-    label: str
-    look: Look
-    values: Sequence[tuple[str, float | None]]
-
-    def known(self) -> list[tuple[str, float]]:
-        """Return the classes that have a difference."""
-        return [(name, value) for name, value in self.values if value is not None]
-
-
-def drawn(spreads: Sequence[Spread], *, baseline: str) -> Markup:
-    """Draw differences from the baseline: `dots` of few classes, `histograms` of many."""
-    few = len(spreads[0].values) <= FEW
-    return (dots if few else histograms)(spreads, baseline=baseline)
-
-
-def dots(spreads: Sequence[Spread], *, baseline: str) -> Markup:
-    """Draw one row per class with one dot per mixer."""
-    names = [name for name, _ in spreads[0].values]
-    left = 14 + min(CLASS_NAME, max(text_width(name) for name in names))
-    foot = 8 + _ROW * len(names)
-    drawing = Drawing()
-    x = _differences(drawing, spreads, left, foot, baseline)
-    for i, name in enumerate(names):
-        y = 8 + _ROW * (i + 0.5)
-        drawing.line((x.start, x.end), (y, y), "grid")
-        drawing.text(2, y + 4, shorten(name, CLASS_NAME), "row", hint=name)
-        for each in spreads:
-            if (value := each.values[i][1]) is not None:
-                hint = f"{each.label} on {name}: {formats.points(value)}"
-                dot = marker(each.look.marker, x(value), y, class_=f"dot {each.look.colour}")
-                drawing.add(dot, hint)
-    title = f"Difference from {baseline} on each of {len(names)} classes"
-    return drawing.svg(WIDTH, foot + 40, title)
-
-
-def histograms(spreads: Sequence[Spread], *, baseline: str) -> Markup:
-    """Draw one row per mixer: how many classes differ by how much, on one scale for all."""
-    foot = 8 + _HISTOGRAM * len(spreads)
-    drawing = Drawing()
-    x = _differences(drawing, spreads, 8.0, foot, baseline)
-    counted = [Counter(round(x(v) / BIN) for _, v in each.known()) for each in spreads]
-    most = max(max(bins.values()) for bins in counted)
-    for i, (each, bins) in enumerate(zip(spreads, counted, strict=True)):
-        top, colour = 8 + _HISTOGRAM * i, each.look.colour
-        row_label(drawing, top, each.look, each.label)
-        base = number(top + _HISTOGRAM - 3)
-        bars = "".join(
-            f"M{number(BIN * place)} {base}v{number(-2 - 24 * n / most)}"
-            for place, n in sorted(bins.items())
-        )
-        low, high = (f(each.known(), key=lambda pair: pair[1]) for f in (min, max))
-        ends = [f"{formats.points(value)} on {name}" for name, value in (low, high)]
-        hint = f"{each.label}: {' to '.join(ends)}"
-        drawing.add(el("path", d=bars, class_=f"count {colour}"), hint)
-    count = len(spreads[0].values)
-    return drawing.svg(WIDTH, foot + 40, f"Differences from {baseline} on {count} classes")
-
-
-def _differences(
-    drawing: Drawing, spreads: Sequence[Spread], left: float, foot: float, baseline: str
-) -> Scale:
-    """Draw the axis of differences by class and return it."""
-    values = [0.0, *(v for each in spreads for _, v in each.known())]
-    x = Scale.around(values, left, WIDTH - 10, pad=0.06)
-    at = [(value, f"{value * 100:g}") for value in ticks(x.low, x.high, 7)]
-    title = f"difference from {shorten(baseline, 130)}, points"
-    lower_axis(drawing, x, 4, foot, at, (x.middle, title))
-    return x
+def _chart(names: Sequence[str], series: Sequence[Dots], baseline: str) -> Markup:
+    """Draw a row for each of few classes, or for each mixer where classes are many."""
+    few = len(names) <= FEW
+    x_label = f"difference from {shorten(baseline, 19)}, points"
+    draw = partial(dots, names=names) if few else rugs
+    return svg(
+        partial(draw, series=series, x_label=x_label),
+        name=f"Difference from {baseline} on each of {len(names)} classes",
+        size=(SIZE[0], 22.0 * len(names) + 48 if few else 46.0 * len(series) + 48),
+    )

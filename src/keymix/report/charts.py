@@ -1,55 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Charts as inline SVG of a few marks: points, lines, bars, intervals, squares and rasters.
+"""Charts, each a function that draws onto axes of matplotlib: of a notebook, a page or a file.
 
-Marks are placed by a `Scale` on each axis and added to a `Drawing`. Colours are CSS variables, so
-charts follow the page into the dark; `as_file` makes a chart a file of its own.
+`keymix.report.svg` makes SVG of them. Colours are those of `Look`, the same in every chart.
 """
 
 from __future__ import annotations
 
-import itertools
-import re
+import functools
+import math
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from markupsafe import Markup, escape
+import numpy as np
+from markupsafe import Markup
 
-from keymix.report.labels import (
-    Box,
-    place_labels,
-    short_labels,
-    shorten,
-    spread,
-    text_width,
-)
-from keymix.report.page import environment
-from keymix.report.svg import (
-    LEFT,
-    Drawing,
-    Scale,
-    Ticks,
-    draw_frame,
-    el,
-    left_of,
-    log_ticks,
-    marker,
-    number,
-    path,
-    ticks,
-    whole_ticks,
-    written,
-    y_ticks,
-)
+from keymix.report.labels import short_labels, shorten, width
+from keymix.report.svg import HINT, SIZE, Draw, colours, file, svg
 from keymix.task import FRACTION, Score
 
-WIDTH, HEIGHT = 400.0, 280.0
-RIGHT, TOP, BOTTOM = 10.0, 12.0, 44.0
-MARKERS = ("plus", "diamond", "triangle", "down", "star", "cross", "hexagon", "bar")
-"""One for each hue; the baseline has the circle, controls the ring, references the square."""
-HUES = 8
-LABEL = 150.0
-"""Room for a label next to its point, px; longer ones lose their middle."""
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+HUES = ("c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7")
+MARKERS = dict(zip(HUES, "PD^v*XH<", strict=True)) | {"ink": "o", "ctl": "o", "ref": "s"}
+"""Of each colour; that of controls is hollow."""
+DASHES: Mapping[str, tuple[float, ...]] = {
+    "ctl": (5, 4),
+    "ref": (2, 3),
+    "c0": (14, 3),
+    "c2": (8, 3),
+    "c3": (9, 3, 2, 3),
+    "c4": (14, 3, 2, 3),
+    "c5": (5, 2),
+    "c6": (9, 3, 2, 3, 2, 3),
+    "c7": (20, 4),
+}
+FEW = 16
+"""Points of a curve up to which each has its marker."""
 
 
 # ---- how mixers look ------------------------------------------------------------------------
@@ -57,7 +46,7 @@ LABEL = 150.0
 
 @dataclass(frozen=True)
 class Look:
-    """How a mixer is drawn in every chart: its colour's class, its marker, its name there."""
+    """How a mixer is drawn in every chart: its colour's name, its marker, its name there."""
 
     colour: str
     marker: str
@@ -66,14 +55,27 @@ class Look:
     @property
     def key(self) -> Markup:
         """Its line and marker, for a legend."""
-        line = el("path", d="M0 6H28", class_=f"curve {self.colour}")
-        dot = marker(self.marker, 14.0, 6.0, class_=f"dot {self.colour}")
-        return el("svg", line, dot, viewBox="0 0 28 12", class_="key", aria_hidden="true")
+        return _key(self.colour, self.marker)
 
     @property
     def neutral(self) -> bool:
         """Whether it is a control's or a reference's, which may be far from the mixers."""
         return self.colour in ("ctl", "ref")
+
+    @property
+    def ink(self) -> str:
+        """Its colour as matplotlib writes it."""
+        return colours()[self.colour]
+
+
+@functools.cache
+def _key(colour: str, marker: str) -> Markup:
+    def draw(ax: Axes) -> None:
+        blank(ax, 28, 12)
+        _line(ax, Look(colour, marker, ""), [0, 28], [6, 6])
+        _dots(ax, Look(colour, marker, ""), [14], [6])
+
+    return svg(draw, name="", size=(28, 12))
 
 
 def looks(
@@ -96,31 +98,112 @@ def looks(
     taken: set[int] = set()
     for label in labels:
         if label == baseline:
-            table[label] = Look("ink", "circle", short[label])
+            colour = "ink"
         elif label in controls:
-            table[label] = Look("ctl", "ring", short[label])
+            colour = "ctl"
         elif label in references:
-            table[label] = Look("ref", "square", short[label])
+            colour = "ref"
         else:
             own = (mixers or {}).get(label, label).partition("(")[0]
-            first = zlib.crc32(own.encode()) % HUES
-            free = ((first + i) % HUES for i in range(HUES))
+            first = zlib.crc32(own.encode()) % len(HUES)
+            free = ((first + i) % len(HUES) for i in range(len(HUES)))
             hue = next((hue for hue in free if hue not in taken), first)
             taken.add(hue)
-            table[label] = Look(f"c{hue}", MARKERS[hue], short[label])
+            colour = HUES[hue]
+        table[label] = Look(colour, MARKERS[colour], short[label])
     return table
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawn chart with part of its file's name, and what it shows in a sentence."""
+    """A chart with part of its file's name, and what it shows in a sentence."""
 
     key: str
-    svg: Markup
     caption: str
+    draw: Draw
+    size: tuple[float, float] = SIZE
+
+    @property
+    def svg(self) -> Markup:
+        """The chart for a page."""
+        return svg(self.draw, name=self.caption, size=self.size)
+
+    @property
+    def file(self) -> str:
+        """The chart as an SVG file of its own."""
+        return file(self.draw, name=self.caption, size=self.size)
 
 
-# ---- points ---------------------------------------------------------------------------------
+# ---- axes and marks -------------------------------------------------------------------------
+
+
+def frame(ax: Axes, x_label: str, y_label: str = "", *, grid: str = "y") -> None:
+    """Leave of the axes what a reader needs: grid lines, the lower line, titles."""
+    known = colours()
+    ax.patch.set_visible(False)
+    ax.spines[["top", "right", "left"]].set_visible(False)
+    ax.spines["bottom"].set_color(known["line"])
+    ax.tick_params(left=False, color=known["line"], labelcolor=known["soft"])
+    ax.ticklabel_format(useOffset=False, style="plain")
+    ax.grid(axis=grid, color=known["grid"])
+    ax.set_axisbelow(True)
+    ax.set_xlabel(x_label, color=known["soft"])
+    ax.set_ylabel(y_label, color=known["soft"])
+
+
+def blank(ax: Axes, wide: float, high: float) -> None:
+    """Make the axes a canvas of so many pixels, from its top left."""
+    ax.set_position((0, 0, 1, 1))
+    ax.set_axis_off()
+    ax.set(xlim=(0, wide), ylim=(high, 0))
+
+
+def _line(ax: Axes, look: Look, xs: Sequence[float], ys: Sequence[float], label: str = "") -> None:
+    dashes = (0, [each / 1.8 for each in DASHES.get(look.colour, ())])
+    style = {"color": look.ink, "lw": 1.8, "ls": dashes if dashes[1] else "-"}
+    ax.plot(xs, ys, dash_capstyle="butt", gid=HINT + label, label=label, **style)
+
+
+def _dots(
+    ax: Axes, look: Look, xs: Sequence[float], ys: Sequence[float], hint: str = "", size: float = 9
+) -> Any:
+    """Draw markers over a rim of paper; those of controls are hollow."""
+    rim, hollow = colours()["paper"], look.colour == "ctl"
+    fill, edge = (rim, look.ink) if hollow else (look.ink, rim)
+    style: dict[str, Any] = {"mfc": fill, "mec": edge, "mew": 2 if hollow else 1.2, "ms": size}
+    (made,) = ax.plot(xs, ys, look.marker, gid=HINT + hint, zorder=3, clip_on=False, **style)
+    return made
+
+
+def _arrow(ax: Axes, at: tuple[float, float], to: str, colour: str) -> None:
+    """Draw an arrow at the edge of the axes: ``<``, ``>``, ``v`` or ``^``."""
+    ax.plot(*at, to, color=colour, ms=7, mew=0, zorder=3, clip_on=False)
+
+
+def _within(ax: Axes, ends: tuple[float | None, float | None], scale: float) -> None:
+    """End the y axis at the bounds of what values can be, so that a spread beyond them is cut."""
+    low, high = ax.get_ylim()
+    least, most = (None if end is None else end * scale for end in ends)
+    ax.set_ylim(
+        low if least is None else max(low, least), high if most is None else min(high, most)
+    )
+
+
+def _levels(ax: Axes, levels: Mapping[str, float], side: str) -> None:
+    """Draw lines across a chart, each with what it is; close ones are named together."""
+    apart = 0.06 * (ax.get_ylim()[1] - ax.get_ylim()[0])
+    named: dict[float, list[str]] = {}
+    for what, value in sorted(levels.items(), key=lambda each: -each[1]):
+        ax.axhline(value, color=colours()["ctl"], lw=0.8, alpha=0.6)
+        at = next((height for height in named if height - value < apart), value)
+        named.setdefault(at, []).append(what)
+    for value, names in named.items():
+        at, style = {"left": 0.01, "right": 0.99}[side], {"ha": side, "va": "bottom"}
+        where = ax.get_yaxis_transform()
+        ax.text(at, value, ", ".join(names), color=colours()["soft"], transform=where, **style)
+
+
+# ---- score and cost -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -134,141 +217,120 @@ class Point:
     spread: float | None = None
 
 
-def pareto(points: Sequence[Point], *, score: Score = FRACTION) -> list[Point]:
+def front(points: Sequence[Point], *, score: Score = FRACTION) -> list[Point]:
     """Return the points that no other beats in both cost (lower) and score (better)."""
-    front: list[Point] = []
+    found: list[Point] = []
     for point in sorted(points, key=lambda p: (p.x, -score.rank(p.y))):
-        if not front or score.ahead(point.y - front[-1].y):
-            front.append(point)
-    return front
+        if not found or score.ahead(point.y - found[-1].y):
+            found.append(point)
+    return found
 
 
-def _along(steps: Sequence[tuple[float, float]]) -> list[Box]:
-    """Return small boxes along a polyline, for labels to keep clear of."""
-    between = [
-        (xa + (xb - xa) * i / 12, ya + (yb - ya) * i / 12)
-        for (xa, ya), (xb, yb) in itertools.pairwise(steps)
-        for i in range(1, 12)
-    ]
-    return [(px - 3, py - 2, px + 3, py + 2) for px, py in between]
-
-
-def _stragglers(values: Sequence[float], removable: Sequence[bool], score: Score) -> set[int]:
-    """Return removable values so much worse than the others that they would squash the axis."""
-    kept = [score.rank(v) for v, gone in zip(values, removable, strict=True) if not gone]
+def _far(values: Sequence[float], own: Sequence[Look], score: Score) -> list[bool]:
+    """Say which controls and references are so much worse that they would squash the axis."""
+    kept = [score.rank(v) for v, look in zip(values, own, strict=True) if not look.neutral]
     if not kept:
-        return set()
-    low, high = min(kept), max(kept)
-    room = max(high - low, _point(score, kept)) * 2
-    return {i for i, v in enumerate(values) if removable[i] and score.rank(v) < low - room}
+        return [False] * len(values)
+    small = 0.01 if score.unit == "%" else 0.01 * max(map(abs, kept))
+    low = min(kept) - 2 * max(max(kept) - min(kept), small)
+    return [look.neutral and score.rank(v) < low for v, look in zip(values, own, strict=True)]
 
 
-def _point(score: Score, values: Sequence[float]) -> float:
-    """Return a difference that is small: a point of a fraction, else a hundredth of the values."""
-    return 0.01 if score.unit == "%" else 0.01 * max(map(abs, values), default=0.0)
-
-
-def scatter(
+def pareto(
+    ax: Axes,
     points: Sequence[Point],
     *,
     x_label: str,
     y_label: str,
-    name: str,
     score: Score = FRACTION,
     levels: Mapping[str, float] | None = None,
     baseline: str = "",
-) -> Markup:
+) -> None:
     """Draw a score against a cost, with the Pareto front and every point named.
 
     What is better and cheaper than the `baseline` is shaded.
 
     A control far worse than the rest would squash the axis: it is drawn as an arrow at the edge of
     the chart with its value next to its name, and of the `levels`, lines across the chart by what
-    they are, those far off are left out. `name` is for readers who cannot see it.
+    they are, those far off are left out.
     """
-    percent = score.unit == "%"
-    outside = _stragglers([p.y for p in points], [p.look.neutral for p in points], score)
-    inside = [p for i, p in enumerate(points) if i not in outside]
-    reach = [e for p in inside for e in (p.y - (p.spread or 0), p.y + (p.spread or 0))]
-    room = max(max(reach) - min(reach), _point(score, reach))
-    ends = min(reach) - room, max(reach) + room
-    near = {what: v for what, v in (levels or {}).items() if ends[0] <= v <= ends[1]}
-    reach += near.values()
-    pad = 0.3 if outside else 0.12
-    y = Scale.around(reach, HEIGHT - BOTTOM, TOP, pad=pad, within=(score.low, score.high))
-    left = left_of(y, percent=percent)
-    x = Scale.around([p.x for p in points], left, WIDTH - RIGHT, pad=0.12)
-    drawing = Drawing()
-    x_ticks = written(ticks(x.low, x.high, 5))
-    draw_frame(drawing, x, y, (x_label, y_label), (x_ticks, y_ticks(y, percent=percent)))
-    base = next((p for p in inside if p.label == baseline), None)
-    if base is not None:
-        across, level = x(base.x), y(base.y)
-        top, foot = (TOP, level) if score.better == "more" else (level, y.start)
-        drawing.box(left, top, max(0.0, across - left), max(0.0, foot - top), "better")
-    named = _draw_levels(drawing, near, y, left)
-    # an arrow at the edge marks a point beyond it; it points up where less is better
-    edge, inward = (y.start, -1) if score.better == "more" else (y.end, 1)
-    marks = [(x(p.x), edge + 9 * inward if i in outside else y(p.y)) for i, p in enumerate(points)]
-    steps = [marks[points.index(p)] for p in pareto(points, score=score)]
-    if len(steps) > 1:
-        drawing.add(el("path", d=path(steps), class_="front"))
-    bars = [*_along(steps), *named]
-    labels: list[str] = []
-    for i, (p, (px, py)) in enumerate(zip(points, marks, strict=True)):
-        short, bar = shorten(p.look.short, LABEL), f"bar {p.look.colour}"
-        if i in outside:
-            labels.append(f"{short} ({score.digits(p.y)} {score.unit}".rstrip() + ")")
-            root, tip = edge + 7 * inward, edge + 2 * inward
-            tail = f"M{number(px)} {number(edge + 14 * inward)}V{number(edge + 3 * inward)}"
-            head = path([(px - 4, root), (px, tip), (px + 4, root)])
-            drawing.add(el("path", d=tail + head, class_=bar))
-            continue
-        labels.append(short)
-        if p.spread:
-            top, foot = (y(max(y.low, min(y.high, p.y + s))) for s in (p.spread, -p.spread))
-            drawing.line((px, px), (top, foot), bar)
-            bars.append((px - 2, top, px + 2, foot))
-        hint = f"{p.label}: {score.digits(p.y, 2)} {score.unit}".rstrip()
-        drawing.add(marker(p.look.marker, px, py, class_=f"dot {p.look.colour}"), hint)
-    frame = (left + 2, TOP - 8, WIDTH - 2, y.start)
-    spots = place_labels(marks, labels, frame, bars)
-    for (px, py), label, spot, p in zip(marks, labels, spots, points, strict=True):
-        if spot.leader:
-            drawing.line((px, spot.x), (py, spot.y - 4), f"leader {p.look.colour}")
-        drawing.text(spot.x, spot.y, label, f"label t-{p.look.colour}", spot.anchor)
-    return drawing.svg(WIDTH, HEIGHT, name)
+    known, scale = colours(), score.scale
+    far = _far([p.y for p in points], [p.look for p in points], score)
+    frame(ax, x_label, y_label)
+    ax.margins(0.12, 0.3 if any(far) else 0.12)
+    for p in (p for p, gone in zip(points, far, strict=True) if not gone):
+        bar = [p.y * scale + sign * scale * (p.spread or 0.0) for sign in (1, -1)]
+        ax.plot([p.x, p.x], bar, color=p.look.ink, lw=1.4, alpha=0.85)
+        _dots(ax, p.look, [p.x], [p.y * scale], f"{p.label}: {score.text(p.y)}")
+    ax.update_datalim([(p.x, 0.0) for p in points], updatey=False)
+    ax.autoscale_view()
+    low, high = ax.get_ylim()
+    near = {what: value * scale for what, value in (levels or {}).items()}
+    reach = 1.5 * low - 0.5 * high, 1.5 * high - 0.5 * low
+    _levels(ax, {what: v for what, v in near.items() if reach[0] <= v <= reach[1]}, "left")
+    _within(ax, (score.low, score.high), scale)
+    worst, best, arrow = (0, 1, "v") if score.better == "more" else (1, 0, "^")
+    ends = ax.get_ylim()
+    edge = ends[worst] + 0.03 * (ends[best] - ends[worst])
+    marks = [(p.x, edge if gone else p.y * scale) for p, gone in zip(points, far, strict=True)]
+    names = []
+    for p, mark, gone in zip(points, marks, far, strict=True):
+        name = shorten(p.look.short, 21)
+        names.append(f"{name} ({score.text(p.y)})" if gone else name)
+        if gone:
+            _arrow(ax, mark, arrow, p.look.ink)
+        elif p.label == baseline:
+            ax.autoscale(False)
+            area = {"color": known["good"], "alpha": 0.1, "lw": 0, "gid": f"{HINT}better, cheaper"}
+            ax.fill_between([ax.get_xlim()[0], p.x], mark[1], ends[best], **area)
+    steps = [marks[points.index(p)] for p in front(points, score=score)]
+    ax.plot(*zip(*steps, strict=True), color=known["soft"], lw=1.2, ls=(0, (3, 3)))
+    _names(ax, names, marks, [p.look for p in points])
 
 
-def _draw_levels(
-    drawing: Drawing,
-    levels: Mapping[str, float],
-    y: Scale,
-    left: float,
+def _names(
+    ax: Axes,
+    names: Sequence[str],
+    marks: Sequence[tuple[float, float]],
+    own: Sequence[Look],
     *,
-    anchor: str = "start",
-) -> list[Box]:
-    """Draw lines across a chart, each with what it is at one end; return where their names are.
+    column: bool = False,
+) -> None:
+    """Write names next to their points, or in a column at the right of the axes.
 
-    Lines that are near each other have their names together, over the upper one.
+    A name is moved up or down where another or a point is in its place, with a line to its point.
     """
-    right, boxes = WIDTH - 2, []
-    groups: list[tuple[float, list[str]]] = []
-    for what, value in sorted(levels.items(), key=lambda each: y(each[1])):
-        drawing.line((left, right), (y(value), y(value)), "leader ctl")
-        if groups and y(value) - groups[-1][0] < _GAP:
-            groups[-1][1].append(what)
-        else:
-            groups.append((y(value), [what]))
-    for height, names in groups:
-        text, at = ", ".join(names), left + 4 if anchor == "start" else right - 4
-        drawing.text(at, height - 4, text, "tick", anchor)
-        begin = at if anchor == "start" else at - text_width(text)
-        boxes.append((begin, height - 13, begin + text_width(text), height - 1))
-    return boxes
+    size = ax.figure.get_size_inches() * 72 * (0.84, 0.8)  # of the axes, about, in points
+    at = (ax.transData + ax.transAxes.inverted()).transform(marks) * size
+    taken = [(x - 6, x + 6, y, 5.0) for x, y in at if not column]
+    steps = [sign * step for step in range(0, int(size[1]), 3) for sign in (-1, 1)]
+    order = sorted(zip(names, marks, at, own, strict=True), key=lambda each: -each[2][1])
+    for name, mark, (x, y), look in order:
+        wide = 7.0 * width(name)
+        left = 1.06 * size[0] if column else x + 9
+        side = "left" if column or left + wide < size[0] else "right"
+        ends = (left, left + wide) if side == "left" else (x - 9 - wide, x - 9)
+        for dy in steps:
+            free = all(
+                abs(y + dy - up) >= 7 + half
+                for start, stop, up, half in taken
+                if ends[0] < stop and start < ends[1]
+            )
+            if free and 0 <= y + dy <= size[1]:
+                break
+        taken.append((*ends, y + dy, 6.0))
+        place = (
+            1.06 if column else (x + (9 if side == "left" else -9)) / size[0],
+            (y + dy) / size[1],
+        )
+        text = {"color": look.ink, "weight": "bold", "ha": side, "va": "center"}
+        line = {"arrowstyle": "-", "color": look.ink, "lw": 0.8, "alpha": 0.6, "shrinkB": 4}
+        line["relpos"] = (0 if side == "left" else 1, 0.5)
+        shown = line if column or abs(dy) > 8 else None
+        ax.annotate(name, mark, place, textcoords="axes fraction", arrowprops=shown, **text)
 
 
-# ---- lines ----------------------------------------------------------------------------------
+# ---- curves ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -283,79 +345,52 @@ class Line:
     high: Sequence[float] | None = None
 
 
-def _curve(
-    drawing: Drawing,
-    line: Line,
-    at: Sequence[tuple[float, float]],
-    *,
-    marked: bool,
-    size: float = 3.5,
-) -> None:
-    """Draw a curve through pixels, with its points if it is marked or has one alone."""
-    colour = line.look.colour
-    drawing.add(el("path", el("title", line.label), d=path(at), class_=f"curve {colour}"))
-    if marked or len(at) == 1:
-        for spot in at:
-            drawing.add(marker(line.look.marker, *spot, class_=f"dot {colour}", size=size))
+def _curve(ax: Axes, line: Line, scale: float = 1.0) -> None:
+    """Draw a curve, with its points where they are few."""
+    ys = [y * scale for y in line.ys]
+    _line(ax, line.look, line.xs, ys, line.label)
+    if len(ys) <= FEW:
+        _dots(ax, line.look, line.xs, ys, line.label, 7)
 
 
 def curves(
+    ax: Axes,
     lines: Sequence[Line],
     *,
     x_label: str,
     y_label: str,
-    name: str,
     percent: bool = False,
-    x_ticks: Ticks | None = None,
-    markers: bool = False,
     holds: Sequence[float] = (),
     levels: Mapping[str, float] | None = None,
     within: tuple[float | None, float | None] = (None, None),
-) -> Markup:
+) -> None:
     """Draw one curve per mixer, each with its band, and `levels`: lines across by what they are.
 
-    With `percent`, values are fractions, shown in percent; `x_ticks` are round numbers by default;
-    `markers` draws the points too. The y axis reaches the values that it `holds`, whatever the
-    curves do, and none beyond the bounds `within` which values can be; at 0 it begins where no
-    value is below. `name` is for those who cannot see it.
+    With `percent`, values are fractions, shown in percent. The y axis reaches the values that it
+    `holds`, whatever the curves do, and none beyond the bounds `within` which values can be; at 0
+    it begins where no value is below.
     """
-    xs = [v for line in lines for v in line.xs]
-    ys = [v for line in lines for part in (line.ys, line.low or (), line.high or ()) for v in part]
-    x_low, x_high = min(xs), max(xs)
-    room = 0.08 * (x_high - x_low) if markers else 0.0
-    if x_high == x_low:
-        room = 0.5
-    held = [*ys, *holds, *(levels or {}).values()]
-    y = Scale.around(held, HEIGHT - BOTTOM, TOP, pad=0.06, within=within)
-    if 0.0 in holds and min(ys) >= 0:
-        y = replace(y, low=0.0)
-    x = Scale(x_low - room, x_high + room, left_of(y, percent=percent), WIDTH - RIGHT)
-    if x_ticks is None:
-        x_ticks = [(v, f"{v:.0f}") for v in whole_ticks(x_low, x_high)]
-    drawing = Drawing()
-    draw_frame(drawing, x, y, (x_label, y_label), (x_ticks, y_ticks(y, percent=percent)))
-    _draw_levels(drawing, levels or {}, y, x.start, anchor="end")  # where curves begin it is full
+    scale = 100.0 if percent else 1.0
+    frame(ax, x_label, y_label)
+    ax.margins(0.04, 0.06)
+    ax.xaxis.get_major_locator().set_params(integer=True)
     for line in lines:
-        if line.low is not None and line.high is not None and len(line.xs) > 1:
-            upper = [(x(a), y(min(b, y.high))) for a, b in zip(line.xs, line.high, strict=True)]
-            lower = [(x(a), y(max(b, y.low))) for a, b in zip(line.xs, line.low, strict=True)]
-            band = path(upper + lower[::-1], close=True)
-            drawing.add(el("path", d=band, class_=f"band {line.look.colour}"))
+        if line.low is not None and line.high is not None:
+            ends = (np.multiply(part, scale) for part in (line.low, line.high))
+            ax.fill_between(line.xs, *ends, color=line.look.ink, alpha=0.13, lw=0)
     for line in lines:
-        at = [(x(a), y(b)) for a, b in zip(line.xs, line.ys, strict=True)]
-        _curve(drawing, line, at, marked=markers)
-    return drawing.svg(WIDTH, HEIGHT, name)
+        _curve(ax, line, scale)
+    held = [value * scale for value in holds]
+    ax.update_datalim([(lines[0].xs[0], value) for value in held])
+    ax.autoscale_view()
+    _levels(ax, {what: value * scale for what, value in (levels or {}).items()}, "right")
+    _within(ax, within, scale)
+    if 0.0 in holds and min(y for line in lines for y in (*line.ys, *(line.low or ()))) >= 0:
+        ax.set_ylim(bottom=0)
 
-
-LOG_HEIGHT = 300.0
-NAME = 128.0
-"""Room for a name at the end of a curve, px; longer ones lose their middle."""
 
 DEPTH = 10.0
 """A control's curve may go this factor below all others before it leaves the chart."""
-
-_GAP, _REACH, _PAD = 12.5, 18.0, 1.25
-_APART = 34.0  # least distance of two numbers on the x axis, px
 
 
 def floor(lines: Sequence[Line]) -> float:
@@ -371,60 +406,44 @@ def outside(lines: Sequence[Line]) -> list[Line]:
     return [line for line in lines if all(y < low for y in line.ys)]
 
 
-def log_curves(
-    lines: Sequence[Line],
-    *,
-    x_label: str,
-    y_label: str,
-    name: str,
-    marked: Collection[str] = (),
-) -> Markup:
+def log_curves(ax: Axes, lines: Sequence[Line], *, x_label: str, y_label: str) -> None:
     """Draw curves with both axes logarithmic, each named at its right end.
 
-    Points at 0 or below are left out; some value is above 0. The points of the `marked` labels are
-    drawn too.
+    Points at 0 or below are left out; some value is above 0.
     """
     low = floor(lines)
-    below = outside(lines)
-    shown = [line for line in lines if line not in below]
-    labels = [shorten(line.look.short, NAME) for line in shown]
-    right = WIDTH - _REACH - max(text_width(label) for label in labels)
-    xs = sorted({x for line in shown for x in line.xs})
-    top = max(y for line in shown for y in line.ys)
-    x = Scale(xs[0], xs[-1], LEFT, right, log=True)
-    y = Scale(low / _PAD, top * _PAD, LOG_HEIGHT - BOTTOM, TOP, log=True)
-    drawing = Drawing()
-    y_ticks = [(value, _shortened(value)) for value in log_ticks(y.low, y.high)]
-    at_x = xs if len(xs) != 2 else log_ticks(*xs)
-    draw_frame(drawing, x, y, (x_label, y_label), (_with_room(x, at_x), y_ticks))
-    ends: list[tuple[float, float]] = []
-    for line in shown:
-        at = [(x(a), y(b)) for a, b in zip(line.xs, line.ys, strict=True) if b >= low]
-        ends.append(at[-1])
-        _curve(drawing, line, at, marked=line.label in marked, size=3.2)
-    places = spread([py for _, py in ends], _GAP, TOP, LOG_HEIGHT - BOTTOM)
-    for line, label, (px, py), place in zip(shown, labels, ends, places, strict=True):
-        colour, start = line.look.colour, right + _REACH - 4
-        drawing.line((px + 4, start), (py, place), f"leader {colour}")
-        drawing.text(start + 3, place + 4, label, f"label t-{colour}", hint=line.label)
-    return drawing.svg(WIDTH, LOG_HEIGHT, name)
+    frame(ax, x_label, y_label)
+    ax.set(xscale="log", yscale="log")
+    shown = []
+    for line in lines:
+        if at := [(x, y) for x, y in zip(line.xs, line.ys, strict=True) if y >= low]:
+            shown.append(replace(line, xs=[x for x, _ in at], ys=[y for _, y in at]))
+            _curve(ax, shown[-1])
+    for axis, ends in ((ax.xaxis, ax.get_xlim()), (ax.yaxis, ax.get_ylim())):
+        at_axis = log_ticks(*ends)
+        axis.set_ticks(at_axis, [_shortened(value) for value in at_axis])
+        axis.set_ticks([], minor=True)
+    names = [shorten(line.look.short, 18) for line in shown]
+    ends = [(line.xs[-1], line.ys[-1]) for line in shown]
+    _names(ax, names, ends, [line.look for line in shown], column=True)
 
 
-def _with_room(x: Scale, values: Sequence[float]) -> list[tuple[float, str]]:
-    """Write values on an axis, leaving out what would run into the one before."""
-    written, last = [], -_APART
-    for value in values:
-        room = x(value) - last >= _APART
-        last = x(value) if room else last
-        written.append((value, f"{value:,.10g}" if room else ""))
-    return written
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return powers of ten within the range, and closer round values where those are few."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    inside: list[float] = []
+    for factors in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), np.arange(1, 10, 0.1)):
+        inside = [f * 10.0**e for e in powers for f in factors if low <= f * 10.0**e <= high]
+        if len(inside) >= 3:
+            break
+    return inside
 
 
 def _shortened(value: float) -> str:
     for unit, size in ((" G", 1e9), (" M", 1e6), (" k", 1e3)):
-        if value >= 10 * size:
-            return f"{value / size:,.10g}{unit}"
-    return f"{value:,.10g}"
+        if value >= size:
+            return f"{value / size:,.4g}{unit}"
+    return f"{value:,.4g}"
 
 
 # ---- intervals ------------------------------------------------------------------------------
@@ -442,247 +461,199 @@ class Row:
     by_seed: Sequence[float] = ()
 
 
-STRIP_WIDTH, STRIP_HEIGHT = 260.0, 26.0
+def axis_of(rows: Sequence[Row], score: Score = FRACTION) -> tuple[float, float]:
+    """Return the ends of the axis that all differences share.
+
+    Beyond it may lie intervals over few seeds, and a control that would squash the rest.
+    """
+    far = _far([row.difference for row in rows], [row.look for row in rows], score)
+    inside = [row for row, gone in zip(rows, far, strict=True) if not gone]
+    reach = [0.0]
+    for row in inside:
+        reach += [row.difference, *row.by_seed, *(row.images or ())]
+    most = 3 * max(map(abs, reach)) or 0.02
+    reach += [max(-most, min(most, end)) for row in inside for end in row.both or ()]
+    reach += [-most, most] if min(reach) == max(reach) else []
+    room = 0.06 * (max(reach) - min(reach))
+    bound = math.inf if score.low is None or score.high is None else score.high - score.low
+    return max(-bound, min(reach) - room), min(bound, max(reach) + room)
+
+
+def strip(ax: Axes, row: Row, ends: tuple[float, float], y: float = 0.0) -> None:
+    """Draw a difference from the baseline: both intervals, a dot for each seed.
+
+    The broad line is over the units of the test split, the thin one over seeds and units. What lies
+    beyond the axis, from end to end, gets an arrow.
+    """
+    ink, (low, high) = row.look.ink, ends
+    intervals = ((row.images, {"lw": 5, "alpha": 0.38}), (row.both, {"lw": 2}))
+    for interval, style in intervals:
+        if interval is not None:
+            ax.plot(np.clip(interval, *ends), [y, y], color=ink, solid_capstyle="butt", **style)
+    reached = (row.difference, *(row.both or ()), *(row.images or ()))
+    for edge, to, beyond in ((low, "<", min(reached) < low), (high, ">", max(reached) > high)):
+        if beyond:
+            _arrow(ax, (edge, y), to, ink)
+    seeds = [value for value in row.by_seed if low <= value <= high]
+    ax.plot(seeds, [y] * len(seeds), "o", ms=5, mfc=colours()["paper"], mec=ink, mew=1.2)
+    if low <= row.difference <= high:
+        ax.plot(row.difference, y, "|", color=ink, ms=14, mew=2)
+
+
+def strips(
+    rows: Sequence[Row], *, score: Score = FRACTION, units: str = "images"
+) -> dict[str, Markup]:
+    """Draw every difference from the baseline on one axis, a strip for each mixer."""
+    drawn, ends = {}, axis_of(rows, score)
+    for row in rows:
+        said = [f"{row.label}: {score.changed(row.difference)}"]
+        for interval, over in ((row.images, units), (row.both, f"seeds and {units}")):
+            if interval is not None:
+                said.append(f"over {over} {' to '.join(map(score.change, interval))}")
+        draw = functools.partial(_bare_strip, row=row, ends=ends)
+        drawn[row.label] = svg(draw, name="; ".join(said), size=(180, 22))
+    return drawn
+
+
+def _bare_strip(ax: Axes, row: Row, ends: tuple[float, float]) -> None:
+    room = 0.03 * (ends[1] - ends[0])
+    blank(ax, 180, 22)
+    ax.set(xlim=(ends[0] - room, ends[1] + room), ylim=(1, -1))
+    ax.axvline(0, color=colours()["ink"], lw=1)
+    strip(ax, row, ends)
+
+
+def differences(
+    ax: Axes, rows: Sequence[Row], *, baseline: str = "", score: Score = FRACTION
+) -> None:
+    """Draw every difference from the baseline in one chart, a row for each mixer."""
+    ends = axis_of(rows, score)
+    _rows(ax, [row.look.short for row in rows], f"{score.name}, difference from {baseline}")
+    ax.axvline(0, color=colours()["ink"], lw=1)
+    ax.set_xlim(ends)
+    for i, row in enumerate(rows):
+        strip(ax, row, ends, i)
+    ax.xaxis.set_major_formatter(lambda value, _: score.change(value))
+
+
+# ---- rows -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Strips:
-    """Differences from the baseline on one axis, a strip for each mixer, and the axis's ends."""
+class Dots:
+    """One mixer's values, one for each row of a chart or None, and the interval of each."""
 
-    drawn: Mapping[str, Markup]
-    low: float
-    high: float
-
-
-def strips(rows: Sequence[Row], *, score: Score = FRACTION, units: str = "images") -> Strips:
-    """Draw every difference from the baseline on one axis: both intervals, a dot for each seed.
-
-    The broad line is over the `units` of the test split, the thin one over seeds and units. What
-    lies beyond the axis gets an arrow: intervals over few seeds, and a control that would squash
-    the rest.
-    """
-    differences = [row.difference for row in rows]
-    far = _stragglers([*differences, 0.0], [*(row.look.neutral for row in rows), False], score)
-    inside = [row for i, row in enumerate(rows) if i not in far]
-    near = [row.difference for row in inside]
-    limit = max(
-        [2 * _point(score, near), *(3 * abs(d) for d in near)]
-        + [abs(end) for row in inside for end in row.images or ()]
-    )
-    ends = [
-        end
-        for row in inside
-        for end in (row.difference, *row.by_seed, *(row.both or ()), *(row.images or ()))
-    ]
-    ends = [max(-limit, min(limit, end)) for end in (0.0, *ends)]
-    if min(ends) == max(ends):
-        ends += [-limit, limit]
-    most = None if score.low is None or score.high is None else score.high - score.low
-    within = (None, None) if most is None else (-most, most)
-    x = Scale.around(ends, 6.0, STRIP_WIDTH - 6.0, pad=0.06, within=within)
-    drawn = {row.label: _strip(row, x, score, units) for row in rows}
-    return Strips(drawn=drawn, low=x.low, high=x.high)
+    label: str
+    look: Look
+    values: Sequence[float | None]
+    ends: Sequence[tuple[float, float] | None] = ()
 
 
-def _strip(row: Row, x: Scale, score: Score, units: str) -> Markup:
-    """Draw one mixer's strip."""
-    drawing, colour, y = Drawing(), row.look.colour, STRIP_HEIGHT / 2
-    drawing.line((x(0.0), x(0.0)), (1, STRIP_HEIGHT - 1), "zero")
-    said = [f"{row.label}: {score.changed(row.difference)}"]
-    for interval, kind, over in (
-        (row.images, "images", units),
-        (row.both, "seeds", f"seeds and {units}"),
-    ):
-        if interval is not None:
-            low, high = (score.change(end) for end in interval)
-            said.append(f"over {over} {low} to {high}")
-            _interval(drawing, x, y, interval, (kind, colour), said[-1])
-    for value in row.by_seed:
-        if x.low <= value <= x.high:
-            drawing.add(marker("circle", x(value), y, class_=f"dot {colour} seed", size=2.6))
-    if x.low <= row.difference <= x.high:
-        drawing.line((x(row.difference),) * 2, (y - 7, y + 7), f"seeds {colour}")
-    else:
-        edge, inward = (x.start, 1) if row.difference < x.low else (x.end, -1)
-        _arrow(drawing, (edge, y), (7 * inward, 5), colour)
-    return drawing.svg(STRIP_WIDTH, STRIP_HEIGHT, "; ".join(said))
+def _rows(ax: Axes, names: Sequence[str], x_label: str) -> None:
+    """Make axes of one row per name, from the top."""
+    frame(ax, x_label, grid="both")
+    ax.set_yticks(range(len(names)), [shorten(name, 18) for name in names])
+    ax.set_ylim(len(names) - 0.5, -0.5)
 
 
-def _clipped(x: Scale, value: float) -> float:
-    return max(x.start, min(x.end, x(value)))
-
-
-def _interval(
-    drawing: Drawing,
-    x: Scale,
-    y: float,
-    ends: tuple[float, float],
-    kind: tuple[str, str],
-    hint: str,
+def dots(
+    ax: Axes, names: Sequence[str], series: Sequence[Dots], *, x_label: str, apart: bool = False
 ) -> None:
-    """Draw an interval, with an arrow where it continues beyond the axis."""
-    low, high = (_clipped(x, end) for end in ends)
-    drawing.line((low, high), (y, y), " ".join(kind), hint)
-    for end, edge, inward in ((ends[0], x.start, 5), (ends[1], x.end, -5)):
-        if abs(_clipped(x, end) - x(end)) > 0.5:
-            _arrow(drawing, (edge, y), (inward, 4), kind[1])
+    """Draw one row per name with a dot of each mixer, `apart` from one another if asked."""
+    _rows(ax, names, x_label)
+    ax.axvline(0, color=colours()["ink"], lw=1)
+    for j, each in enumerate(series):
+        moved = 0.8 * ((j + 0.5) / len(series) - 0.5) if apart else 0.0
+        for i, value in enumerate(each.values):
+            if value is None:
+                continue
+            if each.ends and (ends := each.ends[i]) is not None:
+                ax.plot(ends, [i + moved] * 2, color=each.look.ink, lw=5, alpha=0.38)
+            hint = f"{each.label}, {names[i]}: {value:.3g}"
+            _dots(ax, each.look, [value], [i + moved], hint).set_label(each.label)
 
 
-def _arrow(
-    drawing: Drawing, tip: tuple[float, float], size: tuple[float, float], colour: str
-) -> None:
-    """Draw the head of an arrow to the side, so long and half as high."""
-    (x, y), (length, half) = tip, size
-    points = [(x + length, y - half), tip, (x + length, y + half)]
-    drawing.add(el("path", d=path(points), class_=f"bar {colour}"))
-
-
-def row_label(drawing: Drawing, top: float, look: Look, label: str) -> None:
-    """Name a mixer at the left of its row, over the grid."""
-    drawing.box(8, top + 2, text_width(look.short) + 4, 14, "ground")
-    drawing.text(8, top + 13, look.short, f"label t-{look.colour}", hint=label)
+def rugs(ax: Axes, series: Sequence[Dots], *, x_label: str) -> None:
+    """Draw one row per mixer, with a stroke for each of many values."""
+    _rows(ax, [each.look.short for each in series], x_label)
+    ax.axvline(0, color=colours()["ink"], lw=1)
+    for i, each in enumerate(series):
+        known = [value for value in each.values if value is not None]
+        gid = f"{HINT}{each.label}: {min(known):+.1f} to {max(known):+.1f}"
+        style = {"color": each.look.ink, "ms": 22, "mew": 1.2, "alpha": 0.5, "gid": gid}
+        ax.plot(known, [i] * len(known), "|", **style)
 
 
 # ---- squares --------------------------------------------------------------------------------
-
-SIDE = 300.0
-_MOST_NAMES, _MOST_NUMBERS = 8, 8  # of a matrix, on its sides and in rows of cells
 
 Matrix = Sequence[Sequence[float | None]]
 
 
 def heat_map(
+    ax: Axes,
     values: Matrix,
     *,
     names: Sequence[str],
     label: str,
-    name: str,
     high: float = 1.0,
     signed: bool = False,
     numbers: bool = False,
-) -> Markup:
+) -> None:
     """Draw a square matrix, the more opaque the larger the number; None is a hole.
 
     `names` are those of rows and columns alike, `label` what these are. The number `high` is
     opaque; if `signed`, its negative is too, in another colour, else what is below 0 is drawn as 0.
     `numbers` are written into the cells, unless there are too many.
     """
-    left, top = 46.0, 8.0
-    count = len(values)
-    cell = SIDE / count
-    drawing = Drawing()
-    for (i, row), j in itertools.product(enumerate(values), range(count)):
-        at = (left + j * cell, top + i * cell, cell, cell)
-        if (value := row[j]) is None:
-            drawing.box(*at, "hole")
-            continue
-        _square(drawing, at, min(abs(value) / high, 1.0) if signed or value > 0 else 0.0, value)
-        if numbers and count <= _MOST_NUMBERS:
-            text = f"{value:.2f}".replace("-", "−")
-            drawing.text(at[0] + cell / 2, at[1] + cell / 2 + 3, text, "inside", "middle")
-    drawing.box(left, top, SIDE, SIDE, "edge")
-    for i in range(0, count, -(-count // _MOST_NAMES)):
-        middle = (i + 0.5) * cell
-        drawing.text(left + middle, top + SIDE + 16, names[i], "tick", "middle")
-        drawing.text(left - 6, top + middle + 4, names[i], "tick", "end")
-    drawing.text(left + SIDE / 2, top + SIDE + 36, label, "title", "middle")
-    drawing.rising(top + SIDE / 2, label)
-    # the scale of colours
-    steps, bar, lowest = 10, left + SIDE + 16, -high if signed else 0.0
-    size = SIDE / steps
-    for i in range(steps):
-        value = lowest + (high - lowest) * (i + 0.5) / steps
-        at = (bar, top + SIDE - (i + 1) * size, 12.0, size)
-        _square(drawing, at, abs(value) / high, value)
-    drawing.box(bar, top, 12.0, SIDE, "edge")
-    for value in (lowest, (lowest + high) / 2, high):
-        y = top + SIDE * (high - value) / (high - lowest)
-        drawing.text(bar + 16, y + 4, f"{value:.3g}".replace("-", "−"), "tick")
-    return drawing.svg(left + SIDE + 64, top + SIDE + 44, name)
+    from matplotlib.colors import ListedColormap, to_rgb
 
-
-def _square(
-    drawing: Drawing, at: tuple[float, float, float, float], depth: float, value: float
-) -> None:
-    left, top, width, height = at
-    area = {"x": left, "y": top, "width": width, "height": height}
-    kind = "cold" if value < 0 else "heat"
-    drawing.add(el("rect", **area, class_=kind, fill_opacity=f"{depth:.2f}"))
-
-
-# ---- rasters --------------------------------------------------------------------------------
+    known, count, low = colours(), len(values), -high if signed else 0.0
+    shades = ListedColormap(
+        [(*to_rgb(known["c1" if v > 0 else "c0"]), abs(v)) for v in np.linspace(low / high, 1, 41)]
+    )
+    shades.set_bad(known["grid"])
+    table = np.array(values, dtype=float)
+    made = ax.pcolormesh(np.ma.masked_invalid(table), cmap=shades, vmin=low, vmax=high)
+    every = [i + 0.5 for i in range(0, count, -(-count // 8))]
+    ax.set_xticks(every, [names[int(i)] for i in every])
+    ax.set_yticks(every, [names[int(i)] for i in every])
+    ax.set(ylim=(count, 0), aspect="equal")
+    ends = [low, (low + high) / 2, high]
+    bar = ax.figure.colorbar(made, ax=ax, ticks=ends, format=lambda v, _: f"{v:.3g}")
+    for each in (ax, bar.ax):
+        each.patch.set_visible(False)
+        each.tick_params(length=0, labelcolor=known["soft"])
+        each.spines[:].set_color(known["line"])
+    ax.set_xlabel(label, color=known["soft"])
+    ax.set_ylabel(label, color=known["soft"])
+    if numbers and count <= 8:
+        for (i, j), value in np.ndenumerate(table):
+            place = {"ha": "center", "va": "center", "fontsize": 9.5}
+            ax.text(j + 0.5, i + 0.5, f"{value:.2f}".replace("-", "−"), **place)
 
 
 def raster(
-    drawing: Drawing,
+    ax: Axes,
     rows: Sequence[str],
     at: tuple[float, float, float, float],
     *,
-    kind: str = "spikes",
-    photo: str | None = None,
+    colour: str = "ink",
+    opacity: float = 1.0,
 ) -> None:
-    """Draw rows of 0 and 1 into left, top, width and height: ones as boxes, over a photo's URI.
+    """Draw rows of 0 and 1 into left, top, width and height: ones as boxes.
 
     Neighbours in a row become one box.
     """
-    left, top, width, height = at
-    cell, row_height = width / len(rows[0]), height / len(rows)
-    drawing.box(*at, "inner")
-    if photo is not None:
-        area = {"x": left, "y": top, "width": width, "height": height}
-        drawing.add(el("image", **area, href=photo, preserveAspectRatio="none"))
-    steps = []
-    for i, row in enumerate(rows):
-        place = 0
-        for bit, run in itertools.groupby(row):
-            length = len(list(run))
-            if bit == "1":
-                box = (left + place * cell, top + i * row_height, length * cell)
-                x, y, wide = map(number, box)
-                steps.append(f"M{x} {y}h{wide}v{number(row_height)}h-{wide}z")
-            place += length
-    drawing.add(el("path", d="".join(steps), class_=kind))
-    drawing.box(*at, "edge")
+    from matplotlib.patches import PathPatch, Rectangle
+    from matplotlib.path import Path
 
-
-# ---- files ----------------------------------------------------------------------------------
-
-
-def as_file(svg: Markup, legend: Mapping[str, Look] | None = None) -> str:
-    """Make a chart of the page a file of its own: with its styles, light, and its legend below."""
-    found = re.match(r'<svg viewBox="0 0 ([\d.]+) ([\d.]+)" [^>]*?aria-label="([^"]*)"', svg)
-    assert found is not None  # Drawing.svg begins so
-    width, height = float(found[1]), float(found[2])
-    drawing = Drawing()
-    for label, look in (legend or {}).items():
-        height += 18.0
-        dot = el("circle", cx=16.0, cy=height - 10, r=4.5, class_=f"dot {look.colour}")
-        name, class_ = shorten(label, width - 40), f"label t-{look.colour}"
-        drawing.parts.append(
-            el("g", dot, el("text", name, x=26.0, y=height - 6, text_anchor="start", class_=class_))
-        )
-    height += 6
-    colours, rules = _styles()
-    body = svg.partition(">")[2].removesuffix("</svg>")
-    ground = el("rect", x=0, y=0, width=width, height=height, fill=colours["paper"])
-    inner = Markup("").join([ground, Markup(body), *drawing.parts])
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {number(width)} {number(height)}" '
-        f'width="{number(2 * width)}" height="{number(2 * height)}" role="img" '
-        f'aria-label="{found[3]}">\n<style>{escape(rules)}</style>\n{inner}</svg>\n'
-    )
-
-
-def _styles() -> tuple[dict[str, str], str]:
-    """Return the light colours by name, and the rules of charts with them for variables.
-
-    Few programs that show SVG know variables.
-    """
-    sheet = environment().get_template("style.css").render()
-    root = re.search(r":root \{(.*?)\}", sheet, re.DOTALL)
-    assert root is not None  # the sheet begins with it
-    colours = dict(re.findall(r"--([\w-]+): ([^;]+);", root[1]))
-    found = (rule.strip() for rule in re.findall(r"[^{}]+\{[^{}]*\}", sheet))
-    rules = [rule for rule in found if re.match(r"svg [^@{]*\{", rule)]
-    text = "\n".join(["svg { font-family: sans-serif; }", *rules])
-    return colours, re.sub(r"var\(--([\w-]+)\)", lambda each: colours[each[1]], text)
+    left, top, wide, high = at
+    bits = np.array([[int(bit) for bit in f"0{row}0"] for row in rows])
+    edges = np.diff(bits, axis=1)
+    (line, start), (_, stop) = np.nonzero(edges == 1), np.nonzero(edges == -1)
+    x, y = left + wide / len(rows[0]) * np.stack((start, stop)), top + high / len(rows) * line
+    foot = y + high / len(rows)
+    corners = np.array([(x[0], y), (x[1], y), (x[1], foot), (x[0], foot), (x[0], y)])
+    boxes = Path.make_compound_path_from_polys(np.moveaxis(corners, 2, 0))
+    ax.add_patch(PathPatch(boxes, color=colours()[colour], alpha=opacity, lw=0))
+    ax.add_patch(Rectangle((left, top), wide, high, fill=False, ec=colours()["line"], lw=1))

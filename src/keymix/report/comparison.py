@@ -4,19 +4,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keymix.analysis.certainty import Recommendation
 from keymix.errors import UserError
-from keymix.report import frames
+from keymix.report import charts, frames
 from keymix.report.answer import answer
+from keymix.report.part import Shown
 from keymix.report.record import ComparisonRecord, OpenRun, opened
 from keymix.report.result import Result
-from keymix.report.sections.mixers import decision
+from keymix.report.sections import cost, learning
+from keymix.report.sections.mixers import decision, differences
 from keymix.report.words import said
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from pandas import DataFrame
 
 RESULTS, TABLE, REPORT = "results.json", "results.csv", "report.html"
@@ -36,9 +41,11 @@ class Comparison(Result):
     """
 
     def __init__(self, *, out: Path, record: ComparisonRecord, notes: tuple[str, ...] = ()) -> None:
+        shown = Shown.of(record)
         super().__init__(
             answer="\n".join(said("answer", answer(record))),
             tables={"comparison": decision(record, further=True), **frames.tables(record)},
+            figures=_figures(shown),
             page=out / REPORT,
             notes=notes,
         )
@@ -106,6 +113,25 @@ class Comparison(Result):
     def missing(self) -> list[OpenRun]:
         """The runs that have not started, or are not finished yet."""
         return self.record.unfinished("missing")
+
+
+def _figures(shown: Shown) -> dict[str, Callable[[Axes], None]]:
+    """Return what draws the score against cost, validation by epoch, and the differences."""
+    record = shown.record
+    costs = list(cost.scatters(record, shown.looks).values())
+    curves = learning.curves(record, shown.looks)
+    rows = differences(record, shown.looks)
+    found: dict[str, Callable[[Axes], None]] = {}
+    if costs:
+        found["pareto"] = costs[0].draw
+    if curves:
+        found["curves"] = curves[-1].draw
+    if rows:
+        score, baseline = record.task_kind.score, record.baseline
+        found["differences"] = partial(
+            charts.differences, rows=rows, baseline=baseline, score=score
+        )
+    return found
 
 
 def load_results(folder: str | Path) -> Comparison:

@@ -14,11 +14,11 @@ from dataclasses import replace
 from importlib import import_module
 
 from keymix.records import to_json
-from keymix.report import charts, pictures, sections
+from keymix.report import pictures, sections
 from keymix.report.answer import answer
 from keymix.report.charts import Look
 from keymix.report.page import Script, render_page
-from keymix.report.part import Page, Section, Shown, page_of
+from keymix.report.part import Page, Section, Shown
 from keymix.report.record import ComparisonRecord, DoneRun, OpenRun
 from keymix.report.sections.attention import LEVELS
 from keymix.report.sections.learning import history
@@ -32,22 +32,19 @@ SCRIPTS = ("core", "tables", "answer", "attention")
 
 def render(record: ComparisonRecord) -> str:
     """Render a comparison's record as an HTML document."""
-    trained = record.trained_references
-    looks = charts.looks(
-        record.labels, baseline=record.baseline, controls=record.controls, references=trained
-    )
-    page = page_of(record.task_kind)
+    shown = Shown.of(record)
+    looks, page = shown.looks, shown.page
     own: list[Script] = [(page.package, name) for name in page.scripts] or ["contrast"]
     own = [*page.shared_scripts, *own]
     done = [run for run in record.runs if isinstance(run, DoneRun)]
-    made = list(sections_of(Shown(record=record, looks=looks, page=page)))
+    made = list(sections_of(shown))
     found = answer(record)
     view = {
         "r": record,
         "looks": looks,
         "absent": [label for label in record.labels if not record.finished(label)],
         "done": len(done),
-        "reference_labels": trained,
+        "reference_labels": record.trained_references,
         "score": record.task_kind.score,
         "w": wording(record),
         "page": page,

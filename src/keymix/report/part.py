@@ -15,7 +15,7 @@ from markupsafe import Markup
 from keymix.analysis.answers import Answers, FloatArray
 from keymix.data.record import DataRecord
 from keymix.records import Own
-from keymix.report.charts import Look
+from keymix.report.charts import Look, looks
 from keymix.report.gallery import Galleries, Gallery
 from keymix.report.record import ComparisonRecord, DoneRun, OutcomeRow, Said
 from keymix.report.tables import Column, Table
@@ -313,6 +313,17 @@ class Shown:
     record: ComparisonRecord
     looks: Mapping[str, Look]
     page: Page
+
+    @classmethod
+    def of(cls, record: ComparisonRecord) -> Shown:
+        """Give every mixer of a comparison its look."""
+        drawn = looks(
+            record.labels,
+            baseline=record.baseline,
+            controls=record.controls,
+            references=record.trained_references,
+        )
+        return cls(record=record, looks=drawn, page=page_of(record.task_kind))
 
 
 def packed_shares(shares: FloatArray) -> str:

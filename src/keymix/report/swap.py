@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from keymix.analysis.timing import WORDS
@@ -212,7 +213,6 @@ def _tiles(record: SwapRecord) -> list[Tile]:
 
 def _of_blocks(record: SwapRecord) -> list[Chart]:
     """Draw how far each swapped block moved, where that was measured."""
-    colour = looks([record.mixer])[record.mixer].colour
     drawn = []
     for key, label, about in (
         ("output", "change of the output, %", "Root mean square of the change over that before"),
@@ -227,28 +227,23 @@ def _of_blocks(record: SwapRecord) -> list[Chart]:
         if not found:
             continue
         xs, ys = zip(*found, strict=True)
-        chart = curves(
-            [Line(record.mixer, Look(colour, "circle", record.mixer), xs, ys)],
+        draw = partial(
+            curves,
+            lines=[Line(record.mixer, looks([record.mixer])[record.mixer], xs, ys)],
             x_label="block",
             y_label=label,
-            name=f"{label} of each swapped block",
             percent=True,
-            x_ticks=[(x, str(x)) for x in xs] if len(xs) <= _MOST_TICKS else None,
-            markers=True,
             holds=(0.0,),
         )
         caption = f"Each swapped block given the original’s tokens, on calibration images. {about}."
-        drawn.append(Chart(key, chart, caption))
+        drawn.append(Chart(key, caption, draw))
     return drawn
-
-
-_MOST_TICKS = 12
 
 
 def _charts(search: Search) -> list[Chart]:
     start, met = search.steps[0].top1, search.met
     drawn = []
-    colour = looks([search.mixer])[search.mixer].colour
+    look = looks([search.mixer])[search.mixer]
     curves_of: tuple[tuple[str, str, bool, _Value, _Value | None], ...] = (
         (
             "top1",
@@ -270,19 +265,19 @@ def _charts(search: Search) -> list[Chart]:
         known = [step for step in search.steps if value(step) is not None]
         if not known:
             continue
-        lines = [_line("every step", colour, known, value)]
+        lines = [_line("every step", look, known, value)]
         if ends is not None:
             low, high = zip(*map(ends, known), strict=True)
             lines[0] = replace(lines[0], low=low, high=high)
         if met is not None and value(search.steps[met]) is not None:
-            lines.append(_line("the budget", "ink", [search.steps[met]], value))
-        chart = curves(
-            lines,
+            chosen = Look("ink", "D", "the budget")
+            lines.append(_line("the budget", chosen, [search.steps[met]], value))
+        draw = partial(
+            curves,
+            lines=lines,
             x_label="share of the attention’s cost that is swapped, %",
             y_label=label,
-            name=f"{label} against the share that is swapped",
             percent=fraction,
-            markers=True,
             holds=(0.0,) if name == "latency_change" else (),
         )
         reach = [
@@ -290,7 +285,7 @@ def _charts(search: Search) -> list[Chart]:
         ]
         note = "The y axis starts above zero." if _above_zero(reach) else ""
         caption = f"{label[0].upper()}{label[1:]}, after each step. {_BANDS.get(name, '')} {note}"
-        drawn.append(Chart(name, chart, caption.strip()))
+        drawn.append(Chart(name, caption.strip(), draw))
     return drawn
 
 
@@ -307,7 +302,6 @@ _BANDS = {
 }
 
 
-def _line(label: str, colour: str, steps: Sequence[Step], value: _Value) -> Line:
+def _line(label: str, look: Look, steps: Sequence[Step], value: _Value) -> Line:
     xs = [100 * step.share for step in steps]
-    marker = "diamond" if colour == "ink" else "circle"
-    return Line(label, Look(colour, marker, label), xs, [value(step) for step in steps])
+    return Line(label, look, xs, [value(step) for step in steps])

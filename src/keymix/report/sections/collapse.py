@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
@@ -14,6 +15,9 @@ from keymix.report.part import Section, Shown
 from keymix.report.record import Collapse
 from keymix.report.tables import Column, Table
 from keymix.report.words import say
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 PLACE = 70
 
@@ -57,12 +61,10 @@ def chart(found: Collapse, looks: Mapping[str, Look]) -> Markup | None:
         for label, values in found.similarity.items()
         if label in looks
     ]
-    every = -(-len(pairs) // 8)  # at most eight names on the axis
-    return charts.curves(
-        lines,
-        x_label="blocks compared",
-        y_label="similarity of their maps",
-        name="Similarity of the attention maps of neighbouring blocks",
-        x_ticks=[(i, pair) for i, pair in enumerate(pairs) if i % every == 0],
-        markers=True,
-    )
+    every = range(0, len(pairs), -(-len(pairs) // 8))  # at most eight names on the axis
+
+    def draw(ax: Axes) -> None:
+        charts.curves(ax, lines, x_label="blocks compared", y_label="similarity of their maps")
+        ax.set_xticks(every, [pairs[i] for i in every])
+
+    return charts.svg(draw, name="Similarity of the attention maps of neighbouring blocks")

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from markupsafe import Markup
 
 from keymix.report import charts, formats
-from keymix.report.charts import Look, Point
+from keymix.report.charts import Chart, Look, Point
 from keymix.report.part import Section, Shown
 from keymix.report.record import ComparisonRecord, CostRow, Number
 from keymix.report.tables import Cell, Column, Table
@@ -100,9 +101,9 @@ def _cost(record: ComparisonRecord, key: str) -> dict[str, Number]:
     return {label: value for label, value in costs.items() if value is not None}
 
 
-def scatters(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[tuple[str, Markup]]:
-    """Draw the score against each cost that was measured, by the cost's name."""
-    drawn = []
+def scatters(record: ComparisonRecord, looks: Mapping[str, Look]) -> dict[str, Chart]:
+    """Make the charts of the score against each cost that is known, by what the cost is called."""
+    drawn: dict[str, Chart] = {}
     score, kind = record.task_kind.score, record.data.kind
     known = {row.name: row.scores.get(score.key) for row in record.references}
     levels = {name: value for name, value in known.items() if value is not None}
@@ -125,14 +126,14 @@ def scatters(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[tuple[
             if (mean := row.scores[score.key].mean) is not None and row.mixer in costs
         ]
         if points:
-            svg = charts.scatter(
-                points,
+            draw = partial(
+                charts.pareto,
+                points=points,
                 x_label=shown,
                 y_label=with_unit(f"test {score.label}", score),
-                name=f"Test {score.label} against {shown}",
                 score=score,
                 levels=levels,
                 baseline=record.baseline,
             )
-            drawn.append((x_label, svg))
+            drawn[x_label] = Chart(key, f"Test {score.label} against {shown}", draw)
     return drawn

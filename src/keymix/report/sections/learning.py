@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
-from markupsafe import Markup
 
 from keymix.analysis.statistics import FloatArray
 from keymix.report import charts
-from keymix.report.charts import Line, Look
+from keymix.report.charts import Chart, Line, Look
 from keymix.report.formats import listing, scored
 from keymix.report.part import Section, Shown
 from keymix.report.record import ComparisonRecord, HistoryLine
@@ -36,7 +36,7 @@ def sections(shown: Shown) -> Iterator[Section]:
             heading="How they learned",
             about=say("learning", record, early, late, PARTS[0]),
             legend=list(shown.looks),
-            charts=drawn,
+            charts=[chart.svg for chart in drawn],
             layout="grid3",
             tables=[] if table is None else [table],
         )
@@ -54,8 +54,8 @@ def history(task: Task) -> tuple[tuple[str, str, bool], ...]:
     )
 
 
-def curves(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Markup]:
-    """Draw the mean over seeds by epoch with its band, one chart per quantity."""
+def curves(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Chart]:
+    """Make the charts of the mean over seeds by epoch with its band, one per quantity."""
     drawn, score = [], record.task_kind.score
     for key, y_label, is_percent in history(record.task_kind):
         lines = []
@@ -67,17 +67,16 @@ def curves(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Markup]:
         decides = key == f"val_{score.key}"
         known = {row.name: row.validation for row in record.references if decides}
         if lines:
-            drawn.append(
-                charts.curves(
-                    lines,
-                    levels={name: value for name, value in known.items() if value is not None},
-                    x_label="epoch",
-                    y_label=y_label,
-                    percent=is_percent,
-                    within=(score.low, score.high) if decides else (None, None),
-                    name=f"{y_label} by epoch",
-                )
+            draw = partial(
+                charts.curves,
+                lines=lines,
+                levels={name: value for name, value in known.items() if value is not None},
+                x_label="epoch",
+                y_label=y_label,
+                percent=is_percent,
+                within=(score.low, score.high) if decides else (None, None),
             )
+            drawn.append(Chart(key, f"{y_label} by epoch", draw))
     return drawn
 
 

@@ -43,12 +43,12 @@ def sections(shown: Shown) -> Iterator[Section]:
     """Show the table, and folded what is behind it."""
     r = shown.record
     table = decision(r)
-    drawn = charts.strips(_strips(r, shown.looks), score=r.task_kind.score, units=wording(r).units)
+    compared, score = differences(r, shown.looks), r.task_kind.score
     unsaid = answer(r).means_nothing
     view = {
-        "table": _with_strips(table, drawn.drawn),
+        "table": _with_strips(table, charts.strips(compared, score=score, units=wording(r).units)),
         "copied": {"csv": table.csv(), "markdown": table.markdown(), "latex": table.latex()},
-        "axis": [drawn.low, drawn.high],
+        "axis": charts.axis_of(compared, score),
         "others": [] if unsaid else [row for row in r.outcome.last if row.degree],
         "ahead": _ahead(r),
         "scores": scores(r, r.outcome.last, "after the last epoch"),
@@ -170,8 +170,8 @@ def _with_strips(table: Table, drawn: Mapping[str, Markup]) -> Table:
     return replace(table, columns=[*table.columns[:2], strip, *table.columns[2:]], rows=rows)
 
 
-def _strips(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[charts.Row]:
-    """List what the strips draw: the difference, both intervals, the difference of each seed."""
+def differences(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[charts.Row]:
+    """List what is drawn: every difference, both intervals, the difference of each seed."""
     return [
         charts.Row(
             label=row.mixer,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -325,15 +326,14 @@ def _peaks(record: AttentionRecord, looks: Mapping[str, Look]) -> Chart | None:
         "How sharply each block attends: the largest weight on one position, as a multiple of even "
         "attention, mean over images, heads and queries."
     )
-    svg = charts.curves(
-        lines,
+    draw = partial(
+        charts.curves,
+        lines=lines,
         x_label="block",
         y_label="strongest position, × even attention",
-        name=caption,
-        markers=True,
         holds=(0.0,),
     )
-    return Chart("peaks", svg, caption)
+    return Chart("peaks", caption, draw)
 
 
 SIDE = 200

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from keymix.analysis.collapse_record import CollapseStudy, LayerReading
 from keymix.report import charts
@@ -13,6 +14,8 @@ from keymix.report.charts import Chart, Line, Look, heat_map
 
 Parts = Sequence[Sequence[tuple[int, float]]]
 """Number of a block and a value, a sequence for each part of a model that can be compared."""
+
+SQUARE = (410.0, 352.0)
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,6 @@ def _most(studies: Mapping[str, CollapseStudy]) -> str:
 
 def curves(studies: Mapping[str, CollapseStudy], looks: Mapping[str, Look]) -> list[Chart]:
     """Draw every measure over the blocks, models overlaid; not what no model has of two blocks."""
-    deepest = max(layer.block for study in studies.values() for layer in study.layers)
     drawn = []
     for measure in measures(studies):
         lines = [
@@ -161,16 +163,15 @@ def curves(studies: Mapping[str, CollapseStudy], looks: Mapping[str, Look]) -> l
             if points
         ]
         if any(len(line.xs) > 1 for line in lines):
-            svg = charts.curves(
-                lines,
+            draw = partial(
+                charts.curves,
+                lines=lines,
                 x_label="block",
                 y_label=measure.axis,
-                name=measure.caption,
                 percent=measure.percent,
-                markers=deepest <= 16,
                 holds=measure.holds,
             )
-            drawn.append(Chart(measure.key, svg, measure.caption))
+            drawn.append(Chart(measure.key, measure.caption, draw))
     return drawn + _by_depth(studies, looks)
 
 
@@ -183,22 +184,19 @@ def _by_depth(studies: Mapping[str, CollapseStudy], looks: Mapping[str, Look]) -
     ]
     if len(lines) < 2:
         return []
-    depths = sorted({line.xs[0] for line in lines})
     caption = (
         "Blocks similar to the one before, share of all blocks, by the depth of the model "
         "(Fig. 3b)."
     )
-    svg = charts.curves(
-        lines,
+    draw = partial(
+        charts.curves,
+        lines=lines,
         x_label="blocks of the model",
         y_label="similar blocks, %",
-        name=caption,
         percent=True,
-        x_ticks=[(depth, f"{depth:.0f}") for depth in depths],
-        markers=True,
         holds=(0.0, 1.0),
     )
-    return [Chart("depth", svg, caption)]
+    return [Chart("depth", caption, draw)]
 
 
 def pairs_maps(study: CollapseStudy) -> list[Chart]:
@@ -219,8 +217,8 @@ def pairs_maps(study: CollapseStudy) -> list[Chart]:
             i, j = at[pair.first], at[pair.second]
             values[i][j] = values[j][i] = getattr(pair, field)
         signed = field == "centred"
-        svg = heat_map(values, names=names, label="block", name=caption, signed=signed)
-        drawn.append(Chart(key, svg, caption))
+        draw = partial(heat_map, values=values, names=names, label="block", signed=signed)
+        drawn.append(Chart(key, caption, draw, SQUARE))
     return drawn
 
 
@@ -236,7 +234,7 @@ def theta_map(study: CollapseStudy) -> Chart | None:
         "(column)."
     )
     names = [str(i + 1) for i in range(len(rows))]
-    svg = heat_map(
-        rows, names=names, label="head", name=caption, high=high, signed=True, numbers=True
+    draw = partial(
+        heat_map, values=rows, names=names, label="head", high=high, signed=True, numbers=True
     )
-    return Chart("theta", svg, caption)
+    return Chart("theta", caption, draw, SQUARE)

@@ -11,7 +11,7 @@ from typing import Any
 from keymix.analysis.collapse_record import CollapseRecord, CollapseStudy, PairReading
 from keymix.analysis.collapse_verdict import FEW
 from keymix.report import charts, formats
-from keymix.report.charts import Look, as_file
+from keymix.report.charts import Look
 from keymix.report.page import render_page
 from keymix.report.tables import Column, Table
 from keymix.studies.collapse.charts import curves, pairs_maps, theta_map
@@ -121,11 +121,11 @@ def files(record: CollapseRecord) -> dict[str, str]:
     """Return every chart as a file of its own, by its name."""
     studies = {study.label: study for study in record.studies}
     looks = _looks(studies)
-    made = {f"collapse-{c.key}.svg": as_file(c.svg, looks) for c in curves(studies, looks)}
+    made = {f"collapse-{c.key}.svg": c.file for c in curves(studies, looks)}
     for label, word in file_words(studies).items():
         for chart in (*pairs_maps(studies[label]), theta_map(studies[label])):
             if chart is not None:
-                made[f"collapse-{chart.key}-{word}.svg"] = as_file(chart.svg)
+                made[f"collapse-{chart.key}-{word}.svg"] = chart.file
     return made
 
 

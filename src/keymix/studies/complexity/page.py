@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-
-from markupsafe import Markup
+from functools import partial
 
 from keymix.analysis.complexity_record import (
     BASELINE,
@@ -74,14 +73,8 @@ def _ratio_charts(record: Complexity, looks: Mapping[str, Look]) -> tuple[list[C
     per = "multiply-adds per parameter"
     counts = _chart("macs", lines, by_tokens, y_label)
     ratios = [
-        _chart(
-            "by-tokens",
-            _lines(record.by_tokens, looks, "tokens", "ratio"),
-            by_tokens,
-            per,
-            marked=False,
-        ),
-        _chart("by-dim", _lines(record.by_dim, looks, "dim", "ratio"), by_dim, per, marked=False),
+        _chart("by-tokens", _lines(record.by_tokens, looks, "tokens", "ratio"), by_tokens, per),
+        _chart("by-dim", _lines(record.by_dim, looks, "dim", "ratio"), by_dim, per),
     ]
     return [*filter(None, [counts])], [*filter(None, ratios)]
 
@@ -117,24 +110,16 @@ def _lines(
     return lines
 
 
-def _chart(
-    key: str, lines: Sequence[Line], x_label: str, y_label: str, *, marked: bool = True
-) -> Chart | None:
+def _chart(key: str, lines: Sequence[Line], x_label: str, y_label: str) -> Chart | None:
     """Draw a chart whose caption names the curves below it; None if there is nothing to draw."""
     if not lines:
         return None
     name = f"{y_label}{',' if ', ' in y_label else ''} against {x_label}"
     name = name[0].upper() + name[1:]
-    drawn: Markup = log_curves(
-        lines,
-        x_label=x_label,
-        y_label=y_label,
-        name=name,
-        marked=[line.label for line in lines if marked],
-    )
+    draw = partial(log_curves, lines=lines, x_label=x_label, y_label=y_label)
     below = [f"{line.label} (at most {max(line.ys):.2g})" for line in outside(lines)]
     left_out = f" Below the axis: {', '.join(below)}." if below else ""
-    return Chart(key, drawn, f"{name}; both axes logarithmic.{left_out}")
+    return Chart(key, f"{name}; both axes logarithmic.{left_out}", draw)
 
 
 def _without_parameters(record: Complexity) -> list[str]:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from keymix.analysis.complexity_record import BASELINE
 from keymix.analysis.memory_record import MemoryGrowth, MemoryRecord
 from keymix.report import charts, formats
@@ -127,16 +129,15 @@ def _chart(record: MemoryGrowth) -> Chart | None:
     papers = [label for label in series if label.endswith(", paper")]
     looks = charts.looks(list(series), baseline=BASELINE, controls=papers)
     lines = [Line(label, looks[label], *zip(*at, strict=True)) for label, at in series.items()]
-    drawn = log_curves(
-        lines,
+    draw = partial(
+        log_curves,
+        lines=lines,
         x_label="√N, square root of the tokens",
         y_label="peak memory, MiB",
-        name="Peak memory of attention against the square root of the tokens",
-        marked=list(series),
     )
     caption = (
         "Peak memory of the attention alone, one image and one time step; both axes logarithmic."
     )
     if papers:
         caption += " Grey: what QKFormer’s Table 8 prints."
-    return Chart("memory", drawn, caption)
+    return Chart("memory", caption, draw)

@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
 
-from markupsafe import Markup
+from PIL import Image
 
 from keymix.analysis.spikes_record import Firing, RasterReading, SpikesStudy, parts
 from keymix.report import charts, formats
-from keymix.report.charts import Chart, Line, Look, raster
-from keymix.report.labels import shorten
-from keymix.report.svg import Drawing, Scale, lower_axis, marker, ticks
+from keymix.report.charts import Chart, Dots, Line, Look, blank, dots, raster
+from keymix.report.svg import SIZE, colours
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def along_blocks(studies: Mapping[str, SpikesStudy], looks: Mapping[str, Look]) -> list[Chart]:
@@ -72,18 +77,9 @@ def _by_step(firings: list[Firing]) -> list[tuple[float, float]]:
 
 
 def _chart(key: str, lines: list[Line], x_label: str, caption: str) -> Chart:
-    whole = sorted({x for line in lines for x in line.xs})
-    every = -(-len(whole) // 8)
-    svg = charts.curves(
-        lines,
-        x_label=x_label,
-        y_label="spikes per neuron and step",
-        name=caption,
-        markers=len(whole) <= 16,
-        holds=(0.0,),
-        x_ticks=[(x, f"{x:.0f}") for x in whole[::every]],
-    )
-    return Chart(key, svg, caption)
+    y_label = "spikes per neuron and step"
+    draw = partial(charts.curves, lines=lines, x_label=x_label, y_label=y_label, holds=(0.0,))
+    return Chart(key, caption, draw)
 
 
 def energy_by_part(studies: Mapping[str, SpikesStudy], looks: Mapping[str, Look]) -> Chart:
@@ -92,31 +88,20 @@ def energy_by_part(studies: Mapping[str, SpikesStudy], looks: Mapping[str, Look]
     names = list(dict.fromkeys(name for found in every.values() for name in found))
     most = max((p.high for found in every.values() for p in found.values()), default=0.0) or 1.0
     unit, size = formats.energy_unit(most)
-    left, wide, row = 96.0, 420.0, 13.0
-    block = row * len(studies) + 8
-    foot = 8 + block * len(names)
-    x = Scale(0.0, most / size, left, wide - 12)
-    drawing = Drawing()
-    at = [(value, f"{value:g}") for value in ticks(x.low, x.high, 6)]
-    lower_axis(drawing, x, 4.0, foot, at, (wide / 2, f"energy of one image, {unit}"))
-    for i, name in enumerate(names):
-        top = 8 + i * block
-        drawing.text(left - 8, top + block / 2, shorten(name, left), "tick", "end")
-        for j, (label, found) in enumerate(every.items()):
-            if name not in found:
-                continue
-            part, y, colour = found[name], top + (j + 0.5) * row, looks[label].colour
-            low, middle, high = (x(value / size) for value in (part.low, part.middle, part.high))
-            text = f"{label}, {name}: {formats.energy(part.middle)}"
-            if part.high > part.low:
-                text += f" ({formats.energy(part.low)} to {formats.energy(part.high)})"
-            drawing.line((low, high), (y, y), f"images {colour}")
-            drawing.add(marker("circle", middle, y, class_=f"dot {colour}", size=4.0), text)
+    series = []
+    for label, found in every.items():
+        known = [found.get(name) for name in names]
+        middle = [None if part is None else part.middle / size for part in known]
+        ends = [None if part is None else (part.low / size, part.high / size) for part in known]
+        series.append(Dots(label, looks[label], middle, ends))
+    x_label = f"energy of one image, {unit}"
+    draw = partial(dots, names=names, series=series, x_label=x_label, apart=True)
     caption = (
         "Energy by part of the model. The dot counts every spike as one addition. Where inputs "
         "exceed 1 the bar runs from one addition to one multiply-add for each that is not 0."
     )
-    return Chart("energy", drawing.svg(wide, foot + 40, caption), caption)
+    height = (13.0 * len(studies) + 8) * len(names) + 48
+    return Chart("energy", caption, draw, (SIZE[0], height))
 
 
 def _word(role: str) -> str:
@@ -138,38 +123,50 @@ def title(found: RasterReading) -> str:
 WIDTH, LEFT = 430.0, 34.0
 
 
-def of_tokens(found: RasterReading) -> Markup:
+def of_tokens(found: RasterReading) -> Chart:
     """Draw A_t, K and X' of a segment of tokens, a column per token, a row per channel."""
-    channels, count = len(found.keys), len(found.keys[0])
+    channels, count, start = len(found.keys), len(found.keys[0]), found.start
     cell = (WIDTH - LEFT - 4) / count
-    start, height = found.start, min(cell, 180 / channels)
     segment = found.attention[found.step][start : start + count]
-    drawing, top, gap = Drawing(), 6.0, 12.0
+    height = min(cell, 180 / channels)
     panels = (("A_t", [segment], 10.0), ("K", found.keys, height), ("X'", found.masked, height))
-    for name, rows, row in panels:
-        high = row * len(rows)
-        raster(drawing, rows, (LEFT, top, cell * count, high))
-        drawing.text(LEFT - 8, top + high / 2 + 4, name, "tick", "end")
-        top += high + gap
-    foot = top - gap
-    for i in sorted({0, count // 2, count - 1}):
-        drawing.text(LEFT + (i + 0.5) * cell, foot + 14, str(start + i), "tick", "middle")
-    drawing.text(LEFT + (WIDTH - LEFT) / 2, foot + 30, "token", "title", "middle")
-    return drawing.svg(WIDTH, foot + 36, title(found))
+    foot = sum(row * len(rows) + 12.0 for _, rows, row in panels)
+
+    def draw(ax: Axes) -> None:
+        blank(ax, WIDTH, foot + 36)
+        top, soft = 6.0, {"color": colours()["soft"]}
+        for name, rows, row in panels:
+            high = row * len(rows)
+            raster(ax, rows, (LEFT, top, cell * count, high))
+            ax.text(LEFT - 8, top + high / 2, name, ha="right", va="center", **soft)
+            top += high + 12.0
+        for i in sorted({0, count // 2, count - 1}):
+            ax.text(LEFT + (i + 0.5) * cell, foot + 6, str(start + i), ha="center", **soft)
+        ax.text(LEFT + (WIDTH - LEFT) / 2, foot + 24, "token", ha="center", **soft)
+
+    return Chart("raster", title(found), draw, (WIDTH, foot + 36))
 
 
-def on_image(found: RasterReading, photo: str | None) -> Markup:
+def on_image(found: RasterReading, photo: str | None) -> Chart:
     """Draw A_t over the image (a data URI, or None for spikes alone), one picture per step."""
     rows, columns = found.grid
     most, side, apart = 4, 100.0, 8.0
     across = min(most, len(found.attention))
-    side_y = side * rows / columns
-    drawing = Drawing()
-    for step, bits in enumerate(found.attention):
-        left, top = (step % across) * (side + apart), 6.0 + (step // across) * (side_y + 26)
-        lines = [bits[i * columns : (i + 1) * columns] for i in range(rows)]
-        raster(drawing, lines, (left, top, side, side_y), kind="lit", photo=photo)
-        text = f"step {step + 1}: {bits.count('1') / len(bits) * 100:.0f} %"
-        drawing.text(left + side / 2, top + side_y + 15, text, "tick", "middle")
-    foot = 6.0 + -(-len(found.attention) // across) * (side_y + 26)
-    return drawing.svg(most * (side + apart) - apart, foot, f"A_t on the image, {title(found)}")
+    high = side * rows / columns
+    size = most * (side + apart) - apart, 6.0 + -(-len(found.attention) // across) * (high + 26)
+
+    def draw(ax: Axes) -> None:
+        blank(ax, *size)
+        picture = None if photo is None else Image.open(BytesIO(b64decode(photo.partition(",")[2])))
+        for step, bits in enumerate(found.attention):
+            left, top = (step % across) * (side + apart), 6.0 + (step // across) * (high + 26)
+            if picture is not None:
+                ends = (left, left + side, top + high, top)
+                ax.imshow(picture.convert("RGB"), extent=ends, interpolation="none", aspect="auto")
+            lines = [bits[i * columns : (i + 1) * columns] for i in range(rows)]
+            raster(ax, lines, (left, top, side, high), colour="c1", opacity=0.62)
+            text = f"step {step + 1}: {bits.count('1') / len(bits) * 100:.0f} %"
+            ax.text(left + side / 2, top + high + 14, text, ha="center", color=colours()["soft"])
+        ax.set(xlim=(0, size[0]), ylim=(size[1], 0))
+
+    return Chart("image", f"A_t on the image, {title(found)}", draw, size)

@@ -4,13 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-
-from markupsafe import Markup
 
 from keymix.analysis.spikes_record import SpikesRecord, SpikesStudy
 from keymix.report import charts
-from keymix.report.charts import Look, as_file
+from keymix.report.charts import Chart, Look
 from keymix.report.page import render_page
 from keymix.studies.spikes.charts import (
     along_blocks,
@@ -18,7 +15,6 @@ from keymix.studies.spikes.charts import (
     energy_by_part,
     of_tokens,
     on_image,
-    title,
 )
 from keymix.studies.spikes.tables import answer, headline, neurons, operations, tables
 from keymix.studies.study import file_words, saved_tables
@@ -53,7 +49,7 @@ def render(record: SpikesRecord) -> str:
         "steps": steps[1:],
         "operations": {label: operations([study]) for label, study in studies.items()},
         "neurons": {label: neurons([study]) for label, study in studies.items()},
-        "drawn": {label: _drawn(study) for label, study in studies.items()},
+        "drawn": {label: _rasters(study) for label, study in studies.items()},
     }
     return render_page("own/page.html.j2", view, package=__package__ or "")
 
@@ -72,33 +68,14 @@ def files(record: SpikesRecord) -> dict[str, str]:
     looks = _looks(studies)
     every = [*along_blocks(studies, looks), *along_steps(studies, looks)]
     every.append(energy_by_part(studies, looks))
-    made = {f"spikes-{chart.key}.svg": as_file(chart.svg, looks) for chart in every}
+    made = {f"spikes-{chart.key}.svg": chart.file for chart in every}
     for i, (label, word) in enumerate(file_words(studies).items(), start=1):
         name = word if len(studies) == 1 else f"{i}-{word}"
-        for j, drawn in enumerate(_drawn(studies[label]), start=1):
-            for key in ("raster", "image"):
-                svg = as_file(getattr(drawn, key))
-                made[f"spikes-{key}-{name}-{j}.svg"] = svg
+        for j, (_, *drawn) in enumerate(_rasters(studies[label]), start=1):
+            made |= {f"spikes-{chart.key}-{name}-{j}.svg": chart.file for chart in drawn}
     return {**made, **saved_tables("spikes", tables(record))}
 
 
-@dataclass(frozen=True)
-class DrawnRaster:
-    """A raster of a mixer at `path`, drawn twice: spikes as dots, and A_t on the image."""
-
-    title: str
-    path: str
-    raster: Markup
-    image: Markup
-
-
-def _drawn(study: SpikesStudy) -> list[DrawnRaster]:
-    return [
-        DrawnRaster(
-            title=title(found),
-            path=found.path,
-            raster=of_tokens(found),
-            image=on_image(found, study.photo),
-        )
-        for found in study.rasters
-    ]
+def _rasters(study: SpikesStudy) -> list[tuple[str, Chart, Chart]]:
+    """Draw each raster twice, spikes as dots and A_t on the image; with its mixer's path."""
+    return [(found.path, of_tokens(found), on_image(found, study.photo)) for found in study.rasters]

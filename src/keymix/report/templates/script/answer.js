@@ -30,23 +30,14 @@ function saveFile(name, text, type) {
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
 
-const KEPT = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin", "opacity", "font-size", "font-weight", "font-family", "paint-order", "text-anchor"];
-
 /** Write a chart as a file of its own: the colours that it has now, on the page's paper. */
 function asFile(chart) {
+  const style = getComputedStyle(document.documentElement);
   const copy = chart.cloneNode(true);
-  const pairs = [...copy.querySelectorAll("*")].map((node, i) => [node, chart.querySelectorAll("*")[i]]);
-  for (const [node, shown] of pairs) {
-    const style = getComputedStyle(shown);
-    for (const name of KEPT) if (style.getPropertyValue(name)) node.setAttribute(name, style.getPropertyValue(name));
-    node.removeAttribute("class");
-  }
   const [, , width, height] = chart.getAttribute("viewBox").split(" ").map(Number);
-  const paper = getComputedStyle(document.body).backgroundColor;
-  copy.prepend(makeSvg("rect", { width, height, fill: paper }));
+  copy.prepend(makeSvg("rect", { width, height, fill: "var(--paper)" }));
   copy.setAttribute("width", 2 * width);
-  copy.setAttribute("height", 2 * height);
-  return new XMLSerializer().serializeToString(copy);
+  return new XMLSerializer().serializeToString(copy).replace(/var\((--[\w-]+)\)/g, (_, name) => style.getPropertyValue(name));
 }
 
 function startCopies() {
