@@ -125,13 +125,20 @@ def _figures(shown: Shown) -> dict[str, Callable[[Axes], None]]:
     if costs:
         found["pareto"] = costs[0].draw
     if curves:
-        found["curves"] = curves[-1].draw
+        found["curves"] = partial(_with_legend, draw=curves[-1].draw)
     if rows:
         score, baseline = record.task_kind.score, record.baseline
         found["differences"] = partial(
             charts.differences, rows=rows, baseline=baseline, score=score
         )
     return found
+
+
+def _with_legend(ax: Axes, draw: Callable[[Axes], None]) -> None:
+    draw(ax)
+    handles, labels = ax.get_legend_handles_labels()
+    named = dict(zip(labels, handles, strict=True))
+    ax.legend(named.values(), named, frameon=False)
 
 
 def load_results(folder: str | Path) -> Comparison:
