@@ -112,7 +112,7 @@ def test_piped_it_reports_a_table_the_verdicts_and_where_the_report_is(tmp_path,
     assert record["command"].startswith("keymix compare --mixers mhsa --seeds 1")
     verdicts = [row["headline"] for row in record["outcome"]["last"] if row["headline"]]
     assert verdicts
-    unlearned = any(found["kind"] == "nothing_learned" for found in record["diagnoses"])
+    unlearned = any(found["kind"] == "nothing_learned" for found in record["findings"])
     assert all((f"- {verdict}" in captured.out) != unlearned for verdict in verdicts)
 
     assert main(["compare", *words, "--json"]) == 0

@@ -230,7 +230,7 @@ def print_result(result: Comparison) -> None:
     from keymix.report import formats
     from keymix.report.answer import answer
     from keymix.report.part import page_of
-    from keymix.report.wording import columns, dense_over, without_finding, wording
+    from keymix.report.wording import columns, dense_over, wording
 
     record = result.record
     found_out = answer(record)
@@ -292,7 +292,7 @@ def print_result(result: Comparison) -> None:
     title = f"{record.title}: test {words.score}, last epoch"
     cells = [*([cell(row) for _, cell in shown] for row in rows), *references]
     made = [[Cell(text, text) for text in row] for row in cells]
-    _print_diagnoses(record)
+    _print_findings(record)
     console.show(Table("", title, [column for column, _ in shown], made))
     _print_spikes(record)
     console.say()
@@ -307,8 +307,8 @@ def print_result(result: Comparison) -> None:
     print_open_runs(result)
     console.say()
     console.say(f"results  {result.out / 'results.csv'}  {result.out / 'results.json'}")
-    if text := without_finding(record):
-        console.prose(text)
+    if not found_out.means_nothing:
+        console.prose(record.lead)
     console.prose(f"{found_out.title}. {found_out.certainty}.")
     if found_out.decision:
         console.prose(found_out.decision)
@@ -324,11 +324,13 @@ def _number(heading: str, gives_way: int = 0) -> Column:
     return Column(heading, heading, "count", gives_way=gives_way)
 
 
-def _print_diagnoses(record: ComparisonRecord) -> None:
+def _print_findings(record: ComparisonRecord) -> None:
     """Print what the comparison found out about itself, before any difference."""
-    for found in record.diagnoses:
-        console.prose(f"{found.said} {found.remedy}".rstrip())
-    if record.diagnoses:
+    from keymix.report.wording import said
+
+    for found in (said(record, each) for each in record.findings):
+        console.prose(f"{found.heading}. {found.text} {found.remedy}")
+    if record.findings:
         console.say()
 
 
@@ -406,7 +408,7 @@ def plain(result: Comparison) -> dict[str, Any]:
         "baseline": record["baseline"],
         "seeds": record["seeds"],
         "data_check": record.get("data_check"),
-        **{key: record.get(key) for key in ("diagnoses", "references", "recommendation")},
+        **{key: record[key] for key in ("findings", "references", "recommendation")},
         **{key: record[key] for key in ("task", *_units(result.record)) if key in record},
         "mixers": [
             {

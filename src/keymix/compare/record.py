@@ -8,22 +8,20 @@ its page's.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
 from keymix.analysis.certainty import (
     CLEAR_SEEDS,
     PROVISIONAL_SEEDS,
-    Recommendation,
     alpha_of_look,
-    recommend,
     smallest_margin,
 )
 from keymix.analysis.statistics import crossed_difference
 from keymix.compare import environments
 from keymix.compare.costs import SpikeRows, spike_table
-from keymix.compare.diagnosis import Found, diagnose
+from keymix.compare.findings import Found, decide, findings
 from keymix.compare.outcome import Rules, Scores, caution, lead, outcome
 from keymix.compare.pictures import Pictures
 from keymix.compare.plan import Plan
@@ -31,19 +29,18 @@ from keymix.compare.references import References
 from keymix.compare.runs import Finished, Reading
 from keymix.data.check import quick_check
 from keymix.data.dataset import ImageData
-from keymix.data.findings import IN_SEQUENCES, LONE_CASE
+from keymix.data.findings import FALSIFIES, IN_SEQUENCES, LONE_CASE, NOTE, SEVERITY
 from keymix.data.record import DataRecord, counts_left_out
 from keymix.mixers.registry import get_mixer_class
 from keymix.mixers.spec import parse_mixer
 from keymix.records import Own
-from keymix.report.checked import Checked, DataCheck, Finding, GradedFinding, Level
+from keymix.report.checked import Checked, DataCheck, DataFinding, GradedFinding, Level
 from keymix.report.formats import listing
 from keymix.report.part import Page, page_of
 from keymix.report.record import (
     ComparedMixer,
     ComparisonRecord,
     CostRow,
-    Diagnosis,
     Measured,
     Outcome,
     OutcomeRow,
@@ -52,7 +49,7 @@ from keymix.report.record import (
     Tuning,
     Which,
 )
-from keymix.report.wording import control_name, unit_of
+from keymix.report.wording import unit_of
 from keymix.train.environment import environment
 
 NARROW = (
@@ -63,7 +60,6 @@ NARROW = (
 _NAMED = 3  # places of a finding that the record names
 _SHOWN = 2  # ... and the terminal
 _SPLITS = {"train": "training", "val": "validation"}
-_LEVELS = {"stops": "stops training", "falsifies": "falsifies results", "warning": "warning"}
 
 
 def make_record(
@@ -111,7 +107,9 @@ def make_record(
     found = Found(
         plan=plan, data=data, done=done, references=references, costs=costs, checked=checked
     )
-    diagnoses = diagnose(found)
+    found_out = findings(found)
+    kinds = {each.kind for each in found_out}
+    intervals = {row.mixer: row.interval for row in outcomes.last}
     here = environments.lines(environment())
     trained_with, places = environments.distinct([reading.environment for reading in done])
     place = dict(zip(((r.run.mixer, r.run.seed) for r in done), places, strict=True))
@@ -120,7 +118,7 @@ def make_record(
     return ComparisonRecord(
         title=title(data),
         facts=facts(plan, data),
-        lead=_lead(diagnoses, outcomes, plan, data),
+        lead=lead(outcomes.last, baseline=plan.baseline, task=task, inputs=data.kind.nouns),
         caution=caution(len(plan.seeds), task=task),
         created=time.strftime("%Y-%m-%d %H:%M %Z"),
         command=plan.command,
@@ -145,10 +143,10 @@ def make_record(
             for e in plan.mixers
         ),
         mechanisms=mechanisms(plan),
-        diagnoses=diagnoses,
+        findings=found_out,
         outcome=outcomes,
         references=references.rows,
-        recommendation=recommended(found, margin, {each.kind for each in diagnoses}),
+        recommendation=decide(found, kinds, intervals),
         tuning=tuning,
         margin=margin,
         looks=looks,
@@ -195,47 +193,7 @@ def _scores(plan: Plan, done: Sequence[Finished], which: Which) -> dict[str, dic
     return table
 
 
-def recommended(
-    found: Found, margin: float | None, diagnosed: Collection[str]
-) -> Recommendation | None:
-    """Recommend a mixer; None where there is no margin to measure it by."""
-    if margin is None:
-        return None
-    if "nothing_learned" in diagnosed:
-        return Recommendation(margin=margin, reason="no model has learned this data")
-    if found.labels("control") and not any(
-        not (each.control or each.reference) for each in found.plan.mixers
-    ):
-        return Recommendation(margin=margin, reason="only controls were compared")
-    if {"control_level", "control_unbeaten"} & {*diagnosed}:
-        control = found.best(found.labels("control"))
-        reason = f"none is shown to beat {control_name(control)}"
-        return Recommendation(margin=margin, reason=reason)
-    means = {label: found.validation(label) for label in found.mixers}
-    costs = {
-        label: (float(cost.step_ms), float(cost.macs or 0))
-        for label, cost in found.costs.items()
-        if cost.step_ms is not None
-    }
-    return recommend(
-        {label: mean for label, mean in means.items() if mean is not None},
-        {label: found.answers(label) for label in found.mixers},
-        costs,
-        margin=margin,
-        score=found.score,
-    )
-
-
 # ---- in words -------------------------------------------------------------------------------
-
-
-def _lead(diagnoses: Sequence[Diagnosis], outcomes: Outcome, plan: Plan, data: DataRecord) -> str:
-    """Say first what is wrong, then what came out; of models that learned nothing nothing more."""
-    first = diagnoses[0] if diagnoses else None
-    if first is not None and first.kind == "nothing_learned":
-        return f"{first.said} {first.remedy}"
-    usual = lead(outcomes.last, baseline=plan.baseline, task=data.task_kind, inputs=data.kind.nouns)
-    return usual if first is None else f"{first.said} {usual}"
 
 
 def title(data: DataRecord) -> str:
@@ -453,19 +411,19 @@ def _plural(n: int, one: str, many: str | None = None) -> str:
 def checked_data(data: ImageData) -> Checked:
     """Run the cheap part of the data check and return what it found."""
     report = quick_check(data)
-    findings = tuple(
-        Finding(
-            level=cast(Level, found.level),
-            what=found.what,
-            count=found.count,
-            where=tuple(found.where[:_NAMED]),
-            remedy=found.remedy,
+    found = tuple(
+        DataFinding(
+            level=cast(Level, each.level),
+            what=each.what,
+            count=each.count,
+            where=tuple(each.where[:_NAMED]),
+            remedy=each.remedy,
         )
-        for found in report.findings
-        if found.level in _LEVELS
+        for each in report.findings
+        if each.level != NOTE
     )
     return Checked(
-        findings=findings,
+        findings=found,
         too_narrow=any(found.what == IN_SEQUENCES for found in report.findings),
         looked_at=report.facts["looked_at"],
         not_looked_at=tuple(report.facts["not_looked_at"]),
@@ -482,7 +440,7 @@ def finding_lines(checked: Checked, data: DataRecord) -> list[str]:
     return [*findings, *filter(None, (found.narrow, found.missed))]
 
 
-def _listed(found: Finding) -> str:
+def _listed(found: DataFinding) -> str:
     """Write what was found with its first places."""
     more = "; …" if found.count > _SHOWN else "."
     return f"{found.what} ({found.count:,}): {'; '.join(found.where[:_SHOWN])}{more}"
@@ -500,7 +458,7 @@ def data_check(checked: Checked, data: DataRecord) -> DataCheck:
     missed = " and ".join(checked.not_looked_at)
     if missed:
         missed = f"Not looked at, since time was short: {missed}; `keymix data check` looks at all."
-    falsified = any(found.level == "falsifies" for found in checked.findings)
+    falsified = any(found.level == FALSIFIES for found in checked.findings)
     return DataCheck(
         findings=tuple(_graded(each, data) for each in checked.findings),
         too_narrow=checked.too_narrow,
@@ -512,7 +470,7 @@ def data_check(checked: Checked, data: DataRecord) -> DataCheck:
     )
 
 
-def _graded(found: Finding, data: DataRecord) -> GradedFinding:
+def _graded(found: DataFinding, data: DataRecord) -> GradedFinding:
     remedy = found.remedy
     return GradedFinding(
         level=found.level,
@@ -520,12 +478,12 @@ def _graded(found: Finding, data: DataRecord) -> GradedFinding:
         count=found.count,
         where=found.where,
         remedy=f"{remedy[0].upper()}{remedy[1:]}." if remedy else "",
-        grade=_LEVELS[found.level],
+        grade=SEVERITY[found.level],
         sentence=_sentence(found, data),
     )
 
 
-def _sentence(found: Finding, data: DataRecord) -> str:
+def _sentence(found: DataFinding, data: DataRecord) -> str:
     """Say in a sentence what a list of splits would not; empty for what is listed."""
     if found.what != LONE_CASE:
         return ""

@@ -22,7 +22,7 @@ from keymix.report.part import Page, Section, Shown, page_of
 from keymix.report.record import ComparisonRecord, DoneRun, OpenRun
 from keymix.report.sections.attention import LEVELS
 from keymix.report.sections.learning import history
-from keymix.report.wording import STATUS, wording
+from keymix.report.wording import STATUS, said, wording
 from keymix.task import Score, Task
 
 SCRIPTS = ("core", "tables", "answer", "attention")
@@ -40,7 +40,7 @@ def render(record: ComparisonRecord) -> str:
     own = [*page.shared_scripts, *own]
     done = [run for run in record.runs if isinstance(run, DoneRun)]
     made = list(sections_of(Shown(record=record, looks=looks, page=page)))
-    said = answer(record)
+    found_out = answer(record)
     view = {
         "r": record,
         "looks": looks,
@@ -52,13 +52,14 @@ def render(record: ComparisonRecord) -> str:
         "label_is": page.label_is,
         "sections": made,
         "pictured": _pictured(record, made),
-        "answer": said,
-        "pick": record.recommendation.pick if record.recommendation else None,
+        "answer": found_out,
+        "findings": [said(record, each) for each in record.findings],
+        "pick": record.recommendation.pick,
     }
     return render_page(
         "report.html.j2",
         view,
-        payload=payload(record, looks, page, subject=said.subject),
+        payload=payload(record, looks, page, subject=found_out.subject),
         scripts=(*SCRIPTS, *own, "pair"),
         package=page.package,
     )

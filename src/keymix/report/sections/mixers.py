@@ -23,7 +23,6 @@ from keymix.report.wording import (
     control_name,
     dense_over,
     with_unit,
-    without_finding,
     wording,
 )
 from keymix.task import Score
@@ -72,7 +71,7 @@ def sections(shown: Shown) -> Iterator[Section]:
         copied={"csv": plain.csv(), "markdown": plain.markdown(), "latex": plain.latex()},
         axis=found.axis,
         others=[] if unsaid else [row for row in record.outcome.last if row.headline],
-        lead=without_finding(record),
+        lead=record.lead,
         roles=roles(record),
         ahead=ahead(record),
         left_out=not record.learned,
@@ -146,7 +145,7 @@ def decision(record: ComparisonRecord, looks: Mapping[str, Look]) -> Decision:
         rows.append((rank, [reference.name, *cells]))
     rows.sort(key=lambda each: -each[0])
     ordered = [cells for _, cells in rows]
-    pick = record.recommendation.pick if record.recommendation else None
+    pick = record.recommendation.pick
     marked = frozenset(i for i, cells in enumerate(ordered) if cells[0] == pick)
     title = f"Every mixer against {record.baseline}"
     return Decision(Table("decision", title, heads, ordered, marked=marked), ends)
@@ -159,11 +158,11 @@ def roles(record: ComparisonRecord) -> str:
         f"{label}: convolutions, no attention, for reference" for label in record.trained_references
     ]
     rule = record.recommendation
-    if rule is not None and rule.margin is not None and rule.pick is not None:
+    if rule.margin is not None and rule.pick is not None:
         within = record.task_kind.score.changed(rule.margin, sign=False)
         made.append(
-            "recommended: the cheapest mixer per training step that keeps up with the best on "
-            f"validation within {within}"
+            "recommended: the cheapest mixer that keeps up with the best on validation within "
+            f"{within}"
         )
     text = "; ".join(made)
     return f"{text[0].upper()}{text[1:]}." if text else ""
