@@ -110,7 +110,7 @@ def test_piped_it_reports_a_table_the_verdicts_and_where_the_report_is(tmp_path,
     assert "\nidentity: not matched: a control keeps its size" in "\n" + captured.err
     record = json.loads((out / "results.json").read_text(encoding="utf-8"))
     assert record["command"].startswith("keymix compare --mixers mhsa --seeds 1")
-    unlearned = any(found["kind"] == "nothing_learned" for found in record["diagnoses"])
+    unlearned = any(found["kind"] == "nothing_learned" for found in record["findings"])
     assert ("- identity: " in captured.out) != unlearned
 
     assert main(["compare", *words, "--json"]) == 0

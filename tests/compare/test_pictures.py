@@ -31,7 +31,7 @@ PICTURE = "data:image/"
 @pytest.fixture(autouse=True)
 def _learned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page has no pictures where no model has learned anything, as after these few steps."""
-    monkeypatch.setattr("keymix.compare.diagnosis.nothing_learned", lambda found: None)
+    monkeypatch.setattr("keymix.compare.findings.nothing_learned", lambda found: None)
 
 
 @pytest.fixture

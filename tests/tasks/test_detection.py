@@ -390,8 +390,8 @@ def test_the_report_shows_precision_classes_and_pictures(compared: Path) -> None
 @pytest.mark.slow
 def test_the_page_is_complete(compared: Path) -> None:
     record = rebuild(compared).record
-    kept = tuple(each for each in record.diagnoses if each.kind != "nothing_learned")
-    record = replace(record, diagnoses=kept)  # in one epoch nothing is
+    kept = tuple(each for each in record.findings if each.kind != "nothing_learned")
+    record = replace(record, findings=kept)  # in one epoch nothing is
     text = unescape(render(record))
     for heading in ("Boxes and masks, by IoU and size", "By class", "What they detect"):
         assert f"<h2>{heading}</h2>" in text

@@ -280,7 +280,7 @@ def plain(result: Comparison) -> dict[str, Any]:
         "baseline": record["baseline"],
         "seeds": record["seeds"],
         "data_check": record.get("data_check"),
-        **{key: record.get(key) for key in ("diagnoses", "references", "recommendation")},
+        **{key: record[key] for key in ("findings", "references", "recommendation")},
         **{key: record[key] for key in ("task", *_units(result.record)) if key in record},
         "mixers": [
             {

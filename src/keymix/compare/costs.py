@@ -26,7 +26,7 @@ from torch import nn
 from keymix.analysis import statistics
 from keymix.analysis.counting import count
 from keymix.analysis.energy import ENERGIES
-from keymix.analysis.measure import measure_interleaved, training_ms, with_peak
+from keymix.analysis.measure import measure_interleaved, training_quartiles_ms, with_peak
 from keymix.analysis.memory import Build, peak_memory, run_pass
 from keymix.analysis.passes import example_for, passes_of
 from keymix.analysis.spikes import spike_study
@@ -254,7 +254,7 @@ def measure(
         measured = {label: with_peak(cost, peaks[label]) for label, cost in measured.items()}
     batch = min(plan.recipe.data.batch_size, effort.batch_size)
     able = {label: model for label, model in sound.items() if label in trained}
-    steps = _training_ms(able, data, batch_size=batch, threads=threads)
+    steps = _training_steps(able, data, batch_size=batch, threads=threads)
     table: dict[str, CostRow] = {}
     for mixer in mixers:
         label = mixer.label
@@ -263,6 +263,7 @@ def measure(
             table[label] = CostRow.unknown(mixer.params, note=note)
             continue
         row, cost = _counted(mixer, models[label], data), measured[label]
+        low, step, high = steps.get(label, (None, None, None))
         notes = [row.note] if row.note else []
         if cost.busy:
             notes.append("times: the machine was busy while they were measured")
@@ -275,16 +276,18 @@ def measure(
             latency_high_ms=cost.latency_q3_ms,
             images_per_s=cost.images_per_s,
             peak_mib=cost.peak_mib,
-            step_ms=steps.get(label),
+            step_low_ms=low,
+            step_ms=step,
+            step_high_ms=high,
             note="; ".join(notes),
         )
     return table, effort
 
 
-def _training_ms(
+def _training_steps(
     models: Mapping[str, nn.Module], data: DataRecord, *, batch_size: int, threads: int
-) -> dict[str, float]:
-    """Time a training step of the models that can make one, milliseconds."""
+) -> dict[str, tuple[float, float, float]]:
+    """Time a training step of the models that can make one: quartiles, milliseconds."""
     shape, passes = input_shape(data), passes_of(data.task)
     able = {}
     for label, model in models.items():
@@ -296,7 +299,7 @@ def _training_ms(
         able[label] = model
     if not able:
         return {}
-    return training_ms(
+    return training_quartiles_ms(
         able,
         shape,
         batch_size=batch_size,

@@ -16,27 +16,25 @@ from keymix.analysis.answers import Answers
 from keymix.analysis.certainty import (
     MARGIN,
     Evidence,
-    Recommendation,
     alpha_of_look,
     judge,
-    recommend,
     smallest_margin,
 )
 from keymix.analysis.statistics import LEVEL, Interval, Summary, crossed_difference
 from keymix.compare.costs import SpikeRows, spike_table
-from keymix.compare.diagnosis import Found, diagnose
+from keymix.compare.findings import Found, decide, findings
 from keymix.compare.pictures import Pictures
 from keymix.compare.plan import Plan
 from keymix.compare.references import References
 from keymix.compare.runs import Finished, Reading, Scores
 from keymix.data.check import quick_check
 from keymix.data.dataset import ImageData
-from keymix.data.findings import IN_SEQUENCES
+from keymix.data.findings import IN_SEQUENCES, NOTE
 from keymix.data.record import DataRecord
 from keymix.mixers.registry import get_mixer_class
 from keymix.mixers.spec import parse_mixer
 from keymix.records import Own
-from keymix.report.checked import Checked, Finding, Level
+from keymix.report.checked import Checked, DataFinding, Level
 from keymix.report.part import page_of
 from keymix.report.record import (
     ComparedMixer,
@@ -52,14 +50,12 @@ from keymix.report.record import (
     Which,
     look_number,
 )
-from keymix.report.wording import control_name
 from keymix.task import Task
 from keymix.train.environment import environment, lines
 from keymix.train.parts import answers_of
 
 _NAMED = 3  # places of a finding of the data check that are kept
 WHICH: tuple[Which, ...] = ("last", "best")
-_LEVELS = ("stops", "falsifies", "warning")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +93,7 @@ def results(
         costs=known.costs,
         checked=known.checked,
     )
-    diagnoses = diagnose(found)
+    found_out = findings(found)
     trained_with, places = _distinct([reading.environment for reading in done])
     place = dict(zip(((r.run.mixer, r.run.seed) for r in done), places, strict=True))
     tested = [reading.tested for reading in done]
@@ -124,10 +120,12 @@ def results(
             for e in plan.mixers
         ),
         mechanisms=_mechanisms(plan),
-        diagnoses=diagnoses,
+        findings=found_out,
         outcome=Outcome(last=last, best=best),
         references=known.references.rows,
-        recommendation=recommended(found, plan.margin, {each.kind for each in diagnoses}),
+        recommendation=decide(
+            found, {each.kind for each in found_out}, {row.mixer: row.interval for row in last}
+        ),
         tuning=known.tuning,
         margin=plan.margin,
         recognised=None if plan.margin is None else _recognised(found, rules.alpha),
@@ -184,37 +182,6 @@ def _recognised(found: Found, alpha: float) -> float | None:
     others = [label for label in found.mixers if label != found.plan.baseline]
     made = [crossed_difference(found.answers(label), base) for label in others]
     return smallest_margin([each for each in made if each is not None], alpha)
-
-
-def recommended(
-    found: Found, margin: float | None, diagnosed: Collection[str]
-) -> Recommendation | None:
-    """Recommend a mixer; None where there is no margin to measure it by."""
-    if margin is None:
-        return None
-    if "nothing_learned" in diagnosed:
-        return Recommendation(margin=margin, reason="no model has learned this data")
-    if found.labels("control") and not any(
-        not (each.control or each.reference) for each in found.plan.mixers
-    ):
-        return Recommendation(margin=margin, reason="only controls were compared")
-    if {"control_level", "control_unbeaten"} & {*diagnosed}:
-        control = found.best(found.labels("control"))
-        reason = f"none is shown to beat {control_name(control)}"
-        return Recommendation(margin=margin, reason=reason)
-    means = {label: found.validation(label) for label in found.mixers}
-    costs = {
-        label: (float(cost.step_ms), float(cost.macs or 0))
-        for label, cost in found.costs.items()
-        if cost.step_ms is not None
-    }
-    return recommend(
-        {label: mean for label, mean in means.items() if mean is not None},
-        {label: found.answers(label) for label in found.mixers},
-        costs,
-        margin=margin,
-        score=found.score,
-    )
 
 
 # ---- every mixer against the baseline --------------------------------------------------------
@@ -343,20 +310,20 @@ def _summary(values: Sequence[float | None]) -> Summary:
 def checked_data(data: ImageData) -> Checked:
     """Run the cheap part of the data check and return what it found."""
     report = quick_check(data)
-    findings = tuple(
-        Finding(
-            level=cast(Level, found.level),
-            what=found.what,
-            count=found.count,
-            where=tuple(found.where[:_NAMED]),
-            remedy=found.remedy,
+    found = tuple(
+        DataFinding(
+            level=cast(Level, each.level),
+            what=each.what,
+            count=each.count,
+            where=tuple(each.where[:_NAMED]),
+            remedy=each.remedy,
         )
-        for found in report.findings
-        if found.level in _LEVELS
+        for each in report.findings
+        if each.level != NOTE
     )
     return Checked(
-        findings=findings,
-        too_narrow=any(found.what == IN_SEQUENCES for found in report.findings),
+        findings=found,
+        too_narrow=any(each.what == IN_SEQUENCES for each in report.findings),
         looked_at=report.facts["looked_at"],
         not_looked_at=tuple(report.facts["not_looked_at"]),
     )

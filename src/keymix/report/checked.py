@@ -12,7 +12,7 @@ Level = Literal["stops", "falsifies", "warning"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class DataFinding:
     """Something that the check of the data found, how often, the first places, and the remedy."""
 
     level: Level
@@ -30,7 +30,7 @@ class Checked:
     images are.
     """
 
-    findings: tuple[Finding, ...]
+    findings: tuple[DataFinding, ...]
     too_narrow: bool
     looked_at: Mapping[str, int]
     not_looked_at: tuple[str, ...]

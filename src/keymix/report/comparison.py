@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keymix.analysis.certainty import Recommendation
+from keymix.analysis.certainty import Decision
 from keymix.errors import UserError
 from keymix.report import charts, frames
 from keymix.report.answer import answer
@@ -100,8 +100,8 @@ class Comparison(Result):
         return self.frame("findings")
 
     @property
-    def decision(self) -> Recommendation | None:
-        """Which mixer to take."""
+    def decision(self) -> Decision:
+        """Which mixer to take, or what is missing to decide it."""
         return self.record.recommendation
 
     @property

@@ -14,7 +14,7 @@ from dataclasses import replace
 from importlib import import_module
 
 from keymix.records import to_json
-from keymix.report import pictures, sections
+from keymix.report import pictures, sections, wording
 from keymix.report.answer import answer
 from keymix.report.charts import Look
 from keymix.report.page import Script, render_page
@@ -22,7 +22,6 @@ from keymix.report.part import Page, Section, Shown
 from keymix.report.record import ComparisonRecord, DoneRun, OpenRun
 from keymix.report.sections.attention import LEVELS
 from keymix.report.sections.learning import history
-from keymix.report.wording import STATUS, wording
 from keymix.report.words import said, say
 from keymix.task import Score, Task
 
@@ -46,7 +45,7 @@ def render(record: ComparisonRecord) -> str:
         "done": len(done),
         "reference_labels": record.trained_references,
         "score": record.task_kind.score,
-        "w": wording(record),
+        "w": wording.wording(record),
         "page": page,
         "say": say,
         "said": said,
@@ -54,7 +53,8 @@ def render(record: ComparisonRecord) -> str:
         "sections": made,
         "pictured": _pictured(record, made),
         "answer": found,
-        "pick": record.recommendation.pick if record.recommendation else None,
+        "findings": [wording.said(record, each) for each in record.findings],
+        "pick": record.recommendation.pick,
     }
     return render_page(
         "report.html.j2",
@@ -148,7 +148,7 @@ def _score(score: Score) -> dict[str, object]:
 
 
 def _run(run: OpenRun | DoneRun, task: Task, page: Page) -> dict[str, object]:
-    known = {"mixer": run.mixer, "seed": run.seed, "status": STATUS[run.status]}
+    known = {"mixer": run.mixer, "seed": run.seed, "status": wording.STATUS[run.status]}
     if isinstance(run, OpenRun):
         return known | {"done": False}
     return known | {

@@ -12,6 +12,7 @@ from typing import Any
 from keymix.report.part import page_of
 from keymix.report.record import ComparisonRecord, CostRow, DoneRun
 from keymix.report.tables import Column, Table
+from keymix.report.wording import said
 
 SCORES = ("mixer", "seed", "epoch", "split", "metric", "value")
 MEASURED = ("latency_ms", "images_per_s", "peak_mib")
@@ -133,5 +134,6 @@ def costs_table(record: ComparisonRecord) -> Table:
 
 def findings_table(record: ComparisonRecord) -> Table:
     """What the comparison found out about itself, the most serious first."""
-    rows = [[each.kind, each.said, each.remedy] for each in record.diagnoses]
+    found = [said(record, each) for each in record.findings]
+    rows = [[each.kind, f"{each.heading}. {each.text}", each.remedy] for each in found]
     return _table("findings", ("kind", "text", "remedy"), rows)

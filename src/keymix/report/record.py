@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from keymix.analysis.certainty import Degree, Direction, Recommendation, Settle
+from keymix.analysis.certainty import Decision, Degree, Direction, Settle
 from keymix.analysis.statistics import Interval, Summary
 from keymix.data.record import DataRecord
 from keymix.errors import UserError
@@ -182,45 +182,15 @@ class Tuning:
     chosen: float
 
 
-DiagnosisKind = Literal[
-    "nothing_learned",
-    "data_problem",
-    "few_units",
-    "constant_predictions",
-    "still_learning",
-    "ceiling",
-    "control_level",
-    "control_unbeaten",
-    "reference_ahead",
-]
-"""What a comparison may find out about itself, the most serious first."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class Diagnosis(Sparse):
-    """Something that a comparison found out about itself, and what to do about it.
+class Finding:
+    """Something that a comparison found out about itself, by its kind, and the numbers of it.
 
-    `heading` is it in a line. `epochs` are those that a longer training would have, where that is
-    the remedy.
+    `keymix.compare.findings` has the kinds; ``templates/findings.txt.j2`` says each in words.
     """
 
-    kind: DiagnosisKind
-    heading: str
-    text: str
-    remedy: str = ""
-    epochs: int | None = None
-
-    @property
-    def said(self) -> str:
-        """Heading and text."""
-        return f"{self.heading}. {self.text}"
-
-    def folded(self, title: str) -> tuple[str, str]:
-        """Return it in a line, and the rest; the line is not what the `title` says already."""
-        if self.heading != title:
-            return self.heading, self.text
-        line, _, rest = self.text.partition(". ")
-        return line.rstrip("."), rest
+    kind: str
+    numbers: Mapping[str, Any] = field(default_factory=dict)
 
 
 # ---- costs ----------------------------------------------------------------------------------
@@ -232,7 +202,8 @@ class CostRow(Sparse):
 
     Multiply-adds are per image, and of spiking models of all `time_steps`; activations are those
     kept to train, bytes per image; latency is at batch 1, its median and quartiles; `peak_mib` that
-    of a training step; `step_ms` its median time, forward and backward, for the batch of costs.
+    of a training step; `step_ms` its median time, forward and backward, for the batch of costs,
+    and `step_low_ms` and `step_high_ms` its quartiles.
     `note` says what is out of the ordinary, `measured` when it was measured.
     """
 
@@ -247,6 +218,8 @@ class CostRow(Sparse):
     note: str = ""
     time_steps: int | None = None
     step_ms: Number | None = None
+    step_low_ms: Number | None = None
+    step_high_ms: Number | None = None
     measured: str | None = None
 
     def __post_init__(self) -> None:
@@ -473,7 +446,7 @@ class ComparisonRecord(Sparse):
         threads: Threads of each.
         mixers: The mixers, in the order of every table.
         mechanisms: What the mixers of which these consist do, in plain words, by name.
-        diagnoses: What the comparison found out about itself, the most serious first.
+        findings: What the comparison found out about itself, the most serious first.
         outcome: Scores, intervals, and how certain the differences are.
         references: Points of reference that no network was trained for.
         recommendation: Which mixer to take.
@@ -510,10 +483,10 @@ class ComparisonRecord(Sparse):
     threads: int
     mixers: tuple[ComparedMixer, ...]
     mechanisms: Mapping[str, str]
-    diagnoses: tuple[Diagnosis, ...]
+    findings: tuple[Finding, ...]
     outcome: Outcome
     references: tuple[ReferenceRow, ...]
-    recommendation: Recommendation | None = None
+    recommendation: Decision
     tuning: Tuning | None = None
     margin: float | None = None
     recognised: float | None = None
@@ -593,9 +566,9 @@ class ComparisonRecord(Sparse):
         return [key for key in found if key != "threads"]
 
     @property
-    def found(self) -> dict[str, Diagnosis]:
+    def found(self) -> dict[str, Finding]:
         """What it found out about itself, by kind."""
-        return {each.kind: each for each in self.diagnoses}
+        return {each.kind: each for each in self.findings}
 
     @property
     def learned(self) -> bool:

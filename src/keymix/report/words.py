@@ -14,6 +14,7 @@ from keymix.data.record import counts_left_out
 from keymix.report import formats
 from keymix.report.part import page_of
 from keymix.report.wording import control_name, unit_of
+from keymix.report.wording import said as finding
 
 
 def say(name: str, *about: Any, **more: Any) -> str:
@@ -41,6 +42,7 @@ def _sentences() -> Any:
         FEWEST=PROVISIONAL_SEEDS,
         formats=formats,
         control_name=control_name,
+        finding=finding,
         unit_of=unit_of,
         page_of=page_of,
         left_out=counts_left_out,

@@ -101,7 +101,7 @@ def decision(record: ComparisonRecord, *, further: bool = False) -> Table:
         cells = _of_reference(reference, [score, *(c.score for c in more)], len(known))
         rows.append((reference.scores.get(score.key), cells))
     rows.sort(key=lambda each: math.inf if each[0] is None else -score.rank(each[0]))
-    pick = record.recommendation.pick if record.recommendation else None
+    pick = record.recommendation.pick
     marked = frozenset(i for i, (_, cells) in enumerate(rows) if cells[0] == pick)
     title = f"{say('title', record)}: test split, last epoch"
     return Table("decision", title, heads, [cells for _, cells in rows], marked=marked)
