@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from few_digits import brittle, small
+from keymix.compare.eta import Estimate, Trial, side_by_side, try_out
 
 from keymix.cli.comparison import Lines
-from keymix.compare.eta import Estimate, Trial, side_by_side, try_out
 from keymix.compare.events import Event, Remaining
 from keymix.data import load
 from keymix.recipes import get
@@ -156,7 +156,6 @@ def test_a_mixer_that_breaks_is_left_out_of_the_estimate(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
 def test_side_by_side_it_is_given_once_and_a_worker_that_dies_takes_one_run_with_it(tmp_path):
     path = brittle(tmp_path, "exits", "import os; os._exit(7)")
     events: list[Event] = []

@@ -39,7 +39,7 @@ def epochs_done(out: Path) -> int:
 
 def kill_after(out: Path, epochs: int, delay: float) -> None:
     """Kill a comparison and all its workers at once, some time after so many epochs are done."""
-    command = Command(*words(out, 2), folder=out.with_suffix(".said"), forked=True)
+    command = Command(*words(out, 2), folder=out.with_suffix(".said"))
     try:
         command.until(lambda: epochs_done(out) >= epochs)
         time.sleep(delay)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,12 @@ import numpy as np
 import pytest
 
 from keymix.compare import folder
-from keymix.compare.folder import write_record
-from keymix.compare.pictures import packed
 from keymix.compare.plan import Plan, PlannedMixer
 from keymix.compare.run import rebuild
 from keymix.data.record import DataRecord
 from keymix.errors import UserError
 from keymix.recipes import get
 from keymix.records import to_json
-from keymix.report.pictures import image_uri
-from keymix.report.record import Attention, CostRow, MapImage, opened
 from keymix.train import files
 from keymix.train.record import EpochLine, RunRecord, SplitScores, Tested
 
@@ -99,24 +94,6 @@ def large(tmp_path_factory) -> Path:
     folder.write_manifest(plan, DATA)
     for mixer, seed in plan.pairs:
         make_run(plan, mixer, seed, rng)
-    weights = rng.random((4, 12, 7, 14, 14))
-    png = image_uri(rng.integers(0, 256, (3, 128, 128), dtype=np.uint8))
-    attention = Attention(
-        images=(MapImage(png=png, label="x", id="y"),) * 4,
-        layers=tuple(f"Block {i + 1} of 12" for i in range(12)),
-        query="",
-        maps={label: packed(weights) for label in LABELS},
-        missing={},
-    )
-    stored = Path(__file__).parents[2] / "docs/results/cifar10-20-epochs/results.json"
-    before = replace(
-        opened(json.loads(stored.read_text("utf-8")), where="it"),
-        attention=attention,
-        collapse=None,
-        costs={label: CostRow.unknown(1, note="") for label in LABELS},
-        runs=(),
-    )
-    write_record(out / "results.json", before)
     return out
 
 
@@ -125,7 +102,7 @@ def test_the_record_of_eighteen_runs_on_ten_thousand_images_is_small(large, monk
     def gone(config: Any) -> None:
         raise UserError("the images are elsewhere")
 
-    monkeypatch.setattr("keymix.compare.run.load_data", gone)
+    monkeypatch.setattr("keymix.compare.pictures.load_data", gone)
     record = to_json(rebuild(large).record)
     assert (large / "results.json").stat().st_size < 5e6
     assert len(record["runs"]) == 18

@@ -16,7 +16,6 @@ from few_digits import small
 import keymix
 from keymix.compare import costs
 from keymix.compare.events import Event
-from keymix.compare.folder import clear
 from keymix.compare.pictures import evenly, normalised
 from keymix.compare.run import Comparison, rebuild
 from keymix.data import load
@@ -215,9 +214,9 @@ def test_spikes_are_read_once_and_again_for_other_weights(copied, monkeypatch):
 
 def test_a_rebuilt_page_has_the_same_and_says_what_was_not_read(copied, with_ann):
     assert rebuild(copied).record.spikes == with_ann.record.spikes
-    path = copied / "spikes.json"
+    path = copied / "costs.json"
     kept = json.loads(path.read_text(encoding="utf-8"))
-    del kept["runs"]["runs/qk_token/seed0"], kept["runs"]["runs/qk_token/seed1"]["sops"]
+    del kept["spikes"]["runs/qk_token/seed0"], kept["spikes"]["runs/qk_token/seed1"]
     path.write_text(json.dumps(kept), encoding="utf-8")
     mixers = to_json(rebuild(copied).record)["spikes"]["mixers"]
     assert mixers["qk_token"]["energy_uj"] == {"n": 0, "mean": None, "sd": None}
@@ -231,17 +230,12 @@ def test_a_rebuilt_page_has_the_same_and_says_what_was_not_read(copied, with_ann
     assert "not measured yet" in page
 
 
-def test_a_comparison_that_is_thrown_away_takes_its_spikes_with_it(copied):
-    clear(copied, [])
-    assert not (copied / "spikes.json").exists()
-
-
 def test_a_study_that_fails_is_a_note_and_the_comparison_stands(copied, monkeypatch):
     def fails(folder: Path, images: Any) -> Any:
         raise UserError("an operation that nobody priced")
 
     monkeypatch.setattr(costs, "_study", fails)
-    (copied / "spikes.json").unlink()
+    (copied / "costs.json").unlink()
     found = spiking(copied, seeds=2)
     row = to_json(found.record)["spikes"]["mixers"]["qk_token"]
     assert row["notes"] == ["an operation that nobody priced"]

@@ -13,9 +13,10 @@ import numpy.typing as npt
 
 from keymix.compare.results import outcome
 from keymix.compare.runs import Scores
-from keymix.records import to_json
+from keymix.records import from_json, to_json
 from keymix.report import comparison_page
 from keymix.report.charts import Look
+from keymix.report.gallery import Pictures
 from keymix.report.part import page_of
 from keymix.report.pictures import image_uri
 from keymix.report.record import ComparisonRecord, opened
@@ -43,16 +44,22 @@ MACHINE = {
     "threads": "1",
 }
 OTHER_MACHINE = MACHINE | {"packages": "torch 2.12.0, timm 1.0.31", "machine": "16 cores"}
+SEEN = ("attention", "collapse", "galleries")
 HEADS, LAYERS, GRID = 3, 4, (6, 6)
 
 
 def typed(record: dict[str, Any]) -> ComparisonRecord:
-    """Open a record as if it had been read from a file."""
-    return opened(record, where="the record")
+    """Open a record as if it had been read from a file; its pictures are apart."""
+    return opened({k: v for k, v in record.items() if k not in SEEN}, where="the record")
+
+
+def pictured(record: dict[str, Any]) -> Pictures:
+    """Open the pictures of a record as if they had been read from their file."""
+    return from_json(Pictures, {k: record[k] for k in SEEN if k in record}, where="the pictures")
 
 
 def render(record: dict[str, Any]) -> str:
-    return comparison_page.render(typed(record))
+    return comparison_page.render(typed(record), pictured(record))
 
 
 def packed(correct: npt.NDArray[np.bool_]) -> str:

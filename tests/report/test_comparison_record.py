@@ -44,7 +44,6 @@ def test_a_record_is_written_as_it_was_read(make: Callable[[], dict[str, Any]]) 
 DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
     r"runs\[0\]\.last\.test": lambda r: r["runs"][0]["last"].update(test=5),
     r"outcome\.last\[1\]\.seeds\.low": lambda r: r["outcome"]["last"][1]["seeds"].update(low="x"),
-    r"attention\.maps": lambda r: r["attention"].update(maps=5),
     "'baseline'": lambda r: r.pop("baseline"),
 }
 

@@ -13,6 +13,7 @@ from synthetic import make_record, typed
 
 import keymix
 from keymix.errors import UserError
+from keymix.records import to_json
 from keymix.report.comparison import RESULTS, Comparison
 from keymix.report.frames import DIFFERENCES, SCORES
 from keymix.report.result import Result
@@ -83,7 +84,8 @@ def test_costs_are_one_row_per_mixer_also_where_they_are_unknown(compared: Compa
 
 
 def test_a_finished_folder_opens_as_it_was(compared: Comparison) -> None:
-    (compared.out / RESULTS).write_text(json.dumps(make_record(2)), encoding="utf-8")
+    stored = json.dumps(to_json(compared.record))
+    (compared.out / RESULTS).write_text(stored, encoding="utf-8")
     opened = keymix.load_results(compared.out)
     assert opened.record == compared.record
     assert opened.scores.equals(compared.scores)

@@ -143,7 +143,7 @@ def test_a_comparison_of_several_processes_saves_their_runs(
     out = tmp_path / "comparison"
     (tmp_path / "waiting.py").write_text(WAITING)
     more: list[Any] = ["--processes", "2", "--import", tmp_path / "waiting.py", "--out", out]
-    command = Command(*COMPARE, *map(str, more), folder=tmp_path / "said", forked=True)
+    command = Command(*COMPARE, *map(str, more), folder=tmp_path / "said")
     commands.append(command)
     command.until(lambda: len(list(tmp_path.glob("waits_*"))) == 2)
     assert command.ended(signal.SIGINT) == 130

@@ -19,8 +19,8 @@ from keymix.train.callbacks import SIGN_OF_LIFE, roughly
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from keymix.compare.events import Event, Remaining, Watcher
-    from keymix.compare.run import Comparison
+    from keymix.compare.events import Event, Watcher
+    from keymix.report.comparison import Comparison
     from keymix.report.record import ComparisonRecord
 
 MOST_MISSING = 6
@@ -43,19 +43,14 @@ def watching() -> Iterator[Watcher]:
 class _Left:
     """The time that is left, computed each time it is shown."""
 
-    def __init__(self) -> None:
-        self._remaining: Remaining | None = None
-
-    def see(self, event: Event) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         from keymix.compare.events import Remaining
 
-        if event.estimate is not None:
-            self._remaining = Remaining(event.estimate)
-        elif self._remaining is not None:
-            self._remaining.see(event)
+        self._remaining = Remaining(clock=clock)
+        self.see = self._remaining.see
 
     def __str__(self) -> str:
-        seconds = None if self._remaining is None else self._remaining.seconds()
+        seconds = self._remaining.seconds()
         return "" if seconds is None else f"about {roughly(seconds)} left"
 
 
@@ -72,7 +67,7 @@ class Lines:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._ended = self._total = 0
-        self._left = _Left()
+        self._left = _Left(clock)
         self._clock = clock
         self._said = clock()
         self._scores: dict[tuple[str, int], str] = {}

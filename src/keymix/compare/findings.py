@@ -36,7 +36,7 @@ from keymix.analysis.statistics import (
     summarize,
 )
 from keymix.compare.defaults import AIM, FLOOR, updates
-from keymix.compare.plan import Plan
+from keymix.compare.question import Plan
 from keymix.compare.references import References
 from keymix.compare.runs import Finished
 from keymix.data.findings import FALSIFIES, IN_SEQUENCES

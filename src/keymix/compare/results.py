@@ -23,8 +23,7 @@ from keymix.analysis.certainty import (
 from keymix.analysis.statistics import LEVEL, Interval, Summary, crossed_difference
 from keymix.compare.costs import SpikeRows, spike_table
 from keymix.compare.findings import Found, decide, findings
-from keymix.compare.pictures import Pictures
-from keymix.compare.plan import Plan
+from keymix.compare.question import Plan
 from keymix.compare.references import References
 from keymix.compare.runs import Finished, Reading, Scores
 from keymix.data.check import quick_check
@@ -73,7 +72,7 @@ class Known:
 
 
 def results(
-    plan: Plan, data: DataRecord, readings: Sequence[Reading], known: Known, pictures: Pictures
+    plan: Plan, data: DataRecord, readings: Sequence[Reading], known: Known
 ) -> ComparisonRecord:
     """Compute the content of ``results.json``."""
     done = [reading for reading in readings if isinstance(reading, Finished)]
@@ -142,9 +141,7 @@ def results(
             for r in readings
         ),
         images=known.images,
-        attention=pictures.attention,
-        collapse=pictures.collapse,
-        own=Own({**own.values, **pictures.own.values}),
+        own=own,
     )
 
 

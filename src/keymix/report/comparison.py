@@ -13,6 +13,7 @@ from keymix.analysis.certainty import Decision
 from keymix.errors import UserError
 from keymix.report import charts, frames
 from keymix.report.answer import answer
+from keymix.report.gallery import NO_PICTURES, Pictures
 from keymix.report.part import Shown
 from keymix.report.record import ComparisonRecord, OpenRun, opened
 from keymix.report.result import Result
@@ -31,8 +32,9 @@ DIFFERENCES = "differences.csv"
 class Comparison(Result):
     """What a comparison found: `scores`, `differences`, `costs` and `findings` as frames.
 
-    ``record`` has everything, as ``results.json`` does; ``out`` is the comparison's folder. Figures
-    are ``"pareto"``, ``"curves"`` and ``"differences"``.
+    ``record`` has everything, as ``results.json`` does; ``out`` is the comparison's folder, and
+    ``pictures`` is what its page shows of models and images. Figures are ``"pareto"``, ``"curves"``
+    and ``"differences"``.
 
     Example:
         >>> result = keymix.compare(data="digits", mixers="mhsa,ska", seeds=2, out="digits-cmp")
@@ -40,8 +42,15 @@ class Comparison(Result):
         >>> result.plot("pareto")
     """
 
-    def __init__(self, *, out: Path, record: ComparisonRecord, notes: tuple[str, ...] = ()) -> None:
-        shown = Shown.of(record)
+    def __init__(
+        self,
+        *,
+        out: Path,
+        record: ComparisonRecord,
+        pictures: Pictures = NO_PICTURES,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        shown = Shown.of(record, pictures)
         super().__init__(
             answer="\n".join(said("answer", answer(record))),
             tables={"comparison": decision(record, further=True), **frames.tables(record)},
@@ -49,7 +58,7 @@ class Comparison(Result):
             page=out / REPORT,
             notes=notes,
         )
-        self.out, self.record = out, record
+        self.out, self.record, self.pictures = out, record, pictures
 
     @property
     def report(self) -> Path:
@@ -115,13 +124,13 @@ class Comparison(Result):
         return self.record.unfinished("missing")
 
 
-def _figures(shown: Shown) -> dict[str, Callable[[Axes], None]]:
+def _figures(shown: Shown) -> dict[str, Callable[[Axes], object]]:
     """Return what draws the score against cost, validation by epoch, and the differences."""
     record = shown.record
     costs = list(cost.scatters(record, shown.looks).values())
     curves = learning.curves(record, shown.looks)
     rows = differences(record, shown.looks)
-    found: dict[str, Callable[[Axes], None]] = {}
+    found: dict[str, Callable[[Axes], object]] = {}
     if costs:
         found["pareto"] = costs[0].draw
     if curves:
@@ -134,7 +143,7 @@ def _figures(shown: Shown) -> dict[str, Callable[[Axes], None]]:
     return found
 
 
-def _with_legend(ax: Axes, draw: Callable[[Axes], None]) -> None:
+def _with_legend(ax: Axes, draw: Callable[[Axes], object]) -> None:
     draw(ax)
     handles, labels = ax.get_legend_handles_labels()
     named = dict(zip(labels, handles, strict=True))

@@ -9,17 +9,17 @@ says what holds for every page, `keymix.report.sections` what this one shows, an
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 
 from keymix.records import to_json
 from keymix.report import pictures, sections, wording
 from keymix.report.answer import answer
-from keymix.report.charts import Look
+from keymix.report.gallery import NO_PICTURES, Pictures
 from keymix.report.page import Script, render_page
 from keymix.report.part import Page, Section, Shown
-from keymix.report.record import ComparisonRecord, DoneRun, OpenRun
+from keymix.report.record import Attention, ComparisonRecord, DoneRun, OpenRun
 from keymix.report.sections.attention import LEVELS
 from keymix.report.sections.learning import history
 from keymix.report.words import said, say
@@ -29,9 +29,9 @@ SCRIPTS = ("core", "tables", "answer", "attention")
 """Files of ``templates/script``, in the order they are joined."""
 
 
-def render(record: ComparisonRecord) -> str:
-    """Render a comparison's record as an HTML document."""
-    shown = Shown.of(record)
+def render(record: ComparisonRecord, pictures: Pictures = NO_PICTURES) -> str:
+    """Render a comparison's results, with the pictures next to them, as an HTML document."""
+    shown = Shown.of(record, pictures)
     looks, page = shown.looks, shown.page
     own: list[Script] = [(page.package, name) for name in page.scripts] or ["contrast"]
     own = [*page.shared_scripts, *own]
@@ -40,6 +40,7 @@ def render(record: ComparisonRecord) -> str:
     found = answer(record)
     view = {
         "r": record,
+        "pictures": pictures,
         "looks": looks,
         "absent": [label for label in record.labels if not record.finished(label)],
         "done": len(done),
@@ -51,7 +52,8 @@ def render(record: ComparisonRecord) -> str:
         "said": said,
         "label_is": page.label_is,
         "sections": made,
-        "pictured": _pictured(record, made),
+        "pictured": say("pictured", record, len({x for each in made for x in each.images})),
+        "lacks_maps": not (pictures.attention or record.task_kind.whole_images),
         "answer": found,
         "findings": [wording.said(record, each) for each in record.findings],
         "pick": record.recommendation.pick,
@@ -59,18 +61,10 @@ def render(record: ComparisonRecord) -> str:
     return render_page(
         "report.html.j2",
         view,
-        payload=payload(record, looks, page, subject=found.subject),
+        payload=payload(shown, subject=found.subject),
         scripts=(*SCRIPTS, *own, "pair"),
         package=page.package,
     )
-
-
-def _pictured(record: ComparisonRecord, made: Sequence[Section]) -> str:
-    """Say how many images of the data the page has pictures of."""
-    number, kind = len({name for section in made for name in section.images}), record.data.kind
-    if not number:
-        return f"It holds no picture of the data{'' if record.images else ': they are left out'}."
-    return f"It holds pictures of {number} test {kind.noun if number == 1 else kind.nouns}."
 
 
 def sections_of(shown: Shown) -> Iterator[Section]:
@@ -102,13 +96,12 @@ DIGITS = 5
 """Significant digits of the curves' values."""
 
 
-def payload(
-    record: ComparisonRecord, looks: Mapping[str, Look], page: Page, *, subject: str = ""
-) -> object:
+def payload(shown: Shown, *, subject: str = "") -> object:
     """Make what the page's script reads: runs, their curves, packed maps, the task's own.
 
     The `subject` is the mixer that the page is about.
     """
+    record, looks, page = shown.record, shown.looks, shown.page
     task = record.task_kind
     return {
         "kind": page.label_is,
@@ -124,8 +117,8 @@ def payload(
             {"key": key, "label": label, "percent": percent}
             for key, label, percent in history(task)
         ],
-        "attention": _attention(record),
-        **_plain(page.of_comparison(record)),
+        "attention": _attention(shown.pictures.attention),
+        **_plain(page.of_comparison(record, shown.pictures)),
     }
 
 
@@ -169,8 +162,7 @@ def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.{DIGITS}g}")
 
 
-def _attention(record: ComparisonRecord) -> dict[str, object] | None:
-    stored = record.attention
+def _attention(stored: Attention | None) -> dict[str, object] | None:
     if not stored or not stored.maps or not any(image.png for image in stored.images):
         return None
     return {

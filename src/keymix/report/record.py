@@ -461,9 +461,7 @@ class ComparisonRecord(Sparse):
         spikes: Of spiking models, what spikes cost.
         runs: The runs, mixer by mixer.
         images: Whether pictures of the data may be in it.
-        attention: Attention maps; None where they could not be read.
-        collapse: How alike neighbouring blocks are; None where that could not be read.
-        own: What the task keeps of it: its page's ``comparison`` and ``pictures``.
+        own: What the task keeps of it: its page's ``comparison``.
     """
 
     format: int = FORMAT
@@ -498,8 +496,6 @@ class ComparisonRecord(Sparse):
     spikes: Spikes | None = None
     runs: tuple[OpenRun | DoneRun, ...]
     images: bool
-    attention: Attention | None
-    collapse: Collapse | None
     own: Own = field(default_factory=Own, metadata=spread())
 
     @property

@@ -39,7 +39,7 @@ class Result:
 
     answer: str
     tables: Mapping[str, Table] = field(default_factory=dict)
-    figures: Mapping[str, Callable[[Axes], None]] = field(default_factory=dict)
+    figures: Mapping[str, Callable[[Axes], object]] = field(default_factory=dict)
     page: Path | None = None
     notes: tuple[str, ...] = ()
 

@@ -55,7 +55,7 @@ class Sheet:
 
 def sections(shown: Shown) -> Iterator[Section]:
     """Show the maps, where there are any; without pictures of the data their numbers alone."""
-    stored = shown.record.attention
+    stored = shown.pictures.attention
     if not stored or not stored.images or not stored.maps or not shown.record.learned:
         return
     if not any(image.png for image in stored.images):

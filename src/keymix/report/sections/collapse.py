@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from keymix.report import charts
-from keymix.report.charts import Line, Look
+from keymix.report.charts import Chart, Line, Look
 from keymix.report.page import by_reason
 from keymix.report.part import Section, Shown
 from keymix.report.record import Collapse
@@ -24,7 +24,7 @@ PLACE = 70
 
 def sections(shown: Shown) -> Iterator[Section]:
     """Show the similarity of neighbours: drawn, or of two blocks as a table."""
-    found = shown.record.collapse
+    found = shown.pictures.collapse
     if found is None or not found.similarity or not shown.record.learned:
         return
     drawn = chart(found, shown.looks)
@@ -67,4 +67,4 @@ def chart(found: Collapse, looks: Mapping[str, Look]) -> Markup | None:
         charts.curves(ax, lines, x_label="blocks compared", y_label="similarity of their maps")
         ax.set_xticks(every, [pairs[i] for i in every])
 
-    return charts.svg(draw, name="Similarity of the attention maps of neighbouring blocks")
+    return Chart("collapse", "Similarity of the attention maps of neighbouring blocks", draw).svg
