@@ -67,6 +67,23 @@ class Attempt:
         return not isinstance(error, Interrupted | MemoryError)
 
 
+FAILURES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    ImportError,
+    LookupError,
+    MemoryError,
+    NameError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What a user's mixer, task or data may raise without ending more than what it was asked for."""
+
+
 def reason(error: BaseException) -> str:
     """Write an error as one line of at most 300 characters; a `UserError` says all by itself."""
     words, kind = " ".join(str(error).split()), type(error).__name__

@@ -14,6 +14,7 @@ import pytest
 from keymix.analysis.statistics import Interval, Summary
 from keymix.cli import main
 from keymix.cli.comparison import print_result
+from keymix.compare.budget import Trial
 from keymix.compare.run import Comparison
 from keymix.report.record import CostRow, Outcome, OutcomeRow, opened
 
@@ -91,7 +92,8 @@ def _no_fresh_process(monkeypatch):
 
     monkeypatch.setattr("keymix.compare.costs.peak_memory", known)
     monkeypatch.setattr("keymix.compare.costs.BUDGET_SECONDS", 0.1)
-    monkeypatch.setattr("keymix.compare.eta.trial_jobs", lambda plan, jobs: [])
+    steady = Trial(step=0.01, image=1e-4)
+    monkeypatch.setattr("keymix.compare.budget.timed", lambda *_, **__: steady)
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ def test_findings_are_reported_before_the_first_run_and_kept(done: Comparison, e
     assert "again.png" in copies
     assert "images with more than one label" in labels
     assert "data_problem" in done.record.found
-    kept = json.loads((done.out / "comparison.json").read_text())["checked"]
+    kept = json.loads((done.out / "plan.json").read_text())["checked"]
     assert {found["level"] for found in kept["findings"]} == {"falsifies"}
     assert kept["looked_at"] == {"images": 42, "of": 42}
     assert not kept["too_narrow"]
@@ -144,9 +144,9 @@ def test_what_was_not_looked_at_is_said(done: Comparison) -> None:
     ],
 )
 def test_a_damaged_record_of_it_is_named(done: Comparison, tmp_path: Path, change) -> None:
-    record = json.loads((done.out / folder.MANIFEST).read_text(encoding="utf-8"))
+    record = json.loads((done.out / folder.PLAN).read_text(encoding="utf-8"))
     checked = {"findings": [], "too_narrow": False, "looked_at": {}, "not_looked_at": []} | change
     text = json.dumps(record | {"checked": checked})
-    (tmp_path / folder.MANIFEST).write_text(text, encoding="utf-8")
+    (tmp_path / folder.PLAN).write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=rf"checked\.{next(iter(change))}"):
-        folder.read_manifest(tmp_path)
+        folder.read(tmp_path)

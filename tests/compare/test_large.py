@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from keymix.compare import folder
-from keymix.compare.plan import Plan, PlannedMixer
+from keymix.compare.question import Plan, PlannedMixer, Question
 from keymix.compare.run import rebuild
-from keymix.data.record import DataRecord
+from keymix.data.record import DataRecord, SameImages
 from keymix.errors import UserError
 from keymix.recipes import get
 from keymix.records import to_json
@@ -48,8 +48,8 @@ def plan_in(out: Path) -> Plan:
         for m in LABELS
     )
     return Plan(
-        recipe=recipe, mixers=mixers, seeds=(0, 1, 2), baseline="softmax", match=None,
-        pooling="avg", pooled_for=(), imports=(), out=out,
+        question=Question(), recipe=recipe, mixers=mixers, specs=LABELS, seeds=(0, 1, 2),
+        baseline="softmax", pooling="avg", pooled_for=(), out=out,
     )  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def make_run(plan: Plan, mixer: PlannedMixer, seed: int, rng: np.random.Generato
 def large(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("large") / "out"
     plan, rng = plan_in(out), np.random.default_rng(0)
-    folder.write_manifest(plan, DATA)
+    folder.keep(folder.Stored(plan=plan, data=SameImages.of(DATA)))
     for mixer, seed in plan.pairs:
         make_run(plan, mixer, seed, rng)
     return out

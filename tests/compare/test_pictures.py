@@ -21,6 +21,7 @@ from keymix import data
 from keymix.cli import main
 from keymix.compare import pictures as looked
 from keymix.compare.pictures import MOST_BYTES, Maps, attention, collapse, packed, thinned
+from keymix.compare.question import Question
 from keymix.compare.run import compare, rebuild
 from keymix.errors import UserError
 from keymix.models import create_model
@@ -135,15 +136,15 @@ def test_the_command_says_it_both_ways(done: Path, capsys: pytest.CaptureFixture
 def test_a_comparison_is_asked_by_its_command(
     words: list[str], asked: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: dict[str, Any] = {}
+    asked_for: list[bool | None] = []
 
-    def stop(**arguments: Any) -> None:
-        given.update(arguments)
+    def stop(question: Question, **more: Any) -> None:
+        asked_for.append(question.images)
         raise UserError("far enough")
 
-    monkeypatch.setattr("keymix.compare.run.compare", stop)
+    monkeypatch.setattr("keymix.compare.run.answer", stop)
     assert main(["compare", *words, "--out", str(tmp_path / "out")]) == 2
-    assert given["images"] is asked
+    assert asked_for == [asked]
 
 
 def test_where_the_data_are_gone_the_earlier_pictures_stay_or_go(

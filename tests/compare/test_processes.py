@@ -104,6 +104,7 @@ def test_a_killed_run_fails_alone_and_resumes(out: Path) -> None:
     def watch(event: Event) -> None:
         events.append(event)
         if (event.kind, event.mixer, event.epoch) == ("epoch", "softmax", 1):
+            wait_for(lambda: len(waiting(out)) == 2)
             os.kill(process_of(first), signal.SIGKILL)
             out.with_name("wait").unlink()
 

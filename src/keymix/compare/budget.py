@@ -3,8 +3,8 @@
 
 A comparison of one's own data, of which nobody says minutes, epochs or a recipe, has `DEFAULT`
 minutes. What gives way, in this order: pixels (`keymix.compare.plan`), epochs down to those of
-`FLOOR` updates, mixers that nobody named, the last first. What was named stays, all seeds and the
-control too. A budget that cannot hold that is refused.
+`FLOOR` updates, mixers that nobody named, the slowest first. What was named stays, all seeds and
+the control too. A budget that cannot hold that is refused.
 """
 
 from __future__ import annotations
@@ -63,21 +63,23 @@ Trials = Mapping[str, Trial]
 """By mixer's label; one that makes no step has none, and its runs will fail as soon."""
 
 
-def timed(
-    recipe: Recipe, data: ImageData, *, threads: int, clock: Clock = time.perf_counter
-) -> Trial:
+def timed(recipe: Recipe, data: ImageData, *, threads: int, clock: Clock | None = None) -> Trial:
     """Time a few training steps of a recipe in this process, on a model of its own.
 
-    A first step of few images says how many a second allows; a compiled model takes full batches.
-    No run and no random state is touched.
+    On a CPU in processor time, which other programs on the machine hardly change. First steps of
+    few images say how many a second allows; a compiled model takes full batches. No run and no
+    random state is touched.
     """
     device = device_of_this_machine()
     workers, full = recipe.data.workers, min(recipe.data.batch_size, len(data.train))
 
     def now() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return clock()
+        if clock is not None:
+            return clock()
+        if device.type != "cuda":
+            return time.process_time() / threads
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
 
     def steps(size: int, *, most: int) -> list[float]:
         """Return the seconds of steps of so many images, each with the wait for its batch."""
@@ -166,7 +168,7 @@ def fit(
 ) -> Fit:
     """Fit epochs, then mixers, into minutes; refuse fewer than the least that can hold it.
 
-    `may_go` are the mixers that may be left out, in the order of the table.
+    `may_go` are the mixers that may be left out, the last first.
     """
     asked, wanted = recipe.schedule.epochs, 60 * minutes
     steps = updates(recipe, load.sizes["train"]) // asked

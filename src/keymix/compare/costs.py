@@ -33,7 +33,7 @@ from keymix.compare.question import Plan, PlannedMixer
 from keymix.compare.runs import Finished, Reading
 from keymix.data.dataset import ImageData
 from keymix.data.record import DataRecord
-from keymix.errors import UserError, reason
+from keymix.errors import FAILURES, UserError, reason
 from keymix.records import from_json, to_json
 from keymix.report.record import (
     CostRow,
@@ -125,7 +125,7 @@ def known_costs(plan: Plan, data: DataRecord) -> tuple[Table, Measured]:
         if mixer.label not in rows:
             try:
                 row = _counted(mixer, model_for(plan.recipe_for(mixer, 0), data), data)
-            except Exception as error:  # a mixer of the user's may be gone
+            except FAILURES as error:  # a mixer of the user's may be gone
                 row = CostRow.unknown(mixer.params, note=f"not counted: {reason(error)}")
             rows[mixer.label] = replace(row, note=f"{row.note}; {NOT_YET}" if row.note else NOT_YET)
     table = {label: rows[label] for label in plan.labels}
@@ -257,7 +257,7 @@ def _training_steps(
         try:
             x = example_for(model, passes, shape, batch_size)
             run_pass(model.train(), x, "training", passes=passes)
-        except Exception:  # a mixer of the user's may fail in training mode alone
+        except FAILURES:  # a mixer of the user's may fail in training mode alone
             continue
         able[label] = model
     if not able:
@@ -276,7 +276,7 @@ def _counted(mixer: PlannedMixer, model: nn.Module, data: DataRecord) -> CostRow
     row = CostRow.unknown(mixer.params, note="")
     try:
         found = count(model, input_shape(data), task=data.task)
-    except Exception as error:  # a mixer of the user's may fail in training mode alone
+    except FAILURES as error:  # a mixer of the user's may fail in training mode alone
         return replace(row, note=f"not counted: {reason(error)}")
     return replace(
         row,
@@ -307,7 +307,7 @@ def _breaks(model: nn.Module, data: DataRecord) -> str | None:
     try:
         with torch.inference_mode():
             model(example_for(model, passes_of(data.task), input_shape(data), 1))
-    except Exception as error:
+    except FAILURES as error:
         return reason(error)
     return None
 
@@ -365,7 +365,7 @@ def _measure_spikes(
     for name in left:
         try:
             row = _study(plan.out / name, images)
-        except Exception as error:  # a mixer of the user's may do what none does
+        except FAILURES as error:  # a mixer of the user's may do what none does
             row = _unknown(reason(error))
         spikes[name] = replace(row, weights=weights_hash(plan.out / name))
     write_json(plan.out / COSTS, replace(kept, spikes=spikes))

@@ -25,7 +25,7 @@ from keymix.compare.question import Plan
 from keymix.compare.runs import Finished, Reading
 from keymix.data.dataset import ImageData, Split
 from keymix.data.record import SameImages
-from keymix.errors import UserError, reason
+from keymix.errors import FAILURES, UserError, reason
 from keymix.hosts import find_host, find_mixers
 from keymix.records import from_json
 from keymix.report.gallery import Gallery, Pictures
@@ -102,7 +102,7 @@ def kept_pictures(
             looked = pictures(plan, runs, data or _loaded(plan, same), images=images)
             kept = Kept(weights=weights, data=same, images=images, pictures=looked)
             write_json(path, kept)
-        except Exception as error:  # the images, the weights or a mixer may be elsewhere
+        except FAILURES as error:  # the images, the weights or a mixer may be elsewhere
             if kept is None:
                 return Pictures(notes=(f"attention maps are left out: {reason(error)}",))
             note = f"pictures of the data are left out: {reason(error)}"
@@ -234,7 +234,7 @@ def _of_each(
     for label, model in models.items():
         try:
             found[label] = look(model)
-        except Exception as error:  # UserError included
+        except FAILURES as error:  # UserError included
             missing[label] = _foreseen(error) or f"its {what} could not be read"
             if not _foreseen(error):
                 notes.append(f"the {what} of {label} could not be read: {reason(error)}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from keymix import recipes
@@ -25,7 +26,6 @@ from keymix.compare.models import (
     choose_mixers,
     choose_seeds,
     fitting,
-    input_shape,
     make_plan,
     share_out,
 )
@@ -35,7 +35,7 @@ from keymix.data.dataset import ImageData
 from keymix.data.events.inputs import sensor_of
 from keymix.data.kinds import IMAGE, RECORDING, InputKind
 from keymix.data.specs import kind_of_spec, task_name
-from keymix.errors import UserError, reason
+from keymix.errors import FAILURES, UserError, reason
 from keymix.models.match import trainable
 from keymix.report.formats import seeds as in_words
 from keymix.task import DEFAULT, Task, get_task
@@ -69,6 +69,8 @@ def resolve(question: Question, before: Plan | None, *, say: Say) -> tuple[Plan,
     7. the budget: pixels, epochs, mixers (`_within`).
     """
     kept = before if before is not None and question.repeats(before.question) else None
+    if kept is not None:
+        question = replace(question, minutes=kept.question.minutes)
     given, cuda = question.given, device_of_this_machine().type == "cuda"
     fresh = question.recipe is None and kept is None
     recipe, why = _before_the_data(question, kept, cuda=cuda)
@@ -96,8 +98,8 @@ def resolve(question: Question, before: Plan | None, *, say: Say) -> tuple[Plan,
         notes = (default_note(recipe, why),) if why else ()
         used = (fresh and defaults.used(recipe)) or _loaded(data)
         plan = replace(plan, seeds=seeds, cannot_sit=reasons, used=used, notes=notes)
-        plain = len(seeds) * bool(question.reference and data.task.plain)  # joins later
-        processes, threads = share_out(len(plan.pairs) + plain, question.processes, cuda=cuda)
+        plan = _with_plain_network(plan, data, before, kept)
+        processes, threads = share_out(len(plan.pairs), question.processes, cuda=cuda)
         if before is not None and before.threads:  # which results depend on, in their last bits
             threads = before.threads
         return replace(plan, processes=processes, threads=threads), data
@@ -114,8 +116,7 @@ def resolve(question: Question, before: Plan | None, *, say: Say) -> tuple[Plan,
         plan = replace(plan, notes=kept.notes, used=kept.used, tuning=kept.tuning)
     elif minutes is not None and plan.baseline in load.trials:
         plan, data, load = _within(plan, data, load, minutes, at_other_size)
-    if question.reference and data.task.plain:
-        plan = _with_plain_network(plan, data, before, load, say=say)
+    plan = _with_its_width(plan, data, load, say=say)
     runs = known | load.runs(plan.recipe)
     plan = replace(
         plan,
@@ -250,17 +251,18 @@ def _load(
 ) -> Load:
     """Time a few steps of mixers; one that makes none is left out, for its runs will fail as soon.
 
-    The plain network, which joins later, takes as long as the baseline.
+    The plain network takes as long as the baseline.
     """
     trials: dict[str, Trial] = {}
     if mixers and say is not None:
         say("timing a few steps of each mixer")
     for mixer in mixers:
-        with suppress(Exception):
-            recipe = plan.recipe_for(mixer, 0)
-            trials[mixer.label] = budget.timed(recipe, data, threads=plan.threads)
-    if plan.question.reference and data.task.plain and plan.baseline in trials:
-        trials[PLAIN] = trials[plan.baseline]
+        with suppress(*FAILURES):
+            if mixer.reference:
+                trials[mixer.label] = trials[plan.baseline]
+            else:
+                recipe = plan.recipe_for(mixer, 0)
+                trials[mixer.label] = budget.timed(recipe, data, threads=plan.threads)
     sizes = data.record().sizes
     return Load(trials=trials, sizes=sizes, seeds=len(plan.seeds), processes=plan.processes)
 
@@ -287,15 +289,16 @@ def _within(
         scaled = load.times(there.step / load.trials[base.label].step)
         if tight or scaled.seconds(other[0].recipe) <= 60 * minutes:
             (plan, data), load = other, scaled
-    may_go = [e.label for e in plan.mixed if not (e.control or e.ann_of)]
-    may_go.remove(plan.baseline)
+    free = [e.label for e in plan.mixed if not (e.control or e.ann_of) and e.label in load.trials]
+    free = sorted({*free} - {plan.baseline}, key=lambda label: load.trials[label].step)
+    plain = [e.label for e in plan.mixers if e.reference]
     found = budget.fit(
         load,
         plan.recipe,
         minutes,
         epochs_stay="schedule.epochs" in question.given,
         may_grow=question.minutes is not None,
-        may_go=may_go[1:] if question.mixers is None else [],
+        may_go=[*plain, *(free[1:] if question.mixers is None else [])],
     )
     stay = [each.label not in found.left_out for each in plan.mixers]
     recipe = defaults.with_epochs(plan.recipe, question.given, found.epochs)
@@ -319,42 +322,51 @@ def _within(
 
 
 def _with_plain_network(
-    plan: Plan, data: ImageData, before: Plan | None, load: Load, *, say: Say
+    plan: Plan, data: ImageData, before: Plan | None, kept: Plan | None
 ) -> Plan:
-    """Add the task's plain network, as wide as the baseline is slow; as wide as it was before."""
-    there = () if before is None else before.mixers
-    known = next((each for each in there if each.model == data.task.plain), None)
-    if known is not None:
-        return replace(plan, mixers=(*plan.mixers, known))
-    say("sizing the plain network, which takes up to 20 s")
-    network = PlannedMixer(
+    """Add the task's plain network: that which the folder has, else one without a width yet."""
+    name, there = data.task.plain, () if before is None else before.mixers
+    network = next((each for each in there if each.reference), None)
+    gave_way = kept is not None and kept.question.reference and network is None
+    if not name or not plan.question.reference or gave_way:
+        return plan
+    network = network or PlannedMixer(
         label=PLAIN,
         slug=PLAIN.replace(" ", "-"),
         control=False,
         reference=True,
         mixes_prefix=True,
         params=0,
-        model=data.task.plain,
+        model=name,
         options={"width": FIRST},
     )
-    base = plan.recipe_for(plan.mixers[plan.labels.index(plan.baseline)], 0)
-    step = load.trials[plan.baseline].step if plan.baseline in load.trials else 1.0
+    return replace(plan, mixers=(*plan.mixers, network))
+
+
+def _with_its_width(plan: Plan, data: ImageData, load: Load, *, say: Say) -> Plan:
+    """Make a plain network that has no width yet as wide as the baseline is slow."""
+    *rest, network = plan.mixers
+    if not network.reference or network.params:
+        return plan
+    say("sizing the plain network")
+    time_of = partial(budget.timed, data=data, threads=plan.threads)
+    base = plan.mixers[plan.labels.index(plan.baseline)]
+
+    def step(width: int) -> float:
+        return time_of(plan.recipe_for(replace(network, options={"width": width}), 0)).step
+
     try:
-        width, took = sized(
-            base, plan.recipe_for(network, 0), data, input_shape(data.record()), step=step
-        )
-    except Exception as error:  # of a baseline of the user's, as its runs will fail
+        wanted = load.trials.get(plan.baseline) or time_of(plan.recipe_for(base, 0))
+        width, took = sized(step, wanted.step)
+    except FAILURES as error:  # of a baseline of the user's, as its runs will fail
         width, how = FIRST, f"not sized, since {plan.baseline} makes no step: {reason(error)}"
     else:
         unlike = "" if 1 - ALIKE <= took <= 1 + ALIKE else ", the nearest that there is"
         how = f"whose training step took {took:.2f} of the time of {plan.baseline}'s{unlike}"
-    network = replace(
-        network,
-        options={"width": width},
-        note=f"no attention: {data.task.plain} of width {width}, {how}.",
-    )
+    note = f"no attention: {network.model} of width {width}, {how}."
+    network = replace(network, options={"width": width}, note=note)
     params = trainable(model_for(plan.recipe_for(network, 0), data.record()))
-    return replace(plan, mixers=(*plan.mixers, replace(network, params=params)))
+    return replace(plan, mixers=(*rest, replace(network, params=params)))
 
 
 # ---- in words -------------------------------------------------------------------------------

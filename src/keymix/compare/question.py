@@ -13,7 +13,6 @@ from keymix.errors import UserError, unknown
 from keymix.models.factory import domain_of
 from keymix.records import to_json
 from keymix.report.record import ComparedMixer, Tuning
-from keymix.task import Score
 from keymix.train.recipe import ModelConfig, Recipe, is_name
 
 _SHARED = ("data", "model", "recipe", "overrides", "epochs", "limit", "match", "tune")
@@ -207,19 +206,3 @@ class Plan:
     def folder(self, mixer: PlannedMixer, seed: int) -> Path:
         """Return the folder of one run."""
         return self.out / "runs" / mixer.slug / f"seed{seed}"
-
-    def job(self, mixer: PlannedMixer, seed: int) -> Job:
-        """Return one run as an executor gets it."""
-        recipe, folder = self.recipe_for(mixer, seed), self.folder(mixer, seed)
-        return Job(mixer=mixer.label, seed=seed, recipe=recipe, folder=folder)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """One run to do."""
-
-    mixer: str  # its label
-    seed: int
-    recipe: Recipe
-    folder: Path
-    score: Score | None = None  # that its epochs are reported by; None: the first of the task

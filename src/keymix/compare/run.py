@@ -191,7 +191,7 @@ def plan_comparison(question: Question, *, progress: Watcher | None = None) -> s
         UserError: As `compare`, before training.
     """
     plan, data = _planned(question, progress or ignore)
-    text = time_left(plan)
+    text = time_left(plan) or "all runs are finished"
     if question.tune is not None:
         text = f"{text}; the tuning before it is not counted"
     return "\n".join(filter(None, (what_it_can_show(plan, data), text)))

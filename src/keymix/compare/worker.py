@@ -32,7 +32,7 @@ import torch
 from keymix.compare import folder
 from keymix.compare.runs import DAMAGED, ERROR, log_of
 from keymix.data.dataset import ImageData
-from keymix.errors import Interrupted, KeymixWarning, UserError, WriteError, reason
+from keymix.errors import FAILURES, Interrupted, KeymixWarning, UserError, WriteError, reason
 from keymix.mixers.registry import import_file
 from keymix.train.checkpoints import DamagedRun
 from keymix.train.engine import train
@@ -71,7 +71,8 @@ def run(
         data=data,
         threads=plan.threads,
     )
-    (place / ERROR).unlink(missing_ok=True)
+    with suppress(OSError):
+        (place / ERROR).unlink()
     try:
         if place.exists():
             with locked(place, "run", patience=PATIENCE):
@@ -83,7 +84,7 @@ def run(
             trained()
     except WriteError:
         raise
-    except Exception as error:  # a mixer of the user's may raise anything
+    except FAILURES as error:  # a mixer of the user's may raise anything
         make_folder(place)
         with suppress(OSError), log_of(place).open("a", encoding="utf-8") as log:
             traceback.print_exc(file=log)
@@ -137,7 +138,7 @@ def serve() -> None:
     out = Path(shared["out"])
     try:
         data = _prepared(shared)
-    except Exception as error:  # of a file of the user's that runs here alone
+    except FAILURES as error:  # of a file of the user's that runs here alone
         send(failed=reason(error)[:_LONGEST])
         return
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -174,7 +175,7 @@ def _prepared(shared: Mapping[str, Any]) -> ImageData | None:
     torch.set_num_threads(1)
     recipe = from_dict(shared["recipe"])
     data = None
-    with suppress(Exception):  # each run says what is wrong
+    with suppress(*FAILURES):  # each run says what is wrong
         data = load_data(recipe.data)
         with torch.device("meta"):
             model_for(recipe, data.record())
@@ -203,7 +204,7 @@ def _child(out: Path, number: int, data: ImageData | None, send: Send) -> NoRetu
             log(message, category, *place, **more)
 
     log, warnings.showwarning = warnings.showwarning, show
-    code = 1
+    code = 70  # EX_SOFTWARE
     try:
         plan = folder.read(out).plan
         _write_to(log_of(plan.folder(*plan.pairs[number])))
@@ -214,10 +215,10 @@ def _child(out: Path, number: int, data: ImageData | None, send: Send) -> NoRetu
     except Interrupted as stop:
         code = stop.exit_code
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
-    except BaseException:  # a forked process never returns into its parent's code
+        code = end.code if isinstance(end.code, int) else code
+    except FAILURES:
         traceback.print_exc()
-    finally:
+    finally:  # a forked process never returns into its parent's code
         with suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
