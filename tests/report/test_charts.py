@@ -1,268 +1,457 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Charts: scales and round ticks, labels that keep apart, marks where they belong, quantities."""
+"""Charts: what is drawn of what is given, how SVG of it behaves in a page; pictures, quantities."""
 
 from __future__ import annotations
 
 import base64
 import io
 import itertools
-import math
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
 
-from each import together
 from keymix.report import formats, pictures
 from keymix.report.charts import (
+    Chart,
+    Dots,
     Line,
-    Look,
     Point,
     Row,
+    axis_of,
+    blank,
     curves,
+    differences,
+    dots,
     floor,
+    front,
+    heat_map,
     log_curves,
+    log_ticks,
     looks,
     outside,
     pareto,
-    scatter,
+    raster,
+    rugs,
     strips,
 )
-from keymix.report.labels import CHAR_WIDTH, place_labels, spread
-from keymix.report.svg import Scale, el, log_ticks, ticks, whole_ticks
+from keymix.report.svg import colours, svg
 from keymix.task import FRACTION, Score
 
 SVG = "{http://www.w3.org/2000/svg}"
 NAMES = ["softmax", "static_key", "conv_static_key", "re_attention", "key_value", "identity"]
 LOOKS = looks(NAMES, baseline="softmax", controls=["identity"])
+TITLES = {"x_label": "x axis", "y_label": "y axis"}
 
 
-def _points(xs: list[float], ys: list[float]) -> list[Point]:
+def points_of(xs: list[float], ys: list[float]) -> list[Point]:
     return [Point(n, LOOKS[n], x, y, 0.01) for n, x, y in zip(NAMES, xs, ys, strict=False)]
 
 
-def test_pareto_front_by_hand():
-    points = _points([1, 2, 3, 4, 1], [0.5, 0.7, 0.6, 0.9, 0.4])
-    assert [p.label for p in pareto(points)] == ["softmax", "static_key", "re_attention"]
+def axes(draw: Callable[..., object], *what: Any, **more: Any) -> Axes:
+    """Draw onto axes of a figure as a notebook has them."""
+    ax = Figure().subplots()
+    draw(ax, *what, **more)
+    return ax
 
 
-def test_of_two_equals_one_is_on_the_front():
-    assert len(pareto(_points([1, 1], [0.5, 0.5]))) == 1
+def texts(ax: Axes) -> list[str]:
+    """The texts in a chart that are no ticks."""
+    return [each.get_text() for each in ax.texts]
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [(0, 1, [0, 0.25, 0.5, 0.75, 1]), (0.932, 0.951, [0.935, 0.94, 0.945, 0.95]), (3, 3, [3])],
-)
-def test_ticks_are_round_and_inside(low, high, expected):
-    assert ticks(low, high) == pytest.approx(expected)
+def hinted(ax: Axes, hint: str) -> list[Any]:
+    """The artists that show a hint beginning so."""
+    return [each for each in ax.findobj() if (each.get_gid() or "").startswith(f"hint:{hint}")]
 
 
-@pytest.mark.parametrize(("ys", "lowest"), [([0.0, 0.0], 0.0), ([0.01, 0.3], 0.0), ([-1, 2], -1)])
-def test_an_axis_that_holds_zero_begins_there_unless_values_are_below(ys, lowest):
-    line = Line("softmax", LOOKS["softmax"], [1, 2], ys)
-    chart = curves([line], x_label="x", y_label="rate", name="n", holds=(0.0,))
-    texts = [t for t in ET.fromstring(chart).iter(f"{SVG}text") if t.get("class") == "tick"]
-    drawn = [
-        float((t.text or "").replace("−", "-")) for t in texts if t.get("text-anchor") == "end"
+def line_of(*ys: float, label: str = "softmax", **bands: Any) -> Line:
+    return Line(label, LOOKS[label], [float(i + 1) for i in range(len(ys))], ys, **bands)
+
+
+def log_lines(**series: list[float]) -> list[Line]:
+    table = looks(list(series), baseline="softmax", controls=["identity", "pooling"])
+    return [Line(name, table[name], [10, 100, 1000], ys) for name, ys in series.items()]
+
+
+ROWS = [
+    Row("static_key", LOOKS["static_key"], 0.01, (-0.3, 0.32), (0.0, 0.02), (0.0, 0.01, 0.02)),
+    Row("key_value", LOOKS["key_value"], -0.01, None, None),
+    Row("identity", LOOKS["identity"], -0.6, (-0.7, -0.5), (-0.65, -0.55)),
+]
+SCORES = points_of([1, 2, 3, 4, 5, 6], [0.95, 0.94, 0.96, 0.93, 0.94, 0.3])
+CHARTS: dict[str, Callable[[Axes], object]] = {
+    "pareto": lambda ax: pareto(ax, SCORES, **TITLES, levels={"largest class": 0.93}),
+    "curves": lambda ax: curves(
+        ax,
+        [line_of(0.2, 0.4, low=[0.1, 0.3], high=[0.3, 0.5]), line_of(0.3, 0.5, label="identity")],
+        **TITLES,
+    ),
+    "log_curves": lambda ax: log_curves(
+        ax, log_lines(**{f"mixer_{i}": [1.0, 5, 50 + i] for i in range(12)}), **TITLES
+    ),
+    "differences": lambda ax: differences(ax, ROWS, baseline="softmax"),
+    "dots": lambda ax: dots(
+        ax, ["cat", "dog"], [Dots("ska", LOOKS["static_key"], [1, None])], x_label="x"
+    ),
+    "rugs": lambda ax: rugs(ax, [Dots("ska", LOOKS["static_key"], [1, 2, None])], x_label="x"),
+    "heat_map": lambda ax: heat_map(ax, [[1, None], [0.5, 0]], names=["1", "2"], label="block"),
+    "raster": lambda ax: (blank(ax, 60, 40), raster(ax, ["0110", "1000"], (0, 0, 40, 20))),
+}
+
+
+# ---- SVG ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_a_chart_has_the_same_bytes_whatever_a_user_has_set(name: str) -> None:
+    made = svg(CHARTS[name], name="n")
+    with matplotlib.rc_context({"font.size": 30, "svg.fonttype": "path", "lines.linewidth": 9}):
+        assert svg(CHARTS[name], name="n") == made
+        assert matplotlib.rcParams["font.size"] == 30
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_a_page_colours_it_and_a_file_has_the_colours_of_light_paper(name: str) -> None:
+    chart = Chart("k", 'A "chart" <b>', CHARTS[name])
+    page, file = ET.fromstring(chart.svg), chart.file
+    assert not re.search(r"#[0-9a-f]{6}", chart.svg)
+    assert "var(--" in chart.svg
+    assert "var(--" not in file
+    assert colours()["paper"] in file
+    for root in (page, ET.fromstring(file)):
+        assert root.get("role") == "img"
+        assert root.get("aria-label") == 'A "chart" <b>'
+    assert page.get("width") is None  # it is as wide as its column
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_texts_stay_texts_inside_the_drawing(name: str) -> None:
+    figure: list[Figure] = []
+    made = svg(lambda ax: (CHARTS[name](ax), figure.append(ax.figure)), name="n")
+    written = {"".join(each.itertext()) for each in ET.fromstring(made).iter(f"{SVG}text")}
+    shown = [t for t in figure[0].findobj(Text) if t.get_text() and t.get_visible()]
+    inside = figure[0].bbox.padded(1)
+    for text in shown:
+        box = text.get_window_extent()
+        if text.get_text() in written:
+            assert inside.contains(box.x0, box.y0), text.get_text()
+            assert inside.contains(box.x1, box.y1), text.get_text()
+    assert written or name == "raster"
+
+
+def test_charts_of_a_page_share_no_ids() -> None:
+    ids = [
+        each
+        for name, draw in CHARTS.items()
+        for chart in (svg(draw, name=name), svg(draw, name=f"{name}, another"))
+        for each in re.findall(r'\bid="([^"]*)"', chart)
     ]
-    assert min(drawn) == lowest
-    (curve,) = (p for p in ET.fromstring(chart).iter(f"{SVG}path") if "curve" in p.get("class", ""))
-    foot = max(float(line.get("y1", 0)) for line in ET.fromstring(chart).iter(f"{SVG}line"))
-    begins = float(curve.get("d", "").split()[1].partition("L")[0])
-    assert (begins == pytest.approx(foot)) == (ys[0] == 0)
+    assert ids
+    assert len(set(ids)) == len(ids)
+    made = svg(CHARTS["curves"], name="n")
+    known = set(re.findall(r'\bid="([^"]*)"', made))
+    assert set(re.findall(r'href="#([^"]*)"|url\(#([^)]*)\)', made)) <= {
+        pair for each in known for pair in ((each, ""), ("", each))
+    }
 
 
-@pytest.mark.parametrize("low", [0.80, 0.875, 0.91, 0.949])
-def test_percent_ticks_are_not_rounded_to_what_they_are_not(low):
-    chart = scatter(_points([1, 2], [low, 0.95]), x_label="x", y_label="y", name="n")
-    drawn = [
-        float(t.text or "")
-        for t in ET.fromstring(chart).iter("{http://www.w3.org/2000/svg}text")
-        if t.get("class") == "tick" and t.get("text-anchor") == "end"
-    ]
-    assert len(drawn) > 1
-    assert np.diff(drawn) == pytest.approx(np.diff(drawn)[0])
+def test_names_are_escaped_and_no_mathematics() -> None:
+    line = replace(line_of(1, 2), label="<b>$x$&")
+    made = svg(lambda ax: curves(ax, [line], x_label="$<i>$", y_label="y"), name="n")
+    root = ET.fromstring(made)
+    assert "<b>$x$&" in [each.text for each in root.iter(f"{SVG}title")]
+    assert "$<i>$" in [each.text for each in root.iter(f"{SVG}text")]
 
 
-def test_scale_of_one_value_does_not_divide_by_zero():
-    scale = Scale.around([0.5, 0.5], 0, 100)
-    assert 0 < scale(0.5) < 100
+def test_a_file_names_its_curves_in_a_legend_and_a_page_does_not() -> None:
+    chart = Chart("k", "n", CHARTS["curves"])
+    for text, there in ((chart.file, True), (chart.svg, False)):
+        written = [each.text for each in ET.fromstring(text).iter(f"{SVG}text")]
+        assert ({"softmax", "identity"} <= set(written)) == there
 
 
-def test_text_and_attributes_are_escaped():
-    made = el("text", "<b>&", title='"quoted"')
-    assert "<b>" not in made
-    assert ET.fromstring(made).text == "<b>&"
-    assert ET.fromstring(made).get("title") == '"quoted"'
+# ---- score and cost -------------------------------------------------------------------------
 
 
-@together
-@pytest.mark.parametrize("seed", range(6))
-def test_labels_of_crowded_points_do_not_overlap(seed):
-    rng = np.random.default_rng(seed)
-    points = [(150 + 40 * rng.random(), 100 + 30 * rng.random()) for _ in NAMES]
-    spots = place_labels(points, NAMES, (40, 0, 390, 240))
-    boxes = []
-    for spot, name in zip(spots, NAMES, strict=True):
-        width = CHAR_WIDTH * len(name)
-        left = {"start": spot.x, "middle": spot.x - width / 2, "end": spot.x - width}[spot.anchor]
-        boxes.append((left, spot.y - 9, left + width, spot.y + 3))
-        assert left >= 40 - 1e-6
-        assert left + width <= 390 + 1e-6
-    for a, b in itertools.combinations(boxes, 2):
-        assert min(a[2], b[2]) <= max(a[0], b[0]) or min(a[3], b[3]) <= max(a[1], b[1])
+def test_pareto_front_by_hand() -> None:
+    points = points_of([1, 2, 3, 4, 1], [0.5, 0.7, 0.6, 0.9, 0.4])
+    assert [p.label for p in front(points)] == ["softmax", "static_key", "re_attention"]
+    assert len(front(points_of([1, 1], [0.5, 0.5]))) == 1
 
 
-def test_charts_are_well_formed_and_name_every_mixer():
-    ys = [0.95, 0.94, 0.96, 0.93, 0.94, 0.3]
-    chart = scatter(_points([1, 2, 3, 4, 5, 6], ys), x_label="x", y_label="y", name="n")
-    text = "".join(ET.fromstring(chart).itertext())
-    for name in NAMES:
-        assert name in text
+def test_every_point_is_named_and_says_its_score() -> None:
+    ax = axes(pareto, SCORES, **TITLES)
+    assert {*NAMES[:-1], "identity (30.0\u00a0%)"} == set(texts(ax))
+    assert hinted(ax, "static_key: 94.0\u00a0%")
 
 
-def test_a_control_far_below_does_not_squash_the_axis():
-    ys = [0.95, 0.94, 0.96, 0.93, 0.94, 0.3]
-    chart = scatter(_points([1, 2, 3, 4, 5, 6], ys), x_label="x", y_label="y", name="n")
-    drawn = [t.text for t in ET.fromstring(chart).iter("{http://www.w3.org/2000/svg}text")]
-    assert "identity (30.0 %)" in drawn
-    assert "40" not in drawn
-
-
-def test_the_front_goes_down_to_the_arrow_of_a_point_below():
-    root = ET.fromstring(scatter(_points([3, 2], [0.95, 0.94]), x_label="x", y_label="y", name="n"))
-    assert len(_front(root)) == 2
+def test_a_control_far_below_does_not_squash_the_axis_and_ends_the_front() -> None:
     points = [
         Point("softmax", LOOKS["softmax"], 3, 0.95),
         Point("identity", LOOKS["identity"], 1, 0.3),
     ]
-    root = ET.fromstring(scatter(points, x_label="x", y_label="y", name="n"))
-    (ax, ay), (bx, by) = _front(root)
-    arrow = next(e for e in root.iter(SVG + "path") if e.get("class") == "bar ctl")
-    assert arrow.get("d", "").startswith(f"M{ax:g} ")
-    assert ay < 280 - 44
-    assert (bx > ax, by < ay) == (True, True)
+    ax = axes(pareto, points, **TITLES)
+    low, high = ax.get_ylim()
+    assert low > 80
+    (arrow,) = [each for each in ax.lines if each.get_marker() == "v"]
+    assert low < arrow.get_ydata()[0] < low + 0.1 * (high - low)
+    assert ax.get_xlim()[0] < 1
+    (dashed,) = [each for each in ax.lines if len(each.get_xdata()) == 2 and each.is_dashed()]
+    assert sorted(dashed.get_xdata()) == [1, 3]
 
 
-def _front(root: ET.Element) -> list[tuple[float, float]]:
-    (line,) = [e for e in root.iter(SVG + "path") if e.get("class") == "front"]
-    steps = line.get("d", "").replace("M", "").split("L")
-    return [(float(step.split()[0]), float(step.split()[1])) for step in steps]
+DISTANCE = Score(
+    key="d", name="distance", short="d", label="distance", better="less", high=None, unit="mm"
+)
 
 
-@pytest.mark.parametrize("draw", ["curves", "scatter"])
-def test_tick_labels_keep_clear_of_the_axis_title(draw):
-    values = [2.3149, 2.31492]
-    if draw == "curves":
-        lines = [Line("softmax", LOOKS["softmax"], [1, 2], values)]
-        chart = curves(lines, x_label="epoch", y_label="training loss", name="n")
-    else:
-        narrow = [0.13149, 0.1314902]
-        points = [
-            Point(n, LOOKS[n], i, v) for i, (n, v) in enumerate(zip(NAMES, narrow, strict=False))
-        ]
-        chart = scatter(points, x_label="x", y_label="y", name="n")
-    for tick in ET.fromstring(chart).iter(SVG + "text"):
-        if tick.get("class") == "tick" and tick.get("text-anchor") == "end":
-            assert float(tick.get("x", "")) - 6.4 * len(tick.text or "") > 15
+def test_where_less_is_better_the_front_is_below_and_a_far_control_leaves_at_the_top() -> None:
+    points = points_of([1, 2, 3, 4], [2.5, 2.1, 2.3, 1.9])
+    assert [p.y for p in front(points, score=DISTANCE)] == [2.5, 2.1, 1.9]
+    far = replace(points[0], look=replace(points[0].look, colour="ctl"), y=40.0)
+    ax = axes(pareto, [far, *points[1:]], **TITLES, score=DISTANCE)
+    assert "softmax (40.0\u00a0mm)" in texts(ax)
+    assert [each for each in ax.lines if each.get_marker() == "^"]
+    assert ax.get_ylim()[1] < 10
+    better = axes(pareto, [replace(far, y=0.1), *points[1:]], **TITLES, score=DISTANCE)
+    assert "softmax" in texts(better)
 
 
-def strips_of(*rows: Row, **more: Any) -> dict[str, ET.Element]:
-    return {name: ET.fromstring(svg) for name, svg in strips(rows, **more).drawn.items()}
+def test_what_is_better_and_cheaper_than_the_baseline_is_shaded() -> None:
+    ax = axes(pareto, points_of([3, 1, 2], [0.6, 0.5, 0.7]), **TITLES, baseline="softmax")
+    (shade,) = hinted(ax, "better, cheaper")
+    box = shade.get_datalim(ax.transData)
+    assert (box.x1, box.y0) == pytest.approx((3, 60))
+    assert (box.x0, box.y1) == pytest.approx((ax.get_xlim()[0], ax.get_ylim()[1]))
 
 
-def classes(root: ET.Element, tag: str) -> list[str]:
-    return [e.get("class") or "" for e in root.iter(SVG + tag)]
+def test_levels_that_coincide_are_named_together_and_far_ones_left_out() -> None:
+    levels = {"largest class": 0.94, "logistic regression": 0.94, "chance": 0.1}
+    ax = axes(pareto, SCORES[:3], **TITLES, levels=levels)
+    assert "largest class, logistic regression" in texts(ax)
+    assert "chance" not in "".join(texts(ax))
 
 
-def test_a_strip_has_both_intervals_and_every_seed_and_survives_missing_ones():
-    drawn = strips_of(
-        Row("static_key", LOOKS["static_key"], 0.01, (-0.3, 0.32), (0.0, 0.02), (0.0, 0.01, 0.02)),
-        Row("key_value", LOOKS["key_value"], -0.01, None, None),
-        Row("identity", LOOKS["identity"], -0.6, (-0.7, -0.5), (-0.65, -0.55)),
+@pytest.mark.parametrize("seed", range(4))
+def test_names_of_crowded_points_do_not_overlap(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    points = points_of(list(1 + 0.1 * rng.random(6)), list(0.9 + 0.01 * rng.random(6)))
+    found: list[Axes] = []
+
+    def draw(ax: Axes) -> None:
+        pareto(ax, [replace(p, spread=0.1) for p in points], **TITLES)
+        found.append(ax)
+
+    svg(draw, name="n")
+    boxes = [Text.get_window_extent(each).padded(-1) for each in found[0].texts]
+    assert len(boxes) == 6
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+
+
+# ---- curves ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ys", "lowest"), [([0.0, 0.0], 0.0), ([0.01, 0.3], 0.0), ([-1, 2], None)])
+def test_an_axis_that_holds_zero_begins_there_unless_values_are_below(
+    ys: list[float], lowest: float | None
+) -> None:
+    low, high = axes(curves, [line_of(*ys)], **TITLES, holds=(0.0,)).get_ylim()
+    assert low == lowest if lowest is not None else low < -1
+    assert high >= max(ys)
+
+
+def test_an_axis_includes_what_it_holds_and_ends_at_what_values_can_be() -> None:
+    near = axes(curves, [line_of(0.94, 0.96)], **TITLES)
+    assert near.get_ylim()[0] > 0.9
+    held = axes(curves, [line_of(0.94, 0.96)], **TITLES, holds=(0.0, 1.0))
+    assert held.get_ylim()[0] == 0
+    assert held.get_ylim()[1] >= 1
+    line = line_of(0.97, 0.98, low=[0.9, 0.9], high=[1.04, 1.06])
+    cut = axes(curves, [line], **TITLES, percent=True, within=(0.0, 1.0))
+    assert cut.get_ylim()[1] == 100
+
+
+def test_bands_and_curves_are_where_their_values_are() -> None:
+    ax = axes(curves, [line_of(0.2, 0.4, low=[0.1, 0.3], high=[0.3, 0.5])], **TITLES, percent=True)
+    (band,) = [c for c in ax.collections if c.get_alpha() is not None]
+    box = band.get_datalim(ax.transData)
+    assert (box.y0, box.y1) == pytest.approx((10, 50))
+    (curve, points) = hinted(ax, "softmax")
+    assert curve.get_ydata() == pytest.approx([20, 40])
+    assert points.get_ydata() == pytest.approx([20, 40])
+
+
+def test_points_are_marked_while_they_are_few_and_epochs_are_whole() -> None:
+    assert len(hinted(axes(curves, [line_of(*range(12))], **TITLES), "softmax")) == 2
+    assert len(hinted(axes(curves, [line_of(*range(40))], **TITLES), "softmax")) == 1
+    one = axes(curves, [line_of(0.5)], **TITLES)
+    assert [each.get_marker() for each in hinted(one, "softmax")][1] == "o"
+    ax = axes(curves, [line_of(1, 2, 3)], **TITLES)
+    assert all(tick == round(tick) for tick in ax.get_xticks())
+
+
+# ---- logarithmic axes -----------------------------------------------------------------------
+
+
+def test_a_control_far_below_leaves_the_chart_and_is_named() -> None:
+    drawn = log_lines(
+        softmax=[1, 10, 100], ska=[2, 20, 200], identity=[0.001] * 3, pooling=[0.2, 2, 9]
     )
-    first, bare, control = drawn.values()
-    lines = classes(first, "line")
-    assert sum(c.startswith("images") for c in lines) == 1
-    assert sum(c.startswith("seeds") for c in lines) == 2  # the interval, and the mean
-    assert len(classes(first, "circle")) == 3
-    assert first.get("aria-label") == (
-        "static_key: +1.0 points; over images 0.0 to +2.0; over seeds and images −30.0 to +32.0"
-    )
-    assert [c for c in classes(bare, "line") if not c.startswith("zero")] == [
-        f"seeds {LOOKS['key_value'].colour}"
-    ]
-    assert "−60.0" in (control.get("aria-label") or "")
-    assert any(c.startswith("bar") for c in classes(control, "path"))  # an arrow at the edge
+    assert floor(drawn) == pytest.approx(0.1)
+    assert [line.label for line in outside(drawn)] == ["identity"]
+    ax = axes(log_curves, drawn, **TITLES)
+    assert set(texts(ax)) == {"softmax", "ska", "pooling"}
+    assert ax.get_ylim()[0] > 0.05
+    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
 
 
-@pytest.mark.parametrize("difference", [0.0, 4e-4, -4e-4])
-def test_no_difference_has_no_sign(difference):
-    (drawn,) = strips_of(Row("key_value", LOOKS["key_value"], difference, None, None)).values()
-    assert drawn.get("aria-label") == "key_value: 0.0 points"
+def test_controls_alone_and_zeros_are_drawn() -> None:
+    ax = axes(log_curves, log_lines(identity=[0, 0.1, 1]), **TITLES)
+    assert list(hinted(ax, "identity")[0].get_ydata()) == [0.1, 1]
 
 
-def test_strips_share_one_axis_and_a_control_within_it_is_drawn_there():
-    rows = [
-        Row("static_key", LOOKS["static_key"], -0.02, (-0.12, 0.08), (-0.04, 0.0)),
-        Row("key_value", LOOKS["key_value"], -0.03, (-0.09, 0.03), (-0.05, -0.01)),
-        Row("identity", LOOKS["identity"], -0.085, (-0.09, -0.08), (-0.1, -0.07)),
-    ]
-    drawn = strips_of(*rows)
-    zero = {
-        line.get("x1")
-        for root in drawn.values()
-        for line in root.iter(SVG + "line")
-        if line.get("class") == "zero"
+def test_names_stand_in_a_column_at_the_ends_and_never_on_each_other() -> None:
+    found: list[Axes] = []
+    svg(lambda ax: (CHARTS["log_curves"](ax), found.append(ax)), name="n")
+    boxes = sorted((Text.get_window_extent(each) for each in found[0].texts), key=lambda b: b.y0)
+    assert len(boxes) == 12
+    assert len({round(box.x0, 1) for box in boxes}) == 1
+    assert boxes[0].x0 > found[0].bbox.x1
+    assert all(low.y1 <= high.y0 + 1 for low, high in itertools.pairwise(boxes))
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(1.2, 2.3), (0.16, 1.16), (49, 196), (1, 1e6), (3, 3.1), (2, 2)]
+)
+def test_a_logarithmic_axis_has_three_ticks_where_it_can(low: float, high: float) -> None:
+    found = log_ticks(low, high)
+    assert 3 <= len(found) <= 7 or high / low < 1.1
+    assert all(low <= value <= high for value in found)
+
+
+# ---- intervals ------------------------------------------------------------------------------
+
+
+def test_a_strip_says_both_intervals_and_survives_missing_ones() -> None:
+    drawn = {name: ET.fromstring(chart).get("aria-label") for name, chart in strips(ROWS).items()}
+    assert drawn == {
+        "static_key": "static_key: +1.0 points; over images 0.0 to +2.0; "
+        "over seeds and images −30.0 to +32.0",
+        "key_value": "key_value: −1.0 points",
+        "identity": "identity: −60.0 points; over images −65.0 to −55.0; "
+        "over seeds and images −70.0 to −50.0",
     }
-    assert len(zero) == 1
-    assert not classes(drawn["identity"], "path")
-    found = strips(rows)
-    assert found.low < -0.1 < 0 < found.high
+    (row,) = strips([replace(ROWS[1], difference=-4e-4)]).values()
+    assert ET.fromstring(row).get("aria-label") == "key_value: 0.0 points"
 
 
-def test_curves_of_one_epoch_and_of_constant_values_are_drawn():
-    line = Line("softmax", LOOKS["softmax"], [1.0], [0.5])
-    flat = Line("key_value", LOOKS["key_value"], [1, 2], [0.5, 0.5], [0.5, 0.5], [0.5, 0.5])
-    for lines in ([line], [flat]):
-        ET.fromstring(curves(lines, x_label="epoch", y_label="y", name="n", percent=True))
-
-
-def test_no_axis_goes_beyond_what_a_score_can_be():
-    line = Line("key_value", LOOKS["key_value"], [1, 2], [0.97, 0.98], [0.9, 0.9], [1.04, 1.06])
-    drawn = curves([line], x_label="x", y_label="y", name="n", percent=True, within=(0.0, 1.0))
-    bands = re.findall(r'<path d="([^"]*)" class="band', drawn)
-    heights = [float(y) for band in bands for y in re.findall(r"[ML][\d.]+ ([\d.]+)", band)]
-    assert min(heights) >= 12.0  # the frame's top
-    row = Row("key_value", LOOKS["key_value"], 0.3, (-1.0, 1.0), (-0.9, 1.0))
-    found = strips([row])
-    assert -1.0 <= found.low < found.high <= 1.0
-
-
-def test_points_of_reference_that_coincide_are_named_together():
-    points = [
-        Point("softmax", LOOKS["softmax"], 1.0, 0.5),
-        Point("x", LOOKS["key_value"], 2.0, 0.5),
-    ]
-    drawn = scatter(
-        points,
-        x_label="x",
-        y_label="y",
-        name="n",
-        levels={"largest class": 0.5, "logistic regression": 0.5},
+def test_a_strip_of_an_error_is_in_its_unit() -> None:
+    row = Row("ska", LOOKS["static_key"], -0.4, (-0.9, 0.1), (-0.5, -0.3))
+    (drawn,) = strips([row], score=DISTANCE, units="cases").values()
+    assert ET.fromstring(drawn).get("aria-label") == (
+        "ska: −0.4 mm; over cases −0.5 to −0.3; over seeds and cases −0.9 to +0.1"
     )
-    assert ">largest class, logistic regression<" in drawn
+
+
+def test_differences_have_both_intervals_every_seed_and_arrows_beyond_the_axis() -> None:
+    ax = axes(differences, ROWS, baseline="softmax")
+    low, high = axis_of(ROWS)
+    assert ax.get_xlim() == (low, high)
+    assert low > -0.1  # the control does not squash the rest
+    first = [each for each in ax.lines if list(each.get_ydata())[:1] == [0.0]]
+    spans = [list(each.get_xdata()) for each in first if len(each.get_xdata()) == 2]
+    assert [0.0, 0.02] in spans
+    assert [low, high] in spans  # over few seeds, cut at both ends
+    assert [0.0, 0.01, 0.02] in [list(each.get_xdata()) for each in first]
+    arrows = [(e.get_marker(), e.get_ydata()[0]) for e in ax.lines if e.get_marker() in ("<", ">")]
+    assert arrows == [("<", 0.0), (">", 0.0), ("<", 2)]
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["static_key", "key_value", "identity"]
+
+
+def test_an_axis_of_differences_holds_a_near_control_and_ends_at_what_scores_can_be() -> None:
+    near = Row("identity", LOOKS["identity"], -0.03, (-0.04, -0.02), (-0.035, -0.025))
+    low, high = axis_of([ROWS[1], near])
+    assert low < -0.04 < 0 < high
+    wide = Row("key_value", LOOKS["key_value"], 0.3, (-1.0, 1.0), (-0.9, 1.0))
+    assert axis_of([wide]) == (-1.0, 1.0)
+    low, high = axis_of([Row("key_value", LOOKS["key_value"], 0.0, None, None)])
+    assert low < 0 < high
+
+
+# ---- rows, squares --------------------------------------------------------------------------
+
+
+def test_dots_lie_in_the_row_of_their_name_with_their_interval() -> None:
+    series = [
+        Dots("a", LOOKS["softmax"], [1.0, None], [(0.5, 2.0), None]),
+        Dots("b", LOOKS["key_value"], [3.0, 4.0]),
+    ]
+    ax = axes(dots, ["cat", "dog"], series, x_label="x", apart=True)
+    places = {each.get_gid(): each for each in ax.findobj() if "hint:" in (each.get_gid() or "")}
+    assert {gid.removeprefix("hint:") for gid in places} == {"a, cat: 1", "b, cat: 3", "b, dog: 4"}
+    rows = {gid: round(each.get_ydata()[0]) for gid, each in places.items()}
+    assert list(rows.values()) == [0, 0, 1]
+    assert places["hint:a, cat: 1"].get_ydata()[0] != places["hint:b, cat: 3"].get_ydata()[0]
+    assert [0.5, 2.0] in [list(each.get_xdata()) for each in ax.lines]
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["cat", "dog"]
+
+
+def test_many_values_have_a_stroke_each() -> None:
+    ax = axes(rugs, [Dots("a", LOOKS["softmax"], [1.0, None, -2.0])], x_label="x")
+    (strokes,) = hinted(ax, "a: -2.0 to +1.0")
+    assert list(strokes.get_xdata()) == [1.0, -2.0]
+
+
+def test_heat_maps_are_opaque_by_value_and_grey_where_there_is_none() -> None:
+    values = [[1.0, 0.25], [None, -0.5]]
+    ax = axes(
+        heat_map, values, names=["a", "b"], label="block", high=1.0, signed=True, numbers=True
+    )
+    mesh = ax.collections[0]
+    mesh.update_scalarmappable()
+    shown = [matplotlib.colors.to_hex(each[:3]) for each in mesh.get_facecolor()]
+    known = colours()
+    assert shown == [known["c1"], known["c1"], known["grid"], known["c0"]]
+    assert [each[3] for each in mesh.get_facecolor()] == pytest.approx([1, 0.25, 1, 0.5], abs=0.03)
+    assert "−0.50" in texts(ax)
+    plain = axes(heat_map, [[-0.5]], names=["a"], label="block").collections[0]
+    plain.update_scalarmappable()
+    assert plain.get_facecolor()[0][3] == 0
+
+
+def test_numbers_are_written_into_a_heat_map_only_where_they_fit() -> None:
+    def written(count: int) -> int:
+        names = [str(i) for i in range(count)]
+        values = [[0.25] * count] * count
+        return len(texts(axes(heat_map, values, names=names, label="head", numbers=True)))
+
+    assert (written(8), written(9)) == (64, 0)
+
+
+def test_a_raster_has_a_box_for_each_run_of_spikes() -> None:
+    ax = axes(raster, ["1101", "0111"], (10, 0, 40, 20))
+    boxes = [p.get_extents().bounds for p in ax.patches[0].get_path()._iter_connected_components()]
+    assert boxes == [(10, 0, 20, 10), (40, 0, 10, 10), (20, 10, 30, 10)]
+    assert len(axes(raster, ["0000"], (10, 0, 40, 20)).patches) == 2
+
+
+# ---- looks ----------------------------------------------------------------------------------
 
 
 def test_every_mixer_has_a_marker_of_its_own():
     names = [f"mixer_{i}" for i in range(8)]
     both = looks([*names, "identity", "plain"], controls=["identity"], references=["plain"])
-    assert len({look.marker for look in both.values()}) == 10
+    assert len({(look.marker, look.colour == "ctl") for look in both.values()}) == 10
 
 
 def test_looks_are_distinct_and_baseline_and_controls_stand_apart():
@@ -274,6 +463,30 @@ def test_looks_are_distinct_and_baseline_and_controls_stand_apart():
     )
     assert len({each.colour for each in both.values()}) == 3
     assert [each.neutral for each in both.values()] == [False, True, True]
+
+
+def test_a_mixer_has_one_colour_whatever_is_next_to_it() -> None:
+    found = looks(["pooling", "key_value", "static_key"], controls=["pooling"])
+    again = looks(["static_key", "re_attention", "key_value"], baseline="softmax")
+    for name in ("key_value", "static_key"):
+        assert found[name].colour == again[name].colour
+    of_runs = looks(["runs/a", "runs/b"], mixers={"runs/a": "key_value", "runs/b": "static_key"})
+    assert of_runs["runs/b"].colour == found["static_key"].colour
+
+
+def test_labels_have_distinct_colours_as_long_as_there_are_colours() -> None:
+    several = [f"static_key(pos_dim={i})" for i in range(8)]
+    assert len({look.colour for look in looks(several).values()}) == 8
+    assert len(looks([*several, "key_value"])) == 9
+
+
+def test_a_legend_s_key_is_drawn_like_the_mixer_and_hidden_from_readers() -> None:
+    key = LOOKS["key_value"].key
+    assert f"var(--{LOOKS['key_value'].colour})" in key
+    assert ET.fromstring(key).get("aria-hidden") == "true"
+
+
+# ---- pictures, quantities -------------------------------------------------------------------
 
 
 def _decode(uri: str) -> np.ndarray:
@@ -318,156 +531,3 @@ def test_quantities_are_written_for_people():
     assert formats.three_digits(0.1234) == "0.123"
     empty = (formats.percent, formats.points, formats.count, formats.rate, formats.mib)
     assert {write(None) for write in empty} == {formats.MISSING}
-
-
-DISTANCE = Score(
-    key="d", name="distance", short="d", label="distance", better="less", high=None, unit="mm"
-)
-
-
-def test_where_less_is_better_the_front_is_below_and_a_far_control_leaves_at_the_top():
-    points = _points([1, 2, 3, 4], [2.5, 2.1, 2.3, 1.9])
-    assert [p.y for p in pareto(points, score=DISTANCE)] == [2.5, 2.1, 1.9]
-    far = replace(points[0], look=replace(points[0].look, colour="ctl"), y=40.0)
-    chart = scatter([far, *points[1:]], x_label="x", y_label="y", name="n", score=DISTANCE)
-    assert "(40.0 mm)" in chart
-    assert "%" not in chart.replace("100%", "")
-    scatter([replace(far, y=0.1), *points[1:]], x_label="x", y_label="y", name="n", score=DISTANCE)
-
-
-def test_a_strip_of_an_error_is_in_its_unit():
-    look = looks(["softmax", "ska"], baseline="softmax")["ska"]
-    row = Row("ska", look, -0.4, (-0.9, 0.1), (-0.5, -0.3))
-    (drawn,) = strips_of(row, score=DISTANCE, units="cases").values()
-    assert drawn.get("aria-label") == (
-        "ska: −0.4 mm; over cases −0.5 to −0.3; over seeds and cases −0.9 to +0.1"
-    )
-
-
-def test_what_is_better_and_cheaper_than_the_baseline_is_shaded():
-    points = _points([3, 1, 2], [0.6, 0.5, 0.7])
-    root = ET.fromstring(scatter(points, x_label="x", y_label="y", name="n", baseline="softmax"))
-    (shade,) = [e for e in root.iter(SVG + "rect") if e.get("class") == "better"]
-    right = float(shade.get("x", "")) + float(shade.get("width", ""))
-    foot = float(shade.get("y", "")) + float(shade.get("height", ""))
-    (dot,) = [e for e in root.iter(SVG + "circle") if e.get("class") == "dot ink"]
-    assert (right, foot) == pytest.approx((float(dot.get("cx", "")), float(dot.get("cy", ""))))
-
-
-# ---- logarithmic axes ---------------------------------------------------------------------
-
-
-def log_lines(**series: list[float]) -> list[Line]:
-    table = looks(list(series), baseline="softmax", controls=["identity", "pooling"])
-    return [Line(name, table[name], [10, 100, 1000], ys) for name, ys in series.items()]
-
-
-def test_equal_factors_are_equal_lengths() -> None:
-    scale = Scale(1, 100, 50, 250, log=True)
-    assert [scale(v) for v in (1, 10, 100)] == pytest.approx([50, 150, 250])
-    assert Scale(5, 5, 0, 10, log=True)(5) == 5
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "wanted"),
-    [
-        (0.5, 2000, [1, 10, 100, 1000]),
-        (0.5, 40, [1, 3, 10, 30]),
-        (1.5, 12, [2, 5, 10]),
-        (0.002, 0.3, [0.003, 0.01, 0.03, 0.1, 0.3]),
-    ],
-)
-def test_ticks_are_round_and_at_least_three_where_they_can(low, high, wanted) -> None:
-    assert log_ticks(low, high) == pytest.approx(wanted)
-
-
-@together
-@pytest.mark.parametrize(
-    "wanted",
-    [[10.0, 11, 12], [0, 0, 0, 0], [99, 100, 100], [5, 50, 51, 95], [100, 0, 50, 50, 50, 50]],
-)
-def test_places_keep_apart_and_in_order(wanted: list[float]) -> None:
-    placed = spread(wanted, 12, 0, 100)
-    ordered = sorted(placed)
-    assert all(b - a >= 12 - 1e-6 for a, b in itertools.pairwise(ordered))
-    assert min(placed) >= 0
-    assert max(placed) <= 100 + 1e-6
-    by_wish = sorted(range(len(wanted)), key=lambda i: wanted[i])
-    assert [placed[i] for i in by_wish] == ordered
-
-
-def test_places_that_fit_stay() -> None:
-    assert spread([10, 40, 90], 12, 0, 100) == [10, 40, 90]
-    assert spread([], 12, 0, 100) == []
-
-
-def test_a_control_far_below_leaves_the_chart_and_is_named() -> None:
-    drawn = log_lines(
-        softmax=[1, 10, 100], ska=[2, 20, 200], identity=[0.001] * 3, pooling=[0.2, 2, 9]
-    )
-    assert floor(drawn) == pytest.approx(0.1)
-    assert [line.label for line in outside(drawn)] == ["identity"]
-    chart = log_curves(drawn, x_label="x", y_label="y", name="n")
-    assert set(re.findall(r"<title>([^<]*)</title>", chart)) == {"softmax", "ska", "pooling"}
-    numbers = [float(v) for v in re.findall(r'y="([-\d.]+)"', chart)]
-    assert max(numbers) <= 300
-
-
-def test_controls_alone_and_zeros_are_drawn() -> None:
-    chart = log_curves(log_lines(identity=[0, 0.1, 1]), x_label="x", y_label="y", name="n")
-    assert "nan" not in chart
-    assert math.isfinite(float(re.findall(r'd="M([\d.]+)', chart)[0]))
-
-
-def test_names_stand_at_the_ends_and_never_on_each_other() -> None:
-    made = {f"mixer_number_{i}": [1.0, 5, 50 + i / 10] for i in range(12)}
-    chart = log_curves(log_lines(**made), x_label="x", y_label="y", name="n")
-    spots = re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*class="label', chart)
-    ys = sorted(float(y) for _, y in spots)
-    assert len(ys) == 12
-    assert all(b - a >= 12 for a, b in itertools.pairwise(ys))
-    assert len({x for x, _ in spots}) == 1
-
-
-def test_points_are_marked_where_asked() -> None:
-    drawn = log_lines(softmax=[1, 10, 100], ska=[2, 20, 200])
-    chart = log_curves(drawn, x_label="x", y_label="y", name="n", marked=["softmax"])
-    assert re.findall(r'class="dot (\w+)', chart) == ["ink"] * 3
-    lonely = [Line("one", Look("c0", "square", "one"), [49], [3.0])]
-    assert 'class="dot c0"' in log_curves(lonely, x_label="x", y_label="y", name="n")
-
-
-@pytest.mark.parametrize(("low", "high"), [(-9.3, 14.1), (0.41, 0.59), (0, 1), (96.2, 99.4)])
-def test_an_axis_has_three_ticks_or_more(low: float, high: float) -> None:
-    found = ticks(low, high, 5)
-    assert 3 <= len(found) <= 7
-    assert all(low <= value <= high for value in found)
-
-
-@pytest.mark.parametrize(("low", "high"), [(1.2, 2.3), (0.16, 1.16), (49, 196), (1, 1e6)])
-def test_a_logarithmic_axis_has_three_ticks_or_more(low: float, high: float) -> None:
-    found = log_ticks(low, high)
-    assert 3 <= len(found) <= 7
-    assert all(low * 0.99 <= value <= high * 1.01 for value in found)
-
-
-def test_a_mixer_has_one_colour_whatever_is_next_to_it() -> None:
-    found = looks(["pooling", "key_value", "static_key"], controls=["pooling"])
-    again = looks(["static_key", "re_attention", "key_value"], baseline="softmax")
-    for name in ("key_value", "static_key"):
-        assert found[name].colour == again[name].colour
-    of_runs = looks(["runs/a", "runs/b"], mixers={"runs/a": "key_value", "runs/b": "static_key"})
-    assert of_runs["runs/b"].colour == found["static_key"].colour
-
-
-def test_labels_have_distinct_colours_as_long_as_there_are_colours() -> None:
-    several = [f"static_key(pos_dim={i})" for i in range(8)]
-    assert len({look.colour for look in looks(several).values()}) == 8
-    assert len(looks([*several, "key_value"])) == 9
-
-
-def test_blocks_have_whole_ticks() -> None:
-    assert whole_ticks(1, 12) == [2, 4, 6, 8, 10, 12]
-    assert whole_ticks(1, 3) == [1, 2, 3]
-    assert whole_ticks(0.5, 0.9) == []
-    assert whole_ticks(0, 100) == [0, 20, 40, 60, 80, 100]

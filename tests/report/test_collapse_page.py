@@ -12,7 +12,6 @@ from test_html import read, words
 
 from keymix.analysis.collapse_record import CollapseRecord
 from keymix.records import from_json
-from keymix.report.charts import Line, Look, as_file, curves, heat_map
 from keymix.studies.collapse.page import answer
 
 
@@ -53,9 +52,6 @@ def test_the_answer_of_several_models_compares_them() -> None:
     assert answer_of(vit, deep | {"random": True}) == "vit: Headline of vit"
 
 
-SVG = "{http://www.w3.org/2000/svg}"
-
-
 @pytest.fixture(scope="module")
 def page() -> str:
     return render(collapse_record())
@@ -65,7 +61,7 @@ def test_tags_nest_and_nothing_is_fetched(page: str) -> None:
     reader = read(page)
     assert reader.open == []
     assert all(address.startswith(("data:", "#")) for address in reader.addresses)
-    assert not re.search(r"url\((?!['\"]?data:)", page)
+    assert not re.search(r"url\((?!['\"]?(data:|#))", page)
 
 
 def test_the_verdict_of_every_model_comes_first(page: str) -> None:
@@ -90,10 +86,10 @@ def test_curves_overlay_models_and_break_where_blocks_cannot_be_compared(page: s
     # nine measures and the depths; pairs twice a model; one Theta
     assert len(charts) == 10 + 6 + 1
     adjacent = next(chart for chart in charts if "(Eq. 7; Fig. 4, 5 and 8a)" in chart)
-    drawn = re.findall(r'class="curve [^"]*"><title>([^<]*)', adjacent)
-    assert [drawn.count(name) for name in ("vit", "swin")] == [1, 2]
+    drawn = re.findall("<title>([^<]*)", adjacent)  # of a curve, and of its points
+    assert [drawn.count(name) / 2 for name in ("vit", "swin")] == [1, 2]
     features = next(chart for chart in charts if "Fig. 4 and 8b" in chart)
-    assert len(re.findall(r'class="curve', features)) == 3
+    assert features.count("<title>") / 2 == 3
 
 
 def test_one_model_has_no_chart_of_depths() -> None:
@@ -123,59 +119,7 @@ def test_the_table_holds_what_was_read_of_each_block(page: str) -> None:
     assert swin[4][1:6] == ["–"] * 5
 
 
-def test_heat_maps_are_opaque_by_value_and_grey_where_there_is_none() -> None:
-    drawn = heat_map(
-        [[1.0, 0.25], [None, -0.5]],
-        names=["a", "b"],
-        label="block",
-        name="x",
-        signed=True,
-        numbers=True,
-    )
-    cell = r'width="150" height="150" class="(\w+)"(?: fill-opacity="([\d.]+)")?'
-    cells = re.findall(cell, drawn)
-    assert cells == [("heat", "1.00"), ("heat", "0.25"), ("hole", ""), ("cold", "0.50")]
-    assert "−0.50" in drawn
-    plain = heat_map([[-0.5]], names=["a"], label="block", name="x")
-    assert 'height="300" class="cold" fill-opacity="0.00"' in plain
-
-
-def test_numbers_are_written_into_a_heat_map_only_where_they_fit() -> None:
-    def written(count: int) -> int:
-        names = [str(i) for i in range(count)]
-        values = [[0.25] * count] * count
-        drawn = heat_map(values, names=names, label="head", name="x", numbers=True)
-        return drawn.count('class="inside"')
-
-    assert (written(8), written(9)) == (64, 0)
-
-
 def test_the_rank_is_a_share_of_the_most_that_it_can_be() -> None:
     drawn = files(collapse_record())["collapse-rank.svg"]
     assert "min(N, C): 48 in vit, 48 in" in drawn
-    ticks = re.findall(r'text-anchor="end" class="tick">([\d.]+)', drawn)
-    assert {"0", "100"} <= set(ticks)
-
-
-def test_a_file_is_complete_with_colours_and_its_legend() -> None:
-    look = Look("c1", "square", "a")
-    line = Line("a <b>", look, [1, 2], [0.25, 0.5])
-    made = as_file(curves([line], x_label="x", y_label="y", name="n"), {"a <b>": look})
-    root = ET.fromstring(made)
-    assert "var(--" not in made
-    assert "#c4490f" in root.find(f"{SVG}style").text  # type: ignore[operator, union-attr]
-    assert "a <b>" in [t.text for t in root.iter(f"{SVG}text")]
-    _, _, _, height = map(float, root.attrib["viewBox"].split())
-    assert max(float(t.attrib["y"]) for t in root.iter(f"{SVG}text")) < height
-
-
-def test_an_axis_includes_the_values_asked_for() -> None:
-    line = Line("a", Look("c1", "square", "a"), [1, 2], [0.94, 0.96])
-    said = {"x_label": "x", "y_label": "y", "name": "n"}
-
-    def ticks(svg: str) -> list[float]:
-        return [float(t) for t in re.findall(r'text-anchor="end" class="tick">([\d.]+)<', svg)]
-
-    assert min(ticks(curves([line], **said))) > 0.9
-    marks = ticks(curves([line], **said, holds=(0.0, 1.0)))
-    assert (min(marks), max(marks)) == (0.0, 1.0)
+    assert {">0<", ">100<"} <= set(re.findall(r">\d+<", drawn))

@@ -30,7 +30,7 @@ def test_tags_nest_and_nothing_is_fetched(page: str) -> None:
     reader = read(page)
     assert reader.open == []
     assert all(address.startswith(("data:", "#")) for address in reader.addresses)
-    assert not re.search(r"url\((?!['\"]?data:)", page)
+    assert not re.search(r"url\((?!['\"]?(data:|#))", page)
 
 
 def test_the_page_holds_every_mixer_in_every_part(page: str) -> None:
@@ -66,10 +66,9 @@ def test_charts_name_every_curve_and_say_what_lies_below(page: str) -> None:
     assert len(charts) == 6
     latency, ratio = charts[1], charts[4]
     assert "Multiply-adds per parameter against tokens N" in ratio
-    drawn = re.findall(r'class="curve [^"]*"><title>([^<]*)', latency)
-    assert len(drawn) == len(MIXERS) - 1
+    assert len(set(re.findall("<title>([^<]*)", latency))) == len(MIXERS) - 1
     assert "Below the axis: identity (at most 0.001)" in words(page)
-    assert len(re.findall(r'class="label t-', ratio)) == len(MIXERS) - len(CONTROLS)
+    assert len(set(re.findall("<title>([^<]*)", ratio))) == len(MIXERS) - len(CONTROLS)
 
 
 def answer_of(*found: tuple[str, int], **more: object) -> str:

@@ -74,7 +74,7 @@ def test_page_asks_nothing_of_the_network(page):
     assert reader.addresses
     assert all(address.startswith(("data:", "#")) for address in reader.addresses)
     assert "@import" not in page
-    assert not re.search(r"url\((?!['\"]?data:)", page)
+    assert not re.search(r"url\((?!['\"]?(data:|#))", page)
 
 
 def test_the_policy_lets_the_page_s_own_script_run_and_nothing_else(page):

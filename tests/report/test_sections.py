@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import xml.etree.ElementTree as ET
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from synthetic import (
 from keymix.mixers.registry import aliases_of, short_name
 from keymix.records import from_json
 from keymix.report import charts, comparison_page, page, sections
-from keymix.report.by_class import Spread, dots, histograms
+from keymix.report.by_class import by_class
 from keymix.report.charts import looks
 from keymix.report.formats import percent, points
 from keymix.report.labels import short_labels
@@ -157,25 +156,17 @@ def test_confusions_are_shares_of_the_true_class_s_answers():
     assert pair.share == pytest.approx(27 / (36 * 3))
 
 
-def spreads(classes: int) -> list[Spread]:
+@pytest.mark.parametrize(("classes", "marks"), [(5, 10), (300, 2)])
+def test_few_classes_have_a_dot_a_mixer_and_many_a_row_a_mixer(classes: int, marks: int):
     rng = np.random.default_rng(0)
-    return [
-        Spread(m, LOOKS[m], [(f"c{i}", float(rng.normal(0, 0.03))) for i in range(classes)])
-        for m in ("static_key", "key_value")
-    ]
-
-
-def test_few_classes_have_a_dot_a_mixer_and_many_a_bar_a_bin():
-    few = ET.fromstring(dots(spreads(5), baseline="softmax"))
-    assert len([e for e in few.iter() if "dot" in (e.get("class") or "")]) == 10
-    many = ET.fromstring(histograms(spreads(300), baseline="softmax"))
-    paths = [e for e in many.iter(f"{SVG}path") if "count" in (e.get("class") or "")]
-    assert len(paths) == 2
-    heights = [
-        float(part.rpartition("v")[2]) for p in paths for part in p.get("d", "").split("M")[1:]
-    ]
-    assert min(heights) == pytest.approx(-26)
-    assert max(heights) < -2
+    scores = {m: {0: list(rng.random(classes))} for m in ("softmax", "static_key", "key_value")}
+    names = [f"c{i}" for i in range(classes)]
+    found = by_class(scores, names, LOOKS, "softmax")
+    assert found.chart is not None
+    hints = re.findall(r"<title>(\w+)(?:, (c\d+))?", found.chart)
+    assert len(hints) == marks
+    assert {mixer for mixer, _ in hints} == {"static_key", "key_value"}
+    assert {name for _, name in hints} == ({*names} if classes == 5 else {""})
 
 
 def test_packed_maps_come_back_within_a_level():
@@ -281,7 +272,7 @@ def test_mixers_a_stage_keep_the_stages_that_set_them_apart():
     assert short_labels(brief) == {label: label for label in brief}
     assert short_labels(["sep_conv/" * 6 + "softmax"]) != {}
     wide = "static_key(head_dim=33)/static_key(head_dim=33)/softmax"
-    assert short_labels([wide, "softmax"], 250)[wide] == "static_key/static_key/softmax"
+    assert short_labels([wide, "softmax"], 35)[wide] == "static_key/static_key/softmax"
 
 
 def test_stages_of_spiking_mixers_take_their_short_names() -> None:
@@ -331,7 +322,7 @@ def test_quoted_commands_are_set_as_code(text: str, shown: str) -> None:
 
 def test_curves_are_of_the_epochs_that_every_run_has(monkeypatch):
     drawn: list[charts.Line] = []
-    monkeypatch.setattr(charts, "curves", lambda lines, **more: drawn.extend(lines))
+    monkeypatch.setattr(charts, "curves", lambda ax, lines, **more: drawn.extend(lines))
     record = make_record()
     mixer = record["baseline"]
     own = [run for run in record["runs"] if run["mixer"] == mixer]

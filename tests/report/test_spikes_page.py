@@ -24,12 +24,9 @@ from test_html import read, words
 from keymix.analysis.spikes_record import Part, SpikesRecord, part_of, parts
 from keymix.records import from_json
 from keymix.report import formats
-from keymix.report.charts import as_file
-from keymix.studies.spikes.charts import LEFT, WIDTH, of_tokens, on_image
+from keymix.studies.spikes.charts import of_tokens, on_image
 from keymix.studies.spikes.page import files
 from keymix.studies.spikes.tables import answer, headline, rates_of, tables
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +38,7 @@ def test_tags_nest_and_nothing_is_fetched(page: str) -> None:
     reader = read(page)
     assert reader.open == []
     assert all(address.startswith(("data:", "#")) for address in reader.addresses)
-    assert not re.search(r"url\((?!['\"]?data:)", page)
+    assert not re.search(r"url\((?!['\"]?(data:|#))", page)
 
 
 def test_hostile_names_stay_text(page: str) -> None:
@@ -141,37 +138,17 @@ def test_energy_is_added_up_by_part() -> None:
     assert part_of("head") == "head"
 
 
-def _boxes(svg: str, kind: str) -> list[list[tuple[float, ...]]]:
-    drawn = re.findall(rf'<path d="([^"]*)" class="{kind}"', svg)
-    return [
-        [tuple(map(float, box)) for box in re.findall(r"M([\d.]+) ([\d.]+)h([\d.]+)", one)]
-        for one in drawn
-    ]
-
-
-def test_a_raster_has_a_box_for_each_run_of_spikes() -> None:
-    attention, keys, masked = _boxes(of_tokens(typed_raster()), "spikes")
-    cell = (WIDTH - LEFT - 4) / 4
-    assert [(box[0], box[2]) for box in attention] == [(LEFT, pytest.approx(2 * cell))]  # 1100 of 4
-    assert [round((box[0] - LEFT) / cell) for box in keys] == [0, 3, 1]
-    assert [round(box[2] / cell) for box in keys] == [2, 1, 3]
-    assert [round(box[2] / cell) for box in masked] == [2, 1]
-
-
-def test_attention_lies_on_the_image_step_by_step() -> None:
-    svg = on_image(typed_raster(), "data:image/png;base64,AAAA")
-    first, second = _boxes(svg, "lit")
-    assert first == []
-    assert [round((box[0] - 108) / (100 / 3)) for box in second] == [1, 2]
-    assert svg.count("<image ") == 2
-    assert "step 2: 50 %" in svg
-    assert "<image " not in on_image(typed_raster(), None)
-
-
-def test_files_carry_the_styles_of_rasters() -> None:
-    svg = as_file(of_tokens(typed_raster()))
-    assert "svg .spikes { fill: #1c2026; }" in svg
-    assert svg.index(".spikes") < svg.index("</style>")
+def test_a_raster_is_drawn_of_tokens_and_over_the_image_step_by_step() -> None:
+    found = typed_raster()
+    photo = spikes_record()["studies"][0]["photo"]
+    for chart, images, texts in (
+        (of_tokens(found), 0, {"A_t", "K", "X'", "1", "3", "4", "token"}),
+        (on_image(found, photo), 2, {"step 1: 0 %", "step 2: 50 %"}),
+        (on_image(found, None), 0, {"step 1: 0 %", "step 2: 50 %"}),
+    ):
+        assert set(re.findall("<text [^>]*>([^<]*)", chart.svg)) == texts
+        assert chart.svg.count("<image ") == images
+        assert "block 1, head 1 of 2, step 2 of 2" in chart.caption
 
 
 def test_energies_have_units() -> None:

@@ -153,6 +153,7 @@ def frame(ax: Axes, x_label: str, y_label: str = "", *, grid: str = "y") -> None
 
 def blank(ax: Axes, wide: float, high: float) -> None:
     """Make the axes a canvas of so many pixels, from its top left."""
+    ax.figure.set_layout_engine("none")
     ax.set_position((0, 0, 1, 1))
     ax.set_axis_off()
     ax.set(xlim=(0, wide), ylim=(high, 0))
@@ -424,19 +425,18 @@ def log_curves(ax: Axes, lines: Sequence[Line], *, x_label: str, y_label: str) -
         axis.set_ticks(at_axis, [_shortened(value) for value in at_axis])
         axis.set_ticks([], minor=True)
     names = [shorten(line.look.short, 18) for line in shown]
-    ends = [(line.xs[-1], line.ys[-1]) for line in shown]
-    _names(ax, names, ends, [line.look for line in shown], column=True)
+    last = [(line.xs[-1], line.ys[-1]) for line in shown]
+    _names(ax, names, last, [line.look for line in shown], column=True)
 
 
 def log_ticks(low: float, high: float) -> list[float]:
     """Return powers of ten within the range, and closer round values where those are few."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    inside: list[float] = []
-    for factors in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), np.arange(1, 10, 0.1)):
+    for factors in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), np.arange(1, 10, 0.25)):
         inside = [f * 10.0**e for e in powers for f in factors if low <= f * 10.0**e <= high]
         if len(inside) >= 3:
-            break
-    return inside
+            return inside
+    return [low, high]
 
 
 def _shortened(value: float) -> str:
@@ -608,10 +608,9 @@ def heat_map(
     from matplotlib.colors import ListedColormap, to_rgb
 
     known, count, low = colours(), len(values), -high if signed else 0.0
-    shades = ListedColormap(
-        [(*to_rgb(known["c1" if v > 0 else "c0"]), abs(v)) for v in np.linspace(low / high, 1, 41)]
-    )
-    shades.set_bad(known["grid"])
+    levels = np.linspace(low / high, 1, 41)
+    shades = ListedColormap([(*to_rgb(known["c1" if v > 0 else "c0"]), abs(v)) for v in levels])
+    shades = shades.with_extremes(bad=known["grid"])
     table = np.array(values, dtype=float)
     made = ax.pcolormesh(np.ma.masked_invalid(table), cmap=shades, vmin=low, vmax=high)
     every = [i + 0.5 for i in range(0, count, -(-count // 8))]

@@ -96,7 +96,7 @@ def _drawn(draw: Draw, size: tuple[float, float], attributes: str) -> str:
         text = re.sub(pattern, written, text, flags=re.DOTALL)
     # ids of one chart are not those of another on its page
     own = hashlib.sha256(f"{attributes}{text}".encode()).hexdigest()[:8]
-    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{own}-", text)
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>k{own}-", text)
     halo = f"paint-order: stroke; stroke: {known['paper']}; stroke-width: 3px"
     text = text.replace('<text style="', f'<text style="{halo}; ')
     return (
