@@ -222,6 +222,14 @@ def test_where_nothing_is_certain_no_mixer_is_shown_to_differ() -> None:
     assert (said.subject, said.degree) == ("static_key", "unclear")
 
 
+def test_no_title_says_that_none_differs_where_one_does() -> None:
+    better = {"key_value": (0.03, "clear", "better")}
+    said = found(decided=undecided("static_key"), **better)
+    assert said.title.startswith("key_value is better than softmax")
+    said = found(decided=taken("static_key"), **better)  # which may cost less
+    assert said.title == "static_key is not shown to differ from softmax"
+
+
 def test_where_only_controls_were_compared_they_are_the_answer() -> None:
     record = record_of(identity=(-0.03, "clear", "worse"))
     kept = {"softmax", "identity"}
