@@ -141,6 +141,34 @@ def test_a_gpu_that_does_not_answer_ends_the_process(
     assert gpu.measured(rows["good"])
 
 
+@pytest.mark.slow
+def test_why_a_test_failed_is_kept_though_the_time_is_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_slices, "ROOT", tmp_path)
+    lines = "import pytest, time\npytestmark = pytest.mark.gpu\n"
+    lines += "def test_fails():\n    assert 1 == 2, 'a fault'\n"
+    lines += "def test_lasts():\n    time.sleep(60)\n"
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_made.py").write_text(lines)
+    (tmp_path / "tests" / "test_unread.py").write_text("import none_such  # pytest.mark.gpu")
+    row = gpu_slices.gpu_tests(Setting(device="cpu", until=time.time() + 22))
+    assert row["cut"]
+    failed, unread = row["wrong"]
+    assert failed.startswith("tests/test_made.py::test_fails: ")
+    assert "a fault" in failed
+    assert unread == "tests/test_unread.py"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qk_channel", "qk_token", "spike_driven", "spiking_self"])
+def test_float32_holds_the_gradients_of_the_example_of_spikes(name: str) -> None:
+    row = gpu_slices.errors_of(name, Setting(device="cpu"))
+    assert not row["wrong"]
+    assert {*row["paths"]} >= {"reference", "blocked"}
+    assert all(dtypes["float32"]["gradient"] < 1e-4 for dtypes in row["paths"].values())
+
+
 def test_the_page_is_what_the_results_say() -> None:
     assert gpu.PAGE.read_text(encoding="utf-8") == gpu.page(gpu.OUT)
 
@@ -179,9 +207,8 @@ def test_the_command_needs_no_installed_keymix_and_takes_wheels(tmp_path: Path) 
     )
     record = json.loads((tmp_path / "b.json").read_text())
     assert "1 of 1 measured" in done.stdout
-    assert (record["commit"], record["command"].split()) == (
-        "abc",
-        [*words.split(), "--commit", "abc"],
-    )
+    assert record["commit"] == "abc"
+    said = "--slices b --device cpu --tiny --minutes 2 --wheels WHEELS --commit abc"
+    assert record["command"] == said  # no path of this machine
     assert record["machine"]["torch"]
     assert (tmp_path / "seen").exists()

@@ -99,29 +99,32 @@ def test_results_csv_names_distances_by_their_unit(done):
 
 
 def test_pictures_are_the_models_answers_on_images_chosen_by_the_truth(done, folder):
-    gallery = to_json(done.record)["gallery"]
+    gallery = to_json(done.record)["galleries"]["masks"]
     data = load(f"masks:{folder}", image_size=SIDE, val_fraction=1 / 6, test_fraction=0.4)
     scans = data.test.scans
     assert scans is not None
     assert gallery["names"] == [scans.scan_id(i) for i in range(TEST)]
-    chosen = [gallery["names"].index(item["id"]) for item in gallery["slices"]]
+    scenes = gallery["scenes"]
+    chosen = [gallery["names"].index(scene["name"]) for scene in scenes]
     truth = torch.stack([data.test.mask(i) for i in chosen])
     ignored = truth == IGNORE
-    assert gallery["ignored"]
+    assert gallery["about"] == {"seed": 0, "distinct": False, "empty": True, "ignored": True}
     areas = ((truth > 0) & ~ignored).sum((1, 2)).tolist()
-    assert [item["area"] for item in gallery["slices"]] == areas
-    assert len({item["case"] for item in gallery["slices"][:4]}) == 4
     assert areas[5] == 0 < min(areas[:5])
     model = load_run(done.out / "runs/softmax/seed0").model("last")
     with torch.inference_mode():
         said = model(normalised(data, data.test, chosen)).argmax(1)
     counts = overlap_counts(said.numpy(), truth.numpy(), num_classes=3, multilabel=False)
-    cells = gallery["predictions"]["softmax"]
-    assert [c["jaccard"] for c in cells] == pytest.approx(mean_jaccard(counts, (1, 2)), abs=1e-6)
-    assert [c["found"] for c in cells] == ((said > 0) & ~ignored).sum((1, 2)).tolist()
-    for true, item in zip(truth.numpy(), gallery["slices"], strict=True):
-        layer = Image.open(io.BytesIO(base64.b64decode(item["truth"].partition(",")[2])))
-        drawn = np.array(layer)
+    panels = [
+        next(p for p in scene["panels"] if "softmax" in p.get("mixers", ())) for scene in scenes
+    ]
+    shares = mean_jaccard(counts, (1, 2))
+    assert [p["text"] for p in panels[:5]] == [f"IoU {100 * s:.1f}\u00a0%" for s in shares[:5]]
+    found = ((said > 0) & ~ignored).sum((1, 2)).tolist()
+    assert panels[5]["text"] == "rightly nothing" or panels[5]["text"].startswith(f"{found[5]:,} ")
+    for true, scene in zip(truth.numpy(), scenes, strict=True):
+        png = scene["panels"][0]["layer"].partition(",")[2]
+        drawn = np.array(Image.open(io.BytesIO(base64.b64decode(png))))
         assert ((drawn[..., 3] > 0) == (true > 0)).all()
         assert (drawn[true == IGNORE] == (*GREY, GROUND)).all()
 
@@ -166,7 +169,7 @@ def test_a_rebuilt_page_is_the_same_and_without_images_keeps_its_pictures(
     out = tmp_path / "out"
     shutil.copytree(done.out, out)
     same = to_json(rebuild(out).record)
-    for key in ("outcome", "gallery", "attention", "runs", "classes", "method", "facts"):
+    for key in ("outcome", "galleries", "attention", "runs", "classes", "method", "facts"):
         assert same[key] == to_json(done.record)[key]
 
     def gone(*args: Any) -> None:
@@ -174,7 +177,7 @@ def test_a_rebuilt_page_is_the_same_and_without_images_keeps_its_pictures(
 
     monkeypatch.setattr("keymix.compare.run.load_data", gone)
     kept = rebuild(out)
-    assert to_json(kept.record)["gallery"] == to_json(done.record)["gallery"]
+    assert to_json(kept.record)["galleries"] == to_json(done.record)["galleries"]
     assert "kept as they were" in kept.notes[0]
 
 

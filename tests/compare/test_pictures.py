@@ -86,14 +86,17 @@ def data_ids() -> list[str]:
 
 
 def test_the_gallery_is_of_the_mixers_without_the_control(done: Path) -> None:
-    gallery = record_of(done)["gallery"]
-    assert gallery["mixers"] == ["softmax", "static_key"]
-    assert gallery["seeds"] == 2
-    assert 0 < len(gallery["disagreements"]) <= 12
-    for image in gallery["disagreements"]:
-        assert len({answer["answer"] for answer in image["answers"].values()}) == 2
-    for image in gallery["errors"]:
-        assert any(answer["answer"] != image["true"] for answer in image["answers"].values())
+    galleries = record_of(done)["galleries"]
+    for gallery in galleries.values():
+        assert gallery["about"]["mixers"] == gallery["about"]["seeds"] == 2
+        for scene in gallery["scenes"]:
+            answered = [mixer for panel in scene["panels"][1:] for mixer in panel["mixers"]]
+            assert sorted(answered) == ["softmax", "static_key"]
+    assert 0 < len(galleries["disagreements"]["scenes"]) <= 12
+    for scene in galleries["disagreements"]["scenes"]:
+        assert len({panel["text"] for panel in scene["panels"][1:]}) == 2
+    for scene in galleries["errors"]["scenes"]:
+        assert not all(panel["right"] for panel in scene["panels"][1:])
 
 
 def test_pictures_are_left_out_for_good_until_they_are_asked_for(done: Path) -> None:
@@ -155,7 +158,7 @@ def test_where_the_data_are_gone_the_earlier_pictures_stay_or_go(
     before = record_of(done)
     no_data(monkeypatch)
     rebuild(done)
-    assert record_of(done)["gallery"] == before["gallery"]
+    assert record_of(done)["galleries"] == before["galleries"]
     assert record_of(done)["attention"] == before["attention"]
     rebuild(done, images=False)
     assert not has_pictures(done)
@@ -168,7 +171,7 @@ def test_masks_leave_their_gallery_out_too(done_masks: Path) -> None:
     assert has_pictures(done_masks)
     rebuild(done_masks, images=False)
     assert not has_pictures(done_masks)
-    assert "gallery" not in record_of(done_masks)
+    assert "galleries" not in record_of(done_masks)
     assert record_of(done_masks)["attention"]["maps"]
 
 
@@ -176,7 +179,7 @@ def test_an_image_of_two_sections_is_counted_once(done_masks: Path) -> None:
     rebuild(done_masks)
     record = record_of(done_masks)
     names = {image["label"] for image in record["attention"]["images"]}
-    names |= {image["id"] for image in record["gallery"]["slices"]}
+    names |= {scene["name"] for scene in record["galleries"]["masks"]["scenes"]}
     assert f"It holds pictures of {len(names)} test images." in page_of(done_masks)
 
 

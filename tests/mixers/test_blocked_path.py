@@ -186,6 +186,7 @@ def test_auto_takes_blocks_where_maps_are_large(monkeypatch: pytest.MonkeyPatch)
     convolved = make("conv_static_key", {"resize": "interpolate"})
     assert explain_backend(convolved, shape=(10, 6, 12)).name == "reference"  # image by image
     assert explain_backend(convolved, shape=(1, 20, 12)).name == "blocked"
+    assert explain_backend(convolved, "cuda", shape=(1, 20, 12)).name == "reference"
     with torch.no_grad():
         assert explain_backend(convolved, shape=(13, 6, 12)).name == "reference"
         assert explain_backend(convolved, shape=(14, 6, 12)).name == "blocked"
@@ -193,6 +194,7 @@ def test_auto_takes_blocks_where_maps_are_large(monkeypatch: pytest.MonkeyPatch)
     assert explain_backend(attention, shape=(10, 6, 12)).name == "sdpa"
     coded = make("key_value", {"pos_dim": 4})
     assert explain_backend(coded, shape=(10, 6, 12)).name == "blocked"
+    assert explain_backend(coded, "cuda", shape=(10, 6, 12)).name == "sdpa"
     with torch.no_grad():
         assert explain_backend(coded, shape=(10, 6, 12)).name == "sdpa"
 

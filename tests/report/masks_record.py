@@ -34,44 +34,34 @@ def ellipse(rng: np.random.Generator, shift: float = 0.0) -> np.ndarray:
 
 def made_up_gallery(labels: Sequence[str], names: Sequence[str], images: int) -> dict[str, Any]:
     paint = colours_of(len(names))
-    slices, predictions = [], {label: [] for label in labels}
+    scenes = []
     for i in range(6):
         area = i < 5
         rng = np.random.default_rng(i)
         picture = np.clip(rng.normal(90, 20, (1, SIDE, SIDE)), 0, 255).astype(np.uint8)
         seeds = [10 * i + c for c in range(len(names))]
         true = np.stack([ellipse(np.random.default_rng(seed)) & area for seed in seeds])
-        slices.append(
-            {
-                "id": f"case{7 * i}_day{20 + i}_slice_{60 + i:04d}",
-                "case": f"case{7 * i}",
-                "png": image_uri(picture, most=SIDE),
-                "truth": layer_uri(true, paint, most=SIDE),
-                "area": int(true.sum()),
-            }
-        )
+        panels: list[dict[str, Any]] = [{"text": "", "layer": layer_uri(true, paint, most=SIDE)}]
         for j, label in enumerate(labels):
             said = np.stack([ellipse(np.random.default_rng(s), 2.0 * j) & area for s in seeds])
-            share = float((said & true).sum() / (said | true).sum()) if area else float(j < 2)
-            if not area and j >= 2:
-                said[0, 10:14, 20:25] = True
-            predictions[label].append(
-                {
-                    "png": layer_uri(said, paint, outlines=true, most=SIDE),
-                    "jaccard": share,
-                    "found": int(said.sum()),
-                }
-            )
+            text = f"IoU {90 - j}.0\u00a0%" if area else "rightly nothing"
+            layer = layer_uri(said, paint, outlines=true, most=SIDE)
+            panels.append({"mixers": {label: ""}, "text": text, "layer": layer})
+        scenes.append(
+            {
+                "id": f"case{7 * i}_day{20 + i}_slice_{60 + i:04d}",
+                "picture": image_uri(picture, most=SIDE),
+                "size": [SIDE, SIDE],
+                "panels": panels,
+            }
+        )
     return {
-        "seed": 0,
-        "size": [SIDE, SIDE],
-        "legend": [
-            {"name": name, "colour": "#{:02x}{:02x}{:02x}".format(*colour)}
+        "scenes": scenes,
+        "about": {"seed": 0, "distinct": True, "empty": True, "ignored": False},
+        "legend": {
+            name: "#{:02x}{:02x}{:02x}".format(*colour)
             for name, colour in zip(names, paint, strict=True)
-        ],
-        "ignored": False,
-        "slices": slices,
-        "predictions": predictions,
+        },
         "missing": {},
         "names": [f"slice_{i:04d}" for i in range(images)],
     }
@@ -154,7 +144,7 @@ def make_mask_record(
         "test_cases": cases,
         "classes": {"names": list(organs), "test_images": (true[:, 1:] > 0).sum(0).tolist()},
         "hausdorff_unit": "mm",
-        "gallery": made_up_gallery(labels, organs[:3], images),
+        "galleries": {"masks": made_up_gallery(labels, organs[:3], images)},
         "data": record["data"]
         | {
             "spec": "uwgi:uw-madison",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,11 @@ import numpy.typing as npt
 from keymix.compare.outcome import Scores, caution, lead, outcome
 from keymix.records import to_json
 from keymix.report import comparison
+from keymix.report.charts import Look
+from keymix.report.part import page_of
 from keymix.report.pictures import image_uri
 from keymix.report.record import ComparisonRecord, opened
+from keymix.report.sections.classes import ClassesView, classes_view
 from keymix.task import get_task
 from keymix.tasks.classification.answers import ClassAnswers
 
@@ -287,27 +290,38 @@ def with_answers(record: dict[str, Any]) -> dict[str, Any]:
         label: [{"text": names[(i * k) % len(names)], "right": k == 1} for i in range(4)]
         for k, label in enumerate(asked, start=1)
     }
-    images = [
+    scenes = [
         {
-            "png": image_uri((rng.random((1, 12, 12)) * 255).astype(np.uint8)),
+            "picture": image_uri((rng.random((1, 12, 12)) * 255).astype(np.uint8)),
             "id": f"{names[i]}/{i}.png",
-            "true": i,
-            "answers": {
-                label: {"answer": (i * k) % len(names), "probability": 0.5}
-                for k, label in enumerate(asked, start=1)
-            },
+            "size": [12, 12],
+            "panels": [
+                {"text": names[i]},
+                *(
+                    {
+                        "mixers": {label: "50 %"},
+                        "text": names[(i * k) % len(names)],
+                        "right": k == 1,
+                    }
+                    for k, label in enumerate(asked, start=1)
+                ),
+            ],
         }
         for i in range(8)
     ]
-    record["gallery"] = {
-        "mixers": asked,
-        "seeds": 3,
-        "disputed": 40,
-        "at_least": False,
-        "disagreements": images,
-        "errors": images[1:],
+    about = {"mixers": len(asked), "seeds": 3, "disputed": 40, "at_least": False}
+    record["galleries"] = {
+        "disagreements": {"scenes": scenes, "about": about},
+        "errors": {"scenes": scenes[1:], "about": about},
     }
     return record
+
+
+def classes_of(record: ComparisonRecord, looks: Mapping[str, Look]) -> ClassesView:
+    """Return the view of the classes of a record that has some."""
+    found = page_of(record.task_kind).classes(record)
+    assert found is not None
+    return classes_view(found, looks, record.baseline)
 
 
 HOSTILE = (

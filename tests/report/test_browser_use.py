@@ -203,13 +203,13 @@ def test_beneath_each_map_stands_the_answer_of_its_model(driver, pages):
 @pytest.mark.parametrize("width", [WIDE, PHONE])
 def test_the_gallery_has_its_texts_next_to_images_of_a_useful_size(driver, pages, width):
     visit(driver, pages["plain"], width=width)
-    cards = driver.find_elements("css selector", "#gallery .cards > li")
+    cards = driver.find_elements("css selector", ".cards > li")
     assert len(cards) == 8 + 7
     first = cards[1]
     assert first.find_element("css selector", "img").size["width"] >= 100
     words = first.find_element("css selector", ".words")
     assert words.size["width"] >= 150
-    camps = texts(driver, "#gallery .cards > li:nth-child(2) .camp .said")
+    camps = texts(driver, "#disagreements .cards > li:nth-child(2) .camp .said")
     assert camps[:5] == ["✓right: 1", "✗wrong: 2", "✗wrong: 3", "✗wrong: 4", "✗wrong: 5"]
 
 

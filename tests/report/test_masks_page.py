@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from masks_record import LEVELS, ORGANS, make_mask_record, shares
 from PIL import Image
-from synthetic import render, typed
+from synthetic import classes_of, render, typed
 from test_html import EVIL, read, words
 
 from keymix.analysis.mask_pictures import PALETTE, colours_of, rim
@@ -23,9 +23,7 @@ from keymix.errors import UserError
 from keymix.report.charts import looks
 from keymix.report.part import page_of
 from keymix.report.tables import plain_value
-from keymix.tasks.segmentation import gallery
 from keymix.tasks.segmentation.gallery import layer_uri
-from keymix.tasks.segmentation.page import classes_view
 
 LOOKS = looks(list(LEVELS), baseline="softmax", controls=["identity"])
 
@@ -44,7 +42,7 @@ def table(page: str, caption: str) -> list[dict[str, str]]:
     body = page.partition(f"{caption}</caption>")[2].partition("<tbody>")[2]
     body = body.partition("</tbody>")[0]
     rows = []
-    for row in re.findall(r"<tr>.*?</tr>", body, re.DOTALL):
+    for row in re.findall(r"<tr[^>]*>.*?</tr>", body, re.DOTALL):
         cells = re.findall(r'<td data-label="([^"]*)"[^>]*>(.*?)</td>', row, re.DOTALL)
         cells_by_label = {label: words(cell) for label, cell in cells}
         rows.append({"": words(re.findall(r"<th.*?</th>", row, re.DOTALL)[0])} | cells_by_label)
@@ -87,22 +85,21 @@ def test_pixels_are_no_millimetres():
 
 def test_a_class_is_shown_for_each_mixer_as_the_mean_over_seeds(page):
     record = make_mask_record()
-    rows = table(page, "Overlap by class and mixer")
+    rows = table(page, "IoU by class and mixer")
     assert len(rows) == len(ORGANS) * len(LEVELS)
-    for place, row in enumerate(rows):
-        c, mixer = place // len(LEVELS), list(LEVELS)[place % len(LEVELS)]
+    for row in rows:
+        c, mixer = ORGANS.index(row[""]), row["mixer"].split()[0]
         runs = [run["classes"][c] for run in record["runs"] if run["mixer"] == mixer]
-        assert (row[""], row["mixer"].split()[0]) == (ORGANS[c], mixer)
         assert row["IoU, %"] == f"{mean(run['jaccard'] for run in runs) * 100:.1f}"
         assert row["Hausdorff, mm"] == f"{13.5 + c:.1f}"
-        assert row["missed or invented"] == f"{2 * (c + 1):.1f}"
+        assert row["missed or invented, images"] == f"{2 * (c + 1):.1f}"
         assert row["test images with it"] == str(record["classes"]["test_images"][c])
 
 
 def test_a_matrix_has_a_row_for_each_class_and_a_column_for_each_mixer(page):
     rows = table(page, "IoU by class")
     assert {row[""] for row in rows} == {*ORGANS}
-    assert all(len(row) == 1 + len(LEVELS) for row in rows)
+    assert all(len(row) == 2 + len(LEVELS) for row in rows)
 
 
 def test_a_class_s_difference_is_of_the_seeds_that_both_finished():
@@ -110,9 +107,9 @@ def test_a_class_s_difference_is_of_the_seeds_that_both_finished():
     of = {(r["mixer"], r["seed"]): r["classes"] for r in record["runs"]}
     record["runs"] = [r for r in record["runs"] if (r["mixer"], r["seed"]) != ("key_value", 1)]
     of["softmax", 2][0]["jaccard"] = None  # it was nowhere
-    found = classes_view(typed(record), LOOKS)
-    assert found is not None
-    (row,) = (r for r in found.table.rows if r[:2] == [ORGANS[0], "key_value"])
+    found = classes_of(typed(record), LOOKS)
+    assert found.figures is not None
+    (row,) = (r for r in found.figures.rows if r[:2] == [ORGANS[0], "key_value"])
     expected = of["key_value", 0][0]["jaccard"] - of["softmax", 0][0]["jaccard"]
     assert row[4] == pytest.approx(expected)
 
@@ -122,9 +119,9 @@ def test_many_classes_are_folded_and_the_largest_difference_comes_first():
     record = make_mask_record(1, organs=organs)
     page = render(record)
     assert "The figures of all 30 classes" in page
-    found = classes_view(typed(record), LOOKS)
-    assert found is not None
-    rows = found.table.rows
+    found = classes_of(typed(record), LOOKS)
+    assert found.figures is not None
+    rows = found.figures.rows
     sizes = [
         max(abs(plain_value(row[4]) or 0) for row in rows[i : i + 3])  # not the control
         for i in range(0, len(rows), 4)
@@ -134,42 +131,46 @@ def test_many_classes_are_folded_and_the_largest_difference_comes_first():
 
 
 def test_pictures_have_the_truth_and_every_prediction_with_words(page):
-    record = make_mask_record()
-    alternatives = re.findall(r'<img class="layer" src="[^"]*" alt="([^"]*)"', page)
-    assert len(alternatives) == 6 * (1 + len(LEVELS))
-    for i, item in enumerate(record["gallery"]["slices"]):
-        assert alternatives[i] == f"true mask of {item['id']}"
-        said = html.unescape(alternatives[6 + i])
-        result = "rightly nothing" if i == 5 else "IoU "
-        assert said.startswith(f"mask that softmax predicts for {item['id']}: {result[:7]}")
-    assert "20 pixels where nothing is" in words(page)
+    stored = make_mask_record()["galleries"]["masks"]
+    said = [html.unescape(each) for each in re.findall(r'role="img" aria-label="([^"]*)"', page)]
+    scenes = [(scene["id"], panel) for scene in stored["scenes"] for panel in scene["panels"]]
+    expected = [
+        f"{name}, {', '.join(panel.get('mixers', {})) or 'truth'}: {panel['text']}"
+        for name, panel in scenes
+    ]
+    assert [each for each in said if each in expected] == expected
+    assert len(expected) == 6 * (1 + len(LEVELS))
+    assert page.count('<img class="layer"') == len(expected)
     assert "the fullest of different cases, and one with nothing in it" in words(page)
-    for item in record["gallery"]["legend"]:
-        assert f"color: {item['colour']}" in page
+    for colour in stored["legend"].values():
+        assert f"color: {colour}" in page
     assert len(page) < 1_500_000
 
 
 def test_pictures_that_are_missing_or_no_pictures_are_named():
     record = make_mask_record()
-    record["gallery"]["predictions"].pop("key_value")
-    record["gallery"]["missing"]["key_value"] = "its answers could not be read"
+    stored = record["galleries"]["masks"]
+    stored["missing"]["key_value"] = "its answers could not be read"
     assert "its answers could not be read" in words(render(record))
-    record["gallery"]["slices"][2]["truth"] = 'data:image/png;base64,AA"); x: url("y'
-    with pytest.raises(UserError, match="gallery"):
+    stored["scenes"][2]["panels"][0]["layer"] = 'data:image/png;base64,AA"); x: url("y'
+    with pytest.raises(UserError, match="slice_0062"):
         render(record)
-    record["gallery"] = None
+    record["galleries"] = {}
     page = render(record)
     assert "What they find" not in page
     assert payload_of(page)["names"] is None
 
 
+def test_a_colour_that_is_none_is_refused():
+    record = make_mask_record()
+    record["galleries"]["masks"]["legend"]["stomach"] = "red; background: url(x)"
+    with pytest.raises(UserError, match="colour"):
+        render(record)
+
+
 def test_images_of_one_case_are_not_called_different_cases():
     record = make_mask_record()
-    for item in record["gallery"]["slices"]:
-        item["case"] = "case7"
-    found = gallery.sheet(typed(record))
-    assert found is not None
-    assert not found.distinct
+    record["galleries"]["masks"]["about"]["distinct"] = False
     assert "different cases" not in words(render(record)).split("What they find")[1][:200]
 
 
@@ -186,8 +187,8 @@ def test_the_script_gets_every_image_s_overlap(page):
 def test_every_text_is_escaped():
     levels = {"softmax": 0.9, EVIL: 0.8, "identity": 0.4}
     record = make_mask_record(levels=levels, organs=(EVIL, "two", "three"))
-    record["gallery"]["slices"][0]["id"] = EVIL
-    record["gallery"]["names"][0] = EVIL
+    record["galleries"]["masks"]["scenes"][0]["id"] = EVIL
+    record["galleries"]["masks"]["names"] = (EVIL,)
     reader = read(page := render(record))
     assert reader.open == []
     assert page.count("<script") == 2

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,16 +13,9 @@ import torch
 
 from keymix.errors import UserError
 from keymix.records import from_json, to_json
-from keymix.report.record import ComparisonRecord, opened
+from keymix.report.gallery import Gallery
 from keymix.tasks.classification.answers import ClassAnswers
-from keymix.tasks.classification.gallery import (
-    Consensus,
-    Gallery,
-    draw,
-    gallery_view,
-    most_disputed,
-    surest_errors,
-)
+from keymix.tasks.classification.gallery import Consensus, draw, most_disputed, surest_errors
 
 NAMES = ("ant", "bee", "cat")
 
@@ -104,49 +96,30 @@ TESTED = {
 }
 
 
-def gallery() -> Gallery:
+def test_galleries_are_drawn_with_a_panel_for_each_answer() -> None:
     found = draw(photos(4), TESTED)
-    assert found is not None
-    return found
-
-
-def test_a_gallery_is_drawn_and_stored_as_it_was() -> None:
-    found = gallery()
-    assert (found.mixers, found.seeds, found.disputed) == (("softmax", "static_key"), 2, 1)
-    assert [image.id for image in found.disagreements] == ["/far/away/2.png"]
-    assert [image.id for image in found.errors] == ["/far/away/3.png", "/far/away/2.png"]
-    assert not found.at_least
-    again = from_json(Gallery, json.loads(json.dumps(to_json(found))), where="it")
-    assert again == found
+    disagreements, errors = found["disagreements"], found["errors"]
+    assert [scene.id for scene in disagreements.scenes] == ["/far/away/2.png"]
+    assert [scene.id for scene in errors.scenes] == ["/far/away/3.png", "/far/away/2.png"]
+    assert disagreements.about == {"mixers": 2, "seeds": 2, "disputed": 1, "at_least": False}
+    true, *answers = disagreements.scenes[0].panels
+    assert (true.text, true.mixers, disagreements.scenes[0].shown) == ("cat", {}, "2.png")
+    assert [(panel.text, panel.right, panel.mixers) for panel in answers] == [
+        ("cat", True, {"softmax": "90\u00a0%"}),
+        ("bee", False, {"static_key": "60\u00a0%"}),
+    ]
+    again = from_json(Gallery, json.loads(json.dumps(to_json(errors))), where="it")
+    assert again == errors
 
 
 def test_mixers_that_agree_and_are_right_leave_nothing_to_show() -> None:
     right = run([0, 1, 2, 0], [0.9] * 4, TARGET)
-    assert draw(photos(4), {"softmax": [right], "static_key": [right]}) is None
-    assert draw(photos(4), {}) is None
-
-
-def record_with(found: Gallery) -> ComparisonRecord:
-    stored = Path(__file__).parents[2] / "docs/results/cifar10-20-epochs/results.json"
-    values = json.loads(stored.read_text(encoding="utf-8"))
-    return opened({**values, "gallery": to_json(found)}, where="it")
-
-
-def test_a_card_has_a_camp_for_each_answer_with_its_mixers() -> None:
-    view = gallery_view(record_with(gallery()), NAMES)
-    assert view is not None
-    (card,) = view.disagreements
-    assert (card.true, card.name) == ("cat", "2.png")
-    assert [(camp.said.text, camp.said.right, [*camp.mixers]) for camp in card.camps] == [
-        ("cat", True, ["softmax"]),
-        ("bee", False, ["static_key"]),
-    ]
-    assert card.camps[0].mixers == {"softmax": "90\u00a0%"}
-    assert view.tiny
+    assert draw(photos(4), {"softmax": [right], "static_key": [right]}) == {}
+    assert draw(photos(4), {}) == {}
 
 
 def test_what_is_no_picture_is_refused() -> None:
-    values = to_json(gallery())
-    values["errors"][0]["png"] = "https://elsewhere/x.png"
-    with pytest.raises(UserError, match="gallery"):
-        gallery_view(record_with(from_json(Gallery, values, where="it")), NAMES)
+    values = to_json(draw(photos(4), TESTED)["errors"])
+    values["scenes"][0]["picture"] = "https://elsewhere/x.png"
+    with pytest.raises(UserError, match=r"/far/away/3\.png"):
+        from_json(Gallery, values, where="it")

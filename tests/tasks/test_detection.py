@@ -28,14 +28,14 @@ from keymix.compare.run import rebuild
 from keymix.data.loaders import Loader
 from keymix.errors import UserError
 from keymix.recipes import get, names
-from keymix.records import Own, from_json, to_json
+from keymix.records import from_json
 from keymix.report.charts import looks
 from keymix.report.comparison import render
+from keymix.report.gallery import Galleries
 from keymix.report.part import page_of
 from keymix.studies.attention.page import figures
 from keymix.task import get_task
 from keymix.tasks.detection.answers import ANSWERS, instance_targets, instances_of
-from keymix.tasks.detection.gallery import OfPictures, scenes_view
 from keymix.tasks.detection.matching import Found
 from keymix.tasks.detection.page import OfComparison, OfRun
 from keymix.tasks.detection.predictions import InstancePrediction, found_at
@@ -365,23 +365,26 @@ def test_the_report_shows_precision_classes_and_pictures(compared: Path) -> None
         assert run.own.read(OfRun).images  # type: ignore[union-attr]  # all are done
     page = page_of(get_task("detection"))
     shown = looks(["softmax", "identity"], baseline="softmax", controls=[])
-    sections = page.sections(record, shown)
-    assert [each.link for each in sections][:3] == ["Average precision", "By class", "Pictures"]
-    boxes, masks = sections[0].tables
+    (precision,) = page.sections(record, shown)
+    boxes, masks = precision.tables
     assert [row[0].value if hasattr(row[0], "value") else row[0] for row in boxes.rows] == [
         "softmax",
         "identity",
     ]
     assert len(boxes.columns) == len(masks.columns) == 7
-    view = scenes_view(record, "gallery")
-    assert view is not None
-    assert {panel.who for scene in view.scenes for panel in scene.panels} == {
-        "truth",
-        "softmax",
-        "identity",
+    classes = page.classes(record)
+    assert classes is not None
+    assert classes.names == ["block", "bar"]
+    assert classes.about == {"absent": 1}
+    scenes = record.own.read(Galleries).galleries["detections"].scenes
+    assert {tuple(panel.mixers) for scene in scenes for panel in scene.panels} == {
+        (),
+        ("softmax",),
+        ("identity",),
     }
-    crowded = [s for s in view.scenes if "crowd" in s.panels[0].text]
+    crowded = [scene for scene in scenes if "crowd" in scene.panels[0].text]
     assert len(crowded) == 1
+    assert any(box.text == "block" for scene in scenes for box in scene.panels[0].boxes)
 
 
 @pytest.mark.slow
@@ -397,17 +400,6 @@ def test_the_page_is_complete(compared: Path) -> None:
     assert not re.search(r"accurac|Accurac", text)
     assert "data:image/" in text
     assert "http://" not in text.replace("http://www.w3.org", "")
-
-
-@pytest.mark.slow
-def test_a_picture_that_is_no_picture_is_refused(compared: Path) -> None:
-    record = rebuild(compared).record
-    stored = record.own.read(OfPictures).gallery
-    assert stored is not None
-    scene = replace(stored.scenes[0], picture="javascript:alert(1)")
-    bad = {**record.own.values, "gallery": to_json(replace(stored, scenes=(scene,)))}
-    with pytest.raises(UserError, match="no data URI"):
-        scenes_view(replace(record, own=Own(bad)), "gallery")
 
 
 # ---- recipes ---------------------------------------------------------------------------------

@@ -344,9 +344,9 @@ def test_run_on_cuda_resumes_and_is_evaluated(vary: Vary, tmp_path: Path, precis
         assert one["lr"] == other["lr"]
         assert one["val_loss"] == pytest.approx(other["val_loss"], rel=0.02)
     states = [torch.load(checkpoints(f)[0].path, weights_only=True) for f in (whole, cut)]
-    scalers = [state.get("MixedPrecision") for state in states]
+    scalers = [state["scaler"] for state in states]
     assert scalers[0] == scalers[1]
-    assert (scalers[0] is not None) == (precision == "16")
+    assert bool(scalers[0]) == (precision == "16")
     scores = evaluate(run)
     assert scores["top1"] == run.summary.last.test.scores["top1"]
     picture = tmp_path / "picture.png"

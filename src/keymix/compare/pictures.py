@@ -25,6 +25,7 @@ from keymix.data.dataset import ImageData, Split
 from keymix.errors import UserError
 from keymix.hosts import find_host, find_mixers
 from keymix.records import Own
+from keymix.report.gallery import Galleries, Gallery
 from keymix.report.part import ImageOutputs, Page, page_of
 from keymix.report.pictures import image_uri
 from keymix.report.record import Attention, Collapse, MapImage, PackedMaps
@@ -88,9 +89,9 @@ def pictures(plan: Plan, runs: Sequence[Reading], data: ImageData, *, images: bo
     answers = done[0].answers["last"]
     own = Own()
     if images:
-        drawn = Own.of(_drawn(page, models, data, answers, seed=seed, notes=notes))
-        found = Own.of(page.gallery(data, [each.tested for each in _to_show(plan, done)]))
-        own = Own({**drawn.values, **found.values})
+        drawn = _drawn(page, models, data, answers, seed=seed, notes=notes)
+        found = page.gallery(data, [each.tested for each in _to_show(plan, done)])
+        own = Own.of(Galleries(galleries={**drawn, **found}))
     if task.whole_images:
         return Pictures(own=own, notes=tuple(notes))
     chosen = page.chosen(answers, PICTURES)
@@ -149,11 +150,11 @@ def _drawn(
     *,
     seed: int,
     notes: list[str],
-) -> object:
+) -> Mapping[str, Gallery]:
     """Let the task draw what each model answers to the test images that it chose."""
     chosen = page.drawn(answers)
     if not chosen:
-        return None
+        return {}
     images: Tensor | list[Tensor]
     if data.record().task_kind.whole_images:  # which keep their own sizes
         images = [normalised(data, data.test, [i])[0] for i in chosen]

@@ -72,7 +72,7 @@ class BackendChoice:
     """Which path a mixer takes and why.
 
     Attributes:
-        name: ``"reference"``, ``"sdpa"``, ``"blocked"`` or ``"triton"``.
+        name: ``"reference"``, ``"sdpa"`` or ``"blocked"``.
         why: The reason in words.
     """
 

@@ -166,12 +166,7 @@ class ConvStaticKeyAttention(LearnedKeys):
         return few if torch.is_grad_enabled() else 4 * few // 3
 
     def _by_rows(
-        self,
-        inputs: Roles,
-        grid: Grid | None,
-        bias: Tensor | None,
-        path: Any = blocked,
-        **how: Any,
+        self, inputs: Roles, grid: Grid | None, bias: Tensor | None, **how: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Hand on the query image with the filters as keys; prefix queries meet the static key."""
         P, there = self.site.num_prefix_tokens, grid or self.site.grid or (1, 1)
@@ -181,7 +176,7 @@ class ConvStaticKeyAttention(LearnedKeys):
         if bias is not None and bias.ndim > 1 and bias.shape[-2] > 1:
             first, rest = split_prefix(bias, P)
         how["scale"] = self.gain()
-        y, total = path.conv_attention(
+        y, total = blocked.conv_attention(
             patches,
             weight,
             shift,
@@ -193,7 +188,7 @@ class ConvStaticKeyAttention(LearnedKeys):
         )
         if self.key is None:
             return y, total
-        of_prefix, _ = path.attention(
+        of_prefix, _ = blocked.attention(
             prefix,
             inputs["key"],
             inputs["v"],

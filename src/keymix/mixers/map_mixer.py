@@ -33,18 +33,15 @@ from keymix.mixers.base import (
 from keymix.ops.attention import blocked, sdpa
 from keymix.ops.attention.small_maps import whole_is_faster
 from keymix.ops.tracing import traced
-from keymix.ops.triton_support import no_triton
 
 Roles = dict[str, Tensor]
 TalkingHeads = bool | Literal["bias"]
 Scale = Literal["head_dim", "dim", False]
-Backend = Literal["auto", "reference", "sdpa", "blocked", "triton"]
+Backend = Literal["auto", "reference", "sdpa", "blocked"]
 BACKENDS = get_args(Backend)
 
 FROM_ENTRIES = 2**21
 """Entries of the maps of a call from which on ``auto`` forms them a block of rows at a time."""
-
-UNMEASURED = "; backend='triton' is not yet measured on a GPU, so that auto does not take it"
 
 
 class MapOptions(TypedDict, total=False):
@@ -119,9 +116,9 @@ class MapMixer(TokenMixer):
         attn_drop: Probability of dropping an entry of the final map.
         proj_drop: Probability of dropping an output value.
         backend: ``"auto"``, or a path by name, which runs or raises with the reason:
-            ``"reference"``, ``"sdpa"`` (PyTorch's fused attention), ``"blocked"`` (a block of
-            query rows at a time, so that no map stands in memory, forward or backward) or
-            ``"triton"`` (the same as kernels for CUDA; not yet measured on a GPU).
+            ``"reference"``, ``"sdpa"`` (PyTorch's fused attention) or ``"blocked"`` (a block of
+            query rows at a time, so that no map stands in memory, forward or backward; slow on a
+            GPU, where auto does not take it).
         device: As PyTorch's modules take it.
         dtype: As PyTorch's modules take it.
 
@@ -132,7 +129,6 @@ class MapMixer(TokenMixer):
     roles: ClassVar[tuple[str, ...]] = ("q", "k", "v")
     joint: str | None = "qkv"  # name of the one projection of all roles, or None
     map_norm: ClassVar[str | None] = None  # submodule that norms maps over heads, if there is one
-    widest: ClassVar[int] = 256  # head_dim up to which Triton kernels keep what they need on a chip
     temperature: nn.Parameter | None
     map_gain: float = 1.0  # factor of the maps behind that norm
     no_factors: str | None = None  # why folded projections give the logits themselves
@@ -480,8 +476,6 @@ class MapMixer(TokenMixer):
             y = self._fused(inputs, grid, bias)
         elif path == "blocked" and traced(x) is None:
             y = self._blocked(inputs, grid, bias)
-        elif path == "triton" and traced(x) is None:
-            y = self._in_kernels(inputs, grid, bias)
         else:
             y = self.weights(inputs, grid, bias) @ inputs["v"]
         del inputs  # in evaluation the output projection takes their memory
@@ -507,25 +501,14 @@ class MapMixer(TokenMixer):
         """Compute what the heads return, a block of query rows at a time."""
         return self._by_rows(inputs, grid, bias)[0]
 
-    def _in_kernels(self, inputs: Roles, grid: Grid | None, bias: Tensor | None) -> Tensor:
-        """Compute what the heads return, by Triton kernels."""
-        from keymix.ops.attention.triton import attention
-
-        return self._by_rows(inputs, grid, bias, attention)[0]
-
     def _by_rows(
-        self,
-        inputs: Roles,
-        grid: Grid | None,
-        bias: Tensor | None,
-        path: Any = blocked,
-        **how: Any,
+        self, inputs: Roles, grid: Grid | None, bias: Tensor | None, **how: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Hand queries, keys and values to the function ``attention`` of a path's module."""
+        """Hand queries, keys and values to :func:`keymix.ops.attention.blocked.attention`."""
         both = self.factors(inputs)
         if both is None:
             raise TypeError(f"{type(self).__name__} must define factors(inputs) or logits(…)")
-        made: tuple[Tensor, Tensor | None] = path.attention(
+        return blocked.attention(
             *both,
             inputs["v"],
             scale=self.gain(),
@@ -533,7 +516,6 @@ class MapMixer(TokenMixer):
             diagonal=0 if self.mask_diagonal else None,
             **how,
         )
-        return made
 
     def attention_map(
         self,
@@ -596,45 +578,33 @@ class MapMixer(TokenMixer):
         dropped = self.training and self.attn_drop_p > 0
         rows = rows or ("attention dropout draws for the whole map" if dropped else None)
         if self.backend != "auto":
-            return self._named_backend(fused, rows, device or torch.device("cpu"), bias)
+            return self._named_backend(fused, rows)
         on_cpu = device is None or device.type == "cpu"
-        kernels = not on_cpu and rows is None  # there are some, which auto does not take yet
-        plain = _UNMEASURED if kernels else _FUSED
         if fused is None:
             if on_cpu and dropped:
                 return BackendChoice("reference", "attention dropout has no fused kernel on CPU")
             learned = self.learns_bias or (bias is not None and bias.requires_grad)
             if not (learned and torch.is_grad_enabled()):
                 whole = self._whole_is_faster(shape) if on_cpu and traced() is None else None
-                return plain if whole is None else BackendChoice("reference", whole)
-        # where operations are followed, sizes may be no numbers
+                return _FUSED if whole is None else BackendChoice("reference", whole)
+        # where operations are followed, sizes may be no numbers; on a GPU blocks are slow
         entries = self._entries(shape) if on_cpu and rows is None and traced() is None else 0
         if entries < self._from_entries():
-            more = UNMEASURED if kernels else ""
-            return plain if fused is None else BackendChoice("reference", fused + more)
+            return _FUSED if fused is None else BackendChoice("reference", fused)
         size = f"maps of {entries:,} entries are formed a block of rows at a time"
         if fused is None:
             size = f"fused attention forms the whole map where a bias is learned; {size}"
         return BackendChoice("blocked", size)
 
-    def _named_backend(
-        self, fused: str | None, rows: str | None, device: torch.device, bias: Tensor | None
-    ) -> BackendChoice:
+    def _named_backend(self, fused: str | None, rows: str | None) -> BackendChoice:
         """Choose the path that was asked for; what speaks against fused ones or blocks is given."""
-        against = {"sdpa": fused, "blocked": rows, "triton": rows}.get(self.backend)
-        followed = traced() if self.backend in ("blocked", "triton") else None
-        if self.backend == "triton" and followed is None:
-            against = against or self._no_kernel(device, bias)
+        against = {"sdpa": fused, "blocked": rows}.get(self.backend)
+        followed = traced() if self.backend == "blocked" else None
         if against is not None:
             raise UserError(f"backend={self.backend!r} cannot run here: {against}")
         if followed is not None:
             return BackendChoice("reference", followed)  # the function is the same
         return BackendChoice(self.backend, "asked for by name")
-
-    def _no_kernel(self, device: torch.device, bias: Tensor | None) -> str | None:
-        """Why the Triton kernels cannot serve a call on a device; None if they can."""
-        wide = f"head_dim={self.head_dim} is above {self.widest}, the widest that its kernels take"
-        return no_triton(device) or (wide if self.head_dim > self.widest else None)
 
     def _from_entries(self) -> int:
         """From how many entries on maps are formed a block of rows at a time."""
@@ -663,7 +633,6 @@ class MapMixer(TokenMixer):
 
 
 _FUSED = BackendChoice("sdpa", "the map is a plain softmax of a product")
-_UNMEASURED = BackendChoice("sdpa", _FUSED.why + UNMEASURED)
 
 LINEAR = ("inputs", "factors", "logits", "gain", "maps", "forward")
 """Steps on which it rests that logits are linear in queries and keys, for :meth:`MapMixer.fold`."""

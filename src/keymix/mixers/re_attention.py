@@ -22,9 +22,6 @@ from keymix.mixers.registry import register_mixer
 Norm = Literal["batch", "layer"]
 DropStage = Literal["softmax", "final"]
 
-MOST_HEADS = 16
-"""Heads that the Triton kernels mix: tiles of all of them stay on the chip."""
-
 
 class ReMixing(MapMixer):
     r"""Normalised mixing of attention maps over heads, :math:`\mathrm{Norm}(\Theta^\top A + b)`.
@@ -38,7 +35,6 @@ class ReMixing(MapMixer):
     theta_bias: nn.Parameter | None
     norm: nn.BatchNorm2d | nn.LayerNorm | None  # None: folded into the mixing
     map_norm = "norm"
-    widest = 64
     collapse_remedy = "Re-attention"
 
     def _init_mixing(self, norm: Norm, theta_bias: bool, map_scale: bool = False) -> None:
@@ -164,27 +160,8 @@ class ReMixing(MapMixer):
         plain = self.norm is None or type(self.norm) in (nn.BatchNorm2d, nn.LayerNorm)
         return self._head_mixing() or (None if plain else "the norm is none of DeepViT's two")
 
-    def _no_kernel(self, device: torch.device, bias: Tensor | None) -> str | None:
-        """Why the Triton kernels, which take all heads at once, cannot serve."""
-        if self.num_heads > MOST_HEADS:
-            return (
-                f"num_heads={self.num_heads} is above {MOST_HEADS}, as many as its kernels mix "
-                "on the chip"
-            )
-        if bias is not None and bias.requires_grad:
-            return "under re-attention the kernels give an additive bias no gradient"
-        return super()._no_kernel(device, bias)
-
-    def _in_kernels(self, inputs: Roles, grid: Grid | None, bias: Tensor | None) -> Tensor:
-        """Compute what the heads return, by Triton kernels."""
-        from keymix.ops.attention.triton import mixing
-
-        return self._blocked(inputs, grid, bias, mixing)
-
-    def _blocked(
-        self, inputs: Roles, grid: Grid | None, bias: Tensor | None, kernels: Any = None
-    ) -> Tensor:
-        r"""Compute what the heads return, a block of query rows at a time, or by ``kernels``.
+    def _blocked(self, inputs: Roles, grid: Grid | None, bias: Tensor | None) -> Tensor:
+        r"""Compute what the heads return, a block of query rows at a time.
 
         Rows of a softmax sum to one, so that a mixed map's mean is that of M weights 1/M. With it
         taken off every weight, :math:`C = A - 1/M`, BatchNorm is
@@ -196,12 +173,8 @@ class ReMixing(MapMixer):
         norm = self.norm
         theta = self.theta.to(torch.promote_types(inputs["v"].dtype, torch.float32))
         if isinstance(norm, nn.LayerNorm):
-            learned = (self.theta_bias, norm.weight, norm.bias)
-            if kernels is not None:
-                layer = (*learned, norm.eps)
-                y, _ = self._by_rows(inputs, grid, bias, kernels, theta=theta, layer=layer)
-                return self._scaled(y)
-            given = [t for t in (theta, *learned) if t is not None]
+            learned = (theta, self.theta_bias, norm.weight, norm.bias)
+            given = [t for t in learned if t is not None]
             mix = partial(_normed, eps=norm.eps)
             y, _ = self._by_rows(inputs, grid, bias, mix=mix, learned=given)
             return self._scaled(y)
@@ -227,10 +200,7 @@ class ReMixing(MapMixer):
             products = (maps @ maps.transpose(1, 2)).sum(0) if moments else None
             return _mixed(theta, maps), products
 
-        if kernels is None:
-            y, products = self._by_rows(inputs, grid, bias, mix=centred_mix, learned=(theta,))
-        else:
-            y, products = self._by_rows(inputs, grid, bias, kernels, theta=theta, moments=moments)
+        y, products = self._by_rows(inputs, grid, bias, mix=centred_mix, learned=(theta,))
         mean = theta.sum(0) / keys
         if self.theta_bias is not None:
             mean = mean + self.theta_bias

@@ -7,17 +7,16 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, TypedDict, TypeGuard
+from typing import Any, ClassVar, Literal, TypedDict
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from keymix.errors import UserError
-from keymix.layers.folding import fold_norm, watched
-from keymix.layers.neurons import SpikingNeuron, neuron_maker
+from keymix.layers.folding import fold_norm
+from keymix.layers.neurons import neuron_maker
 from keymix.layers.spiking_block import spiking_linear
 from keymix.mixers.base import Grid, Site, TokenMixer, Traits
-from keymix.ops.qk_mask.reference import Neuron
 
 Kind = Literal["lif", "if", "plif"]
 Note = Callable[[str, Tensor], None]
@@ -163,23 +162,17 @@ class SpikingMixer(TokenMixer):
                 f"{list(x.shape)}; put the steps in front, x[None] for one step"
             )
         self.resolve_grid(x, grid)
-        gathered = self._gathered(x, note).flatten(-2)
-        note(self.published[0], gathered)
-        y = self._spike(gathered, "proj")
-        note(self.published[1], y)
-        return y
-
-    def _gathered(self, x: Tensor, note: Note) -> Tensor:
-        """What :meth:`gather` makes of the roles' spikes, heads apart."""
         parts = {}
         for role in self.roles:
             spikes = self._spike(x, role)
             note(role.upper(), spikes)
-            parts[role] = self._heads(spikes)
-        return self.gather(parts, note)
-
-    def _heads(self, spikes: Tensor) -> Tensor:
-        return spikes.reshape(*spikes.shape[:-1], self.num_heads, self.head_dim)
+            parts[role] = spikes.reshape(*spikes.shape[:-1], self.num_heads, self.head_dim)
+        gathered = self.gather(parts, note).flatten(-2)
+        del parts, spikes  # in evaluation the output projection takes their memory
+        note(self.published[0], gathered)
+        y = self._spike(gathered, "proj")
+        note(self.published[1], y)
+        return y
 
     def _spike(self, x: Tensor, name: str) -> Tensor:
         return spiking_linear(x, *map(self.get_submodule, (name, f"{name}_bn", f"{name}_sn")))
@@ -224,31 +217,6 @@ class QKAttention(SpikingMixer):
         note(self.spiking_roles["attn_sn"], attention.transpose(-3, -2))
         masked: Tensor = attention * parts["k"]
         return masked
-
-    def _gathered(self, x: Tensor, note: Note) -> Tensor:
-        seen = note is not _ignore or type(self).gather is not QKAttention.gather
-        neurons = [self.get_submodule(name) for name in ("q_sn", "attn_sn")]
-        named = [neuron for neuron in neurons if _names_triton(neuron, x)]
-        if seen or len(named) < len(neurons):
-            return super()._gathered(x, note)
-        from keymix.ops.qk_mask import triton
-
-        linear, norm = (self.get_submodule(name) for name in ("q", "q_bn"))
-        currents = self._heads(spiking_linear(x, linear, norm, nn.Identity()))
-        keys = self._heads(self._spike(x, "k"))
-        queries, attention = (Neuron(*n.coefficients(), n.dynamics) for n in named)
-        return triton.masked_keys(currents, keys, queries, attention, self.sum_axis)
-
-
-def _names_triton(neuron: nn.Module, x: Tensor) -> TypeGuard[SpikingNeuron]:
-    """Whether a neuron takes Triton's kernel by name: that of Q-K attention is not measured yet."""
-    return (
-        isinstance(neuron, SpikingNeuron)
-        and neuron.backend == "triton"
-        and neuron.step_mode == "m"
-        and not watched(neuron)
-        and neuron.choose_backend(x).name == "triton"
-    )
 
 
 def _ignore(name: str, spikes: Tensor) -> None:

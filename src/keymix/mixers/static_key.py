@@ -184,20 +184,9 @@ class LearnedKeys(GridBound):
         def weigh(logits: Tensor, *numbers: Tensor) -> tuple[Tensor, None]:
             return star_relu(logits, *numbers) if numbers else self.activate(logits), None
 
-        how: dict[str, Any] = {"softmax": False, "mix": weigh, "learned": self._act_numbers}
+        learned = () if self.act is None else (self.act.scale, self.act.bias)
+        how: dict[str, Any] = {"softmax": False, "mix": weigh, "learned": learned}
         return self._by_rows(inputs, grid, bias, **how)[0]
-
-    def _in_kernels(self, inputs: Roles, grid: Grid | None, bias: Tensor | None) -> Tensor:
-        """Compute what the heads return, by Triton kernels."""
-        from keymix.ops.attention.triton import attention
-
-        how: dict[str, Any] = {"activation": self.activation, "learned": self._act_numbers}
-        return self._by_rows(inputs, grid, bias, attention, **how)[0]
-
-    @property
-    def _act_numbers(self) -> tuple[Tensor, ...]:
-        """What the activation learns."""
-        return () if self.act is None else (self.act.scale, self.act.bias)
 
     def key_shape(self) -> tuple[int, ...]:
         """Shape of the static key: ``[h, M, d]``, or ``[nW, h, M, d]`` with keys per window."""

@@ -74,20 +74,16 @@ def by_class(
     names: Sequence[str],
     looks: Mapping[str, Look],
     baseline: str,
-    *,
-    of: Sequence[int] | None = None,
 ) -> ByClass:
-    """Compare mixers with the baseline class by class; scores are sums over ``of`` inputs of each.
+    """Compare mixers with the baseline class by class.
 
     Controls are in no chart and decide no order, unless there is nothing else.
     """
-    of = of or [1] * len(names)
     shown = [label for label, runs in scores.items() if runs]
     others = [label for label in shown if label != baseline]
     base = scores[baseline]
     differences = {
-        label: [_difference(scores[label], base, c, of[c]) for c in range(len(names))]
-        for label in others
+        label: [_difference(scores[label], base, c) for c in range(len(names))] for label in others
     }
     ranking = [label for label in others if not looks[label].neutral] or others
     largest = [
@@ -125,10 +121,10 @@ def by_seed(
     }
 
 
-def mean(values: Iterable[float | None], of: int = 1) -> float | None:
-    """Average the values that there are, each a sum over ``of`` inputs; None without any."""
+def mean(values: Iterable[float | None]) -> float | None:
+    """Average the values that there are; None without any."""
     known = [value for value in values if value is not None]
-    return sum(known) / (of * len(known)) if known and of else None
+    return sum(known) / len(known) if known else None
 
 
 def mixer_column(look: Look, label: str, *, most_first: bool = False) -> Column:
@@ -143,10 +139,10 @@ def compared(difference: float | None, score: float | None) -> Cell:
     return Cell(difference, text.format(formats.points(difference), formats.percent(score)))
 
 
-def _difference(runs: Scores, base: Scores, c: int, of: int) -> float | None:
+def _difference(runs: Scores, base: Scores, c: int) -> float | None:
     """Mixer minus baseline on a class, over the seeds that both finished."""
     pairs = [(scores[c], base[seed][c]) for seed, scores in runs.items() if seed in base]
-    return mean((None if a is None or b is None else a - b for a, b in pairs), of)
+    return mean(None if a is None or b is None else a - b for a, b in pairs)
 
 
 # ---- charts ---------------------------------------------------------------------------------

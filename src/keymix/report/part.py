@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -16,8 +16,9 @@ from keymix.analysis.answers import Answers, FloatArray
 from keymix.data.record import DataRecord
 from keymix.records import Own
 from keymix.report.charts import Look
+from keymix.report.gallery import Galleries, Gallery
 from keymix.report.record import ComparisonRecord, DoneRun, OutcomeRow, Said
-from keymix.report.tables import Table
+from keymix.report.tables import Column, Table
 from keymix.task import Score, Task
 
 if TYPE_CHECKING:
@@ -103,6 +104,24 @@ class ImageOutputs:
     seed: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClassScores:
+    """The scores of each class, for the section of classes.
+
+    `score` is their name in a sentence, and `scores` has a fraction for each class, or None, by
+    mixer's label and seed. `counts` say, by heading, how many test images a class has, say;
+    `further` columns have means over seeds by mixer's label. `about` are numbers for the macro
+    ``classes`` in the task's ``captions.html.j2``.
+    """
+
+    score: str
+    names: Sequence[str]
+    scores: Mapping[str, Mapping[int, Sequence[float | None]]]
+    counts: Mapping[str, Sequence[int]]
+    further: Mapping[Column, Mapping[str, Sequence[float | None]]] = field(default_factory=dict)
+    about: Mapping[str, float] = field(default_factory=dict)
+
+
 class Page:
     """What a task keeps in a comparison's record and shows in its report.
 
@@ -116,7 +135,6 @@ class Page:
         shared_scripts: Files of the report's own that these rest on.
         run: The dataclass of what the record keeps of a finished run; None for nothing.
         comparison: That of what it keeps of the comparison.
-        pictures: That of what it keeps of the models' answers in pictures.
         test_scores: Further scores of the test split, which the task's details of it hold.
         terminal: Keys of the scores that the table at the terminal shows next to the first.
         test_numbers: Further numbers of these details that are listed with a run's scores.
@@ -136,7 +154,6 @@ class Page:
     shared_scripts: ClassVar[Sequence[str]] = ()
     run: ClassVar[type[Any] | None] = None
     comparison: ClassVar[type[Any] | None] = None
-    pictures: ClassVar[type[Any] | None] = None
     test_scores: ClassVar[Sequence[Score]] = ()
     terminal: ClassVar[Sequence[str]] = ()
     test_numbers: ClassVar[Sequence[str]] = ()
@@ -187,25 +204,25 @@ class Page:
         del answers, chosen
         return ()
 
-    def gallery(self, data: ImageData, tested: Sequence[RunAnswers]) -> object:
-        """Draw test images that the answers of many runs choose: a `pictures`, or None.
+    def gallery(self, data: ImageData, tested: Sequence[RunAnswers]) -> Mapping[str, Gallery]:
+        """Draw test images that the answers of many runs choose: galleries by name.
 
         Args:
             data: The data.
             tested: The finished runs of the mixers to choose by, mixer by mixer.
         """
         del data, tested
-        return None
+        return {}
 
     def drawn(self, answers: Answers) -> Sequence[int]:
         """Choose test images of which the models' answers are drawn; none to draw nothing."""
         del answers
         return ()
 
-    def draw(self, data: ImageData, given: ImageOutputs) -> object:
-        """Draw the models' answers to the images of `drawn`: a `pictures`, or None for nothing."""
+    def draw(self, data: ImageData, given: ImageOutputs) -> Mapping[str, Gallery]:
+        """Draw the models' answers to the images of `drawn`: galleries by name."""
         del data, given
-        return None
+        return {}
 
     def check(self, record: ComparisonRecord, *, where: str) -> None:
         """Refuse a record whose own parts do not fit.
@@ -213,7 +230,7 @@ class Page:
         Raises:
             UserError: Naming the key.
         """
-        for kind in (self.comparison, self.pictures):
+        for kind in (self.comparison, Galleries):
             if kind is not None:
                 record.own.read(kind, where=where)
         for run in record.runs:
@@ -267,6 +284,11 @@ class Page:
         return ""
 
     # ---- what the report shows ---------------------------------------------------------------
+
+    def classes(self, record: ComparisonRecord) -> ClassScores | None:
+        """Return the scores of each class; None without classes, or without a finished run."""
+        del record
+        return None
 
     def sections(self, record: ComparisonRecord, looks: Mapping[str, Look]) -> Sequence[Section]:
         """Make the task's sections, in order."""

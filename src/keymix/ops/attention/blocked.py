@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from keymix.ops.attention.axes import Axes
 from keymix.ops.tracing import batched, gradients_of
 
 BLOCK = 2**21
@@ -325,6 +324,39 @@ class _WayBack:
 # ---- calls ----------------------------------------------------------------------------------
 
 
+class _Axes:
+    """Leading axes as two: G, the heads and the axes that have keys of their own, and B, the rest.
+
+    ``lead`` are the sizes of the axes before the heads, of which the last ``own``, such as
+    windows, have keys of their own.
+    """
+
+    def __init__(self, lead: torch.Size, heads: int, own: int) -> None:
+        self.sizes, self._at = (*lead, heads), len(lead) - own
+        self.own = lead[self._at :]
+
+    def split(self, t: Tensor, dtype: torch.dtype) -> Tensor:
+        """Bring ``[*, h, R, D]`` to ``[G, B, R, D]``."""
+        shape = (math.prod(self.sizes[: self._at]), math.prod(self.sizes[self._at :]))
+        return t.to(dtype).reshape(*shape, *t.shape[-2:]).transpose(0, 1).contiguous()
+
+    def joined(self, t: Tensor) -> Tensor:
+        """Bring ``[G, B, R, D]`` to ``[*, h, R, D]``."""
+        return t.transpose(0, 1).reshape(*self.sizes, *t.shape[-2:])
+
+    def bias(self, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        """Bring what broadcasts to ``[*, h, N, M]`` to ``[G or 1, B or 1, N or 1, M or 1]``."""
+        if bias is None:
+            return None
+        bias = bias.to(dtype)[(None,) * (len(self.sizes) + 2 - bias.ndim)]
+        parts = []
+        for part in (slice(self._at), slice(self._at, None)):
+            given = tuple(bias.shape[:-2][part])
+            parts.append(given if set(given) <= {1} else self.sizes[part])
+        bias = bias.expand(*parts[0], *parts[1], *bias.shape[-2:])
+        return bias.reshape(*map(math.prod, parts), *bias.shape[-2:]).transpose(0, 1)
+
+
 def attention(
     q: Float[Tensor, "*batch h N d"],
     k: Float[Tensor, "*keys h M d"],
@@ -347,11 +379,11 @@ def attention(
     which get gradients, into the map, entry by entry, and may return a sum over entries, which is
     returned, summed over all, next to the output. Without the ``softmax`` it gets the logits.
     """
-    axes, dtype = Axes(q.shape[:-3], q.shape[-3], k.ndim - 3), _wide(q)
+    axes, dtype = _Axes(q.shape[:-3], q.shape[-3], k.ndim - 3), _wide(q)
     keys = k.expand(*axes.own, *k.shape[-3:]).flatten(0, -3).to(dtype).transpose(1, 2)
     how = _How(source=_Products(), heads=q.shape[-3], diagonal=diagonal, softmax=softmax, mix=mix)
-    rows, values = _heads(axes, q * scale, dtype), _heads(axes, v, dtype)
-    given = (rows, keys.contiguous(), None, values, _bias(axes, bias, dtype), *learned)
+    rows, values = axes.split(q * scale, dtype), axes.split(v, dtype)
+    given = (rows, keys.contiguous(), None, values, axes.bias(bias, dtype), *learned)
     return _computed(axes, how, q, given)
 
 
@@ -376,10 +408,10 @@ def conv_attention(
     entries.
     """
     heads = len(weight) // v.shape[-2]
-    axes, dtype = Axes(q.shape[:-3], q.shape[-3], int(heads > q.shape[-3])), _wide(q)
+    axes, dtype = _Axes(q.shape[:-3], q.shape[-3], int(heads > q.shape[-3])), _wide(q)
     height, width = grid
     edge = weight.shape[-1] // 2
-    image = _heads(axes, q, dtype).permute(1, 2, 0, 3)
+    image = axes.split(q, dtype).permute(1, 2, 0, 3)
     image = image.reshape(len(image), height, width, -1)
     image = F.pad(image, (0, 0, 0, 0, edge, edge)).permute(0, 3, 1, 2)
     filters = (weight * scale).to(dtype).contiguous(memory_format=torch.channels_last)
@@ -391,29 +423,19 @@ def conv_attention(
         softmax=softmax,
         mix=mix,
     )
-    values = _heads(axes, v, dtype)
-    given = (image, filters, added, values, _bias(axes, bias, dtype), *learned)
+    values = axes.split(v, dtype)
+    given = (image, filters, added, values, axes.bias(bias, dtype), *learned)
     return _computed(axes, how, q, given)
 
 
 def _computed(
-    axes: Axes, how: _How, q: Tensor, given: Sequence[Tensor | None]
+    axes: _Axes, how: _How, q: Tensor, given: Sequence[Tensor | None]
 ) -> tuple[Tensor, Tensor | None]:
     """Run, and bring the output to ``[*, h, N, e]`` in the dtype of the queries."""
     with torch.autocast(q.device.type, enabled=False):
         out, total = _Attention.apply(how, *given)
-    return axes.joined(out.transpose(0, 1)).to(q.dtype), total
+    return axes.joined(out).to(q.dtype), total
 
 
 def _wide(q: Tensor) -> torch.dtype:
     return torch.promote_types(q.dtype, torch.float32)
-
-
-def _heads(axes: Axes, t: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bring ``[*, h, R, D]`` to ``[G, B, R, D]``."""
-    return axes.split(t.to(dtype)).transpose(0, 1).contiguous()
-
-
-def _bias(axes: Axes, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Bring what broadcasts to ``[*, h, N, M]`` to ``[G or 1, B or 1, N or 1, M or 1]``."""
-    return None if bias is None else axes.bias(bias.to(dtype)).transpose(0, 1)

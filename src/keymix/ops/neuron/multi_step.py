@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import os
+import shutil
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -14,7 +18,6 @@ from keymix.ops.neuron import autograd, blocked, reference
 from keymix.ops.neuron.autograd import Kernel
 from keymix.ops.neuron.reference import Dynamics
 from keymix.ops.tracing import traced
-from keymix.ops.triton_support import no_triton
 
 Backend = Literal["auto", "reference", "blocked", "triton"]
 BACKENDS = get_args(Backend)
@@ -53,7 +56,7 @@ def choose(asked: str, x: Tensor | None = None, device: torch.device | None = No
         return Choice("reference", followed)
     if asked == "auto" and where.type == "cpu":
         return Choice("blocked", "on CPU, a chunk of neurons stays in cache for all steps")
-    against = None if asked == "blocked" else no_triton(where)
+    against = None if asked == "blocked" else _no_triton(where)
     if asked == "auto":
         if against is not None:
             return Choice("reference", against)
@@ -61,6 +64,28 @@ def choose(asked: str, x: Tensor | None = None, device: torch.device | None = No
     if against is not None:
         raise UserError(f"backend={asked!r} cannot run here: {against}")
     return Choice(asked, "asked for by name")
+
+
+def _no_triton(device: torch.device) -> str | None:
+    """Why the Triton kernel cannot run on a device; None if it can."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return None
+    if device.type != "cuda":
+        return f"its kernel is for CUDA, not {device.type!r}"
+    if not finds_c_compiler():
+        return (
+            "Triton finds no C compiler, with which it builds what launches a kernel; install one "
+            "(gcc) or name it in the variable CC"
+        )
+    return None
+
+
+@functools.cache
+def finds_c_compiler() -> bool:
+    """Whether Triton would find one; asked once, as a path is chosen in every call."""
+    return bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"))
 
 
 def _kernel(backend: str, x: Tensor) -> Kernel | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same function as Triton kernels, a program a block of neurons; not yet measured on a GPU.
+"""The same function as Triton kernels, a program a block of neurons.
 
 The backward kernel leaves the potentials in the room of the result, which it reads again on its
 way back: nothing but the currents is saved between the passes. With ``TRITON_INTERPRET=1``, set
@@ -22,7 +22,7 @@ from keymix.ops.neuron.autograd import Gradients, Neurons
 from keymix.ops.neuron.reference import potential_dtype
 
 _BLOCK = 512
-DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
+_DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -39,13 +39,13 @@ def _coefficient(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def charge(v, x, keep, gain, rest):  # type: ignore[no-untyped-def]
+def _charge(v, x, keep, gain, rest):  # type: ignore[no-untyped-def]
     """Rounds as the reference does: the kernels are built without fused multiply-adds."""
     return rest + keep * (v - rest) + gain * x
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def reset(h, threshold, rest, HARD: tl.constexpr):  # type: ignore[no-untyped-def]
+def _reset(h, threshold, rest, HARD: tl.constexpr):  # type: ignore[no-untyped-def]
     """From the potential before the reset to that after it."""
     fired = h >= threshold
     return tl.where(fired, rest, h) if HARD else h - tl.where(fired, threshold, 0.0)
@@ -84,10 +84,10 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     v = tl.load(v_ptr + at, mask=inside, other=0.0) if STARTS else rest
     for t in range(STEPS):
         x = tl.load(x_ptr + t * x_stride + at, mask=inside, other=0.0).to(v.dtype)
-        h = charge(v, x, keep, gain, rest)
+        h = _charge(v, x, keep, gain, rest)
         spikes = tl.where(h >= threshold, 1.0, 0.0).to(spikes_ptr.dtype.element_ty)
         tl.store(spikes_ptr + t * count + at, spikes, mask=inside)
-        v = reset(h, threshold, rest, HARD)
+        v = _reset(h, threshold, rest, HARD)
     if LAST:
         tl.store(final_ptr + at, v, mask=inside)
 
@@ -142,9 +142,9 @@ def _backward_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0915 # a kernel
     v = start
     for t in range(STEPS):
         x = tl.load(x_ptr + t * x_stride + at, mask=inside, other=0.0).to(v.dtype)
-        h = charge(v, x, keep, gain, rest)
+        h = _charge(v, x, keep, gain, rest)
         tl.store(room_ptr + t * count + at, h, mask=inside)
-        v = reset(h, threshold, rest, HARD)
+        v = _reset(h, threshold, rest, HARD)
     tl.debug_barrier()  # what was stored is loaded again
     if LAST:
         carry = tl.load(last_ptr + at, mask=inside, other=0.0)
@@ -174,7 +174,7 @@ def _backward_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0915 # a kernel
             before = start
             if t > 0:
                 before = tl.load(room_ptr + (t - 1) * count + at, mask=inside, other=0.0)
-                before = reset(before, threshold, rest, HARD)
+                before = _reset(before, threshold, rest, HARD)
             grad_keep += g * (before - rest)
         if GRAD_GAIN:
             x = tl.load(x_ptr + t * x_stride + at, mask=inside, other=0.0).to(h.dtype)
@@ -220,7 +220,7 @@ def _launch(kernel: Any, neurons: Neurons, *more: Tensor | int | None, **options
             GAIN_EACH=each[1],
             THRESHOLD=float(how.v_threshold),
             REST=float(how.rest),
-            DTYPE=DTYPES[potential_dtype(x)],
+            DTYPE=_DTYPES[potential_dtype(x)],
             STEPS=x.shape[0],
             HARD=how.v_reset is not None,
             STARTS=neurons.v is not None,

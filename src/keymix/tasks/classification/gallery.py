@@ -14,8 +14,8 @@ import numpy as np
 
 from keymix.analysis.answers import FloatArray, IntArray
 from keymix.report.formats import percent
-from keymix.report.pictures import TINY, check_pictures, image_uri
-from keymix.report.record import ComparisonRecord, Said, Sparse
+from keymix.report.gallery import Gallery, Panel, Scene
+from keymix.report.pictures import image_uri
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -23,57 +23,6 @@ if TYPE_CHECKING:
 
 PICTURES = 12
 """Test images of each gallery at most."""
-
-
-# ---- what the record keeps -------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answered:
-    """What a mixer answered to an image, the class's number, and its probability; None if unknown.
-
-    The probability is a mean over seeds.
-    """
-
-    answer: int
-    probability: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class GalleryImage:
-    """A test image: a data URI, where it is from, its class, and the answers by mixer's label."""
-
-    png: str
-    id: str
-    true: int
-    answers: Mapping[str, Answered]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gallery:
-    """The test images to look at.
-
-    `mixers` are those that chose them, and `seeds` of each were at most asked. Of all test images
-    `disputed` are those on which two mixers disagree. `at_least` says that probabilities are lower
-    bounds: seeds that predict another class are not known.
-    """
-
-    mixers: tuple[str, ...]
-    seeds: int
-    disputed: int
-    at_least: bool
-    disagreements: tuple[GalleryImage, ...]
-    errors: tuple[GalleryImage, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OfPictures(Sparse):
-    """What is kept of the models' answers in pictures."""
-
-    gallery: Gallery | None = None
-
-
-# ---- how it is made --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,112 +94,55 @@ def surest_errors(found: Sequence[Consensus], target: IntArray, number: int) -> 
     return [int(i) for i in ranked if highest[i] > 0]
 
 
-def draw(data: ImageData, tested: Mapping[str, Sequence[ClassAnswers]]) -> Gallery | None:
-    """Draw the galleries of some mixers' runs; None where no image is worth a look."""
+def draw(data: ImageData, tested: Mapping[str, Sequence[ClassAnswers]]) -> dict[str, Gallery]:
+    """Draw the galleries of some mixers' runs, without those that have no image to show."""
+    if not tested:
+        return {}
     found = {mixer: Consensus.of(runs) for mixer, runs in tested.items()}
-    if not found:
-        return None
-    runs = next(iter(tested.values()))
-    target, index = runs[0].target, runs[0].index
+    every = [run for runs in tested.values() for run in runs]
+    target, index = every[0].target, every[0].index
     answers = np.stack([each.answer for each in found.values()])
-    disputed = most_disputed(answers, target, PICTURES)
-    errors = surest_errors(list(found.values()), target, PICTURES)
-    if not disputed and not errors:
-        return None
+    seeds = max(len(each) for each in tested.values())
+    about: dict[str, bool | int | float] = {
+        "mixers": len(found),
+        "seeds": seeds,
+        "at_least": seeds > 1 and any(run.probabilities is None for run in every),
+        "disputed": int((answers != answers[:1]).any(axis=0).sum()),
+    }
 
-    def drawn(i: int) -> GalleryImage:
-        place = int(index[i])
-        return GalleryImage(
-            png=image_uri(data.test.picture(place).numpy()),
+    def scene(i: int) -> Scene:
+        place, true = int(index[i]), int(target[i])
+        pixels = data.test.picture(place).numpy()
+        panels = [Panel(text=every[0].classes[true]), *_camps(found, i, true, every[0].classes)]
+        return Scene(
             id=data.test.ids(place),
-            true=int(target[i]),
-            answers={mixer: _answered(each, i) for mixer, each in found.items()},
+            picture=image_uri(pixels),
+            size=(pixels.shape[1], pixels.shape[2]),
+            panels=tuple(panels),
         )
 
-    several = any(len(each) > 1 for each in tested.values())
-    return Gallery(
-        mixers=tuple(found),
-        seeds=max(len(each) for each in tested.values()),
-        disputed=int((answers != answers[:1]).any(axis=0).sum()),
-        at_least=several and any(run.probabilities is None for run in _all(tested)),
-        disagreements=tuple(map(drawn, disputed)),
-        errors=tuple(map(drawn, errors)),
-    )
+    chosen = {
+        "disagreements": most_disputed(answers, target, PICTURES),
+        "errors": surest_errors(list(found.values()), target, PICTURES),
+    }
+    return {
+        name: Gallery(scenes=tuple(map(scene, images)), about=about)
+        for name, images in chosen.items()
+        if images
+    }
 
 
-def _all(tested: Mapping[str, Sequence[ClassAnswers]]) -> list[ClassAnswers]:
-    return [run for runs in tested.values() for run in runs]
-
-
-def _answered(found: Consensus, i: int) -> Answered:
-    share = found.probability
-    return Answered(
-        answer=int(found.answer[i]),
-        probability=None if share is None else round(float(share[i]), 4),
-    )
-
-
-# ---- what the page shows ---------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Camp:
-    """Mixers with one answer to an image: the answer, and each one's probability in words."""
-
-    said: Said
-    mixers: Mapping[str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Card:
-    """An image of the gallery, the end of where it is from, its class, and the answers.
-
-    The commonest answer comes first.
-    """
-
-    image: GalleryImage
-    name: str
-    true: str
-    camps: list[Camp]
-
-
-@dataclass(frozen=True, kw_only=True)
-class GalleryView:
-    """The section of images: cards of both galleries; `tiny` says that images have few pixels."""
-
-    stored: Gallery
-    disagreements: list[Card]
-    errors: list[Card]
-    tiny: bool
-
-
-def gallery_view(record: ComparisonRecord, names: Sequence[str]) -> GalleryView | None:
-    """Make the cards; None without pictures. Only data URIs of images are taken."""
-    stored = record.own.read(OfPictures).gallery
-    if stored is None:
-        return None
-    check_pictures(image.png for image in (*stored.disagreements, *stored.errors))
-    return GalleryView(
-        stored=stored,
-        disagreements=[_card(image, names) for image in stored.disagreements],
-        errors=[_card(image, names) for image in stored.errors],
-        tiny=max(record.data.image_size) <= TINY,
-    )
-
-
-def _card(image: GalleryImage, names: Sequence[str]) -> Card:
+def _camps(
+    found: Mapping[str, Consensus], i: int, true: int, classes: Sequence[str]
+) -> list[Panel]:
+    """Put mixers with one answer together, each with its probability; the commonest comes first."""
     camps: dict[int, dict[str, str]] = {}
-    for mixer, answered in image.answers.items():
-        share = answered.probability
+    for mixer, each in found.items():
+        share = None if each.probability is None else float(each.probability[i])
         text = "" if share is None else f"{percent(share, 0)}\u00a0%"
-        camps.setdefault(answered.answer, {})[mixer] = text
+        camps.setdefault(int(each.answer[i]), {})[mixer] = text
     ordered = sorted(camps.items(), key=lambda camp: -len(camp[1]))
-    return Card(
-        image=image,
-        name=image.id.rpartition("/")[2],
-        true=names[image.true],
-        camps=[
-            Camp(said=Said(text=names[answer], right=answer == image.true), mixers=mixers)
-            for answer, mixers in ordered
-        ],
-    )
+    return [
+        Panel(mixers=mixers, text=classes[answer], right=answer == true)
+        for answer, mixers in ordered
+    ]

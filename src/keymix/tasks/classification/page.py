@@ -10,28 +10,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from markupsafe import Markup
 
 from keymix.analysis.answers import Answers
 from keymix.analysis.statistics import no_better_than_chance, wilson
 from keymix.data.record import DataRecord
 from keymix.report.by_class import (
-    ByClass,
     Classes,
-    by_class,
     by_seed,
-    compared,
-    mean,
-    mixer_column,
 )
 from keymix.report.charts import Look
-from keymix.report.formats import MISSING, percent
-from keymix.report.part import Page, RunAnswers, Section
+from keymix.report.gallery import Gallery
+from keymix.report.part import ClassScores, Page, RunAnswers, Section
 from keymix.report.record import ComparisonRecord, DoneRun, OutcomeRow, Said, Sparse
-from keymix.report.tables import Cell, Column, Table
 from keymix.task import Task
 from keymix.tasks.classification import gallery
-from keymix.tasks.classification.gallery import OfPictures
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -119,7 +111,7 @@ def _classes(answers: Answers) -> ClassAnswers:
     return ClassAnswers.of(answers)
 
 
-# ---- the section of classes ------------------------------------------------------------------
+# ---- the sections ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,92 +124,21 @@ class ConfusedPair:
     share: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClassesView:
-    """The section of classes, the largest difference first, and mix-ups by mixer."""
-
-    by: ByClass
-    table: Table
-    note: str
-    confusions: Mapping[str, list[ConfusedPair]]
-
-
-def classes_view(record: ComparisonRecord, looks: Mapping[str, Look]) -> ClassesView | None:
-    """Make the table of classes with its chart and confusions; None if no run finished.
-
-    It has the baseline's accuracy with Wilson's interval, and of the others the difference from it.
-    """
-    own = record.own.read(OfComparison)
-    names, images = own.classes.names, own.classes.test_images
-    right = by_seed(record, lambda run: run.own.read(OfRun).class_correct)
-    if images is None or not any(right.values()):
-        return None
-    by = by_class(right, names, looks, record.baseline, of=images)
-    accuracy = {
-        label: [mean((run[c] for run in right[label].values()), n) for c, n in enumerate(images)]
-        for label in by.shown
-    }
-    base = accuracy.get(record.baseline)
-    columns = [
-        Column("class", "class"),
-        Column("test images", "images", "whole", style="soft", most_first=True),
-        *([mixer_column(looks[record.baseline], record.baseline)] if base else []),
-        *(mixer_column(looks[label], label, most_first=True) for label in by.others),
-    ]
-    rows = [
-        [
-            *(names[c], images[c]),
-            *([_with_interval(base[c], images[c])] if base else []),
-            *(compared(by.differences[m][c], accuracy[m][c]) for m in by.others),
-        ]
-        for c in by.order
-    ]
-    return ClassesView(
-        by=by,
-        table=Table("classes", "Accuracy by class", columns, rows),
-        note=_note(images, base or ()),
-        confusions=_confused(record, own, by.shown, images),
-    )
-
-
-def _with_interval(accuracy: float | None, images: int) -> Cell:
-    if accuracy is None:
-        return Cell(None, MISSING)
-    low, high = (percent(end, 0) for end in wilson(accuracy, images))
-    text = Markup('<span>{} <span class="pm">{}–{}</span></span>')
-    return Cell(accuracy, text.format(percent(accuracy), low, high))
-
-
-def _note(images: Sequence[int], base: Sequence[float | None]) -> str:
-    """Say how few test images a class has and what that leaves open."""
+def _about(images: Sequence[int], base: Sequence[float]) -> dict[str, float]:
+    """Return how few test images a class has, and what Wilson's interval of a middle one is."""
     sizes = [number for number in images if number]
-    if not sizes:
-        return ""
-    low, high = min(sizes), max(sizes)
-    text = (
-        f"Each class has {low:,} test images."
-        if low == high
-        else f"A class has between {low:,} and {high:,} test images."
-    )
-    known = sorted(accuracy for accuracy in base if accuracy is not None)
-    if known:
-        middle = known[len(known) // 2]
-        ends = wilson(middle, low)
-        text += (
-            f" On {low:,} images an accuracy of {percent(middle)} % is known to between "
-            f"{percent(ends[0])} and {percent(ends[1])} % (Wilson's interval, 95 %)."
-        )
-    return (
-        f"{text} Among many pairs of class and mixer some large differences come about by chance: "
-        "they say where to look, not what holds."
-    )
+    about: dict[str, float] = {"least": min(sizes, default=0), "most": max(sizes, default=0)}
+    if sizes and base:
+        middle = sorted(base)[len(base) // 2]
+        low, high = wilson(middle, min(sizes))
+        about |= {"middle": middle, "low": low, "high": high}
+    return about
 
 
-def _confused(
-    record: ComparisonRecord, own: OfComparison, shown: Sequence[str], images: Sequence[int]
-) -> dict[str, list[ConfusedPair]]:
-    """Each mixer's most frequent confusions, as a share of the true class's answers."""
-    names, known = own.classes.names, own.confusions or {}
+def confused(record: ComparisonRecord) -> dict[str, list[ConfusedPair]]:
+    """Return each mixer's most frequent confusions, as a share of the true class's answers."""
+    own = record.own.read(OfComparison)
+    names, images = own.classes.names, own.classes.test_images or ()
     return {
         label: [
             ConfusedPair(
@@ -226,9 +147,10 @@ def _confused(
                 count=pair.count,
                 share=pair.count / (images[pair.true] * len(record.finished(label))),
             )
-            for pair in known.get(label, ())
+            for pair in pairs
         ]
-        for label in shown
+        for label, pairs in (own.confusions or {}).items()
+        if record.finished(label)
     }
 
 
@@ -242,7 +164,6 @@ class ClassPage(Page):
     scripts = ("answers",)
     run = OfRun
     comparison = OfComparison
-    pictures = OfPictures
     heading = "Accuracy"
     phrase = "accuracy"
     reaches = "gets {score} of the test {inputs} right"
@@ -287,9 +208,9 @@ class ClassPage(Page):
             for i in chosen
         ]
 
-    def gallery(self, data: ImageData, tested: Sequence[RunAnswers]) -> OfPictures:
+    def gallery(self, data: ImageData, tested: Sequence[RunAnswers]) -> Mapping[str, Gallery]:
         """Draw what mixers disagree on, and their most confident errors."""
-        return OfPictures(gallery=gallery.draw(data, _by_mixer(tested)))
+        return gallery.draw(data, _by_mixer(tested))
 
     def about_data(self, data: DataRecord) -> str:
         """Count the classes."""
@@ -314,27 +235,40 @@ class ClassPage(Page):
             return ""
         return "right no more often than by chance"
 
-    def sections(self, record: ComparisonRecord, looks: Mapping[str, Look]) -> Sequence[Section]:
-        """Show the classes and the pictures."""
-        view = classes_view(record, looks)
-        found = (
-            []
-            if view is None
-            else [Section(name="By class", template="classes.html.j2", view=view)]
+    def classes(self, record: ComparisonRecord) -> ClassScores | None:
+        """Return the accuracy on each class."""
+        classes = record.own.read(OfComparison).classes
+        right = by_seed(record, lambda run: run.own.read(OfRun).class_correct)
+        images = classes.test_images
+        if images is None or not any(right.values()):
+            return None
+        scores = {
+            label: {
+                seed: [number / n if n else None for number, n in zip(run, images, strict=True)]
+                for seed, run in runs.items()
+            }
+            for label, runs in right.items()
+        }
+        base = [
+            each for run in scores[record.baseline].values() for each in run if each is not None
+        ]
+        return ClassScores(
+            score="accuracy",
+            names=classes.names,
+            scores=scores,
+            counts={"test images": images},
+            about=_about(images, [each for each in base if each is not None]),
         )
-        cards = gallery.gallery_view(record, record.data.classes)
-        if cards is not None:
-            every = (*cards.stored.disagreements, *cards.stored.errors)
-            found.append(
-                Section(
-                    name="Pictures",
-                    template="gallery.html.j2",
-                    view=cards,
-                    styles="gallery.css.j2",
-                    images=[image.id for image in every],
-                )
-            )
-        return found
+
+    def sections(self, record: ComparisonRecord, looks: Mapping[str, Look]) -> Sequence[Section]:
+        """Show the most frequent confusions."""
+        del looks
+        found = confused(record)
+        return (
+            [Section(heading="Confusions", template="confusions.html.j2", view=found)]
+            if found
+            else []
+        )
 
     def of_run(self, run: DoneRun) -> OfRun:
         """Give the script what is right."""

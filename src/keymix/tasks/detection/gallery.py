@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instances in pictures: test images with the truth, and with what each model detects.
-
-An image is stored once; boxes lie over it as vectors, masks as a transparent picture.
-"""
+"""Instances in pictures: test images with the truth, and with what each model detects."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +14,10 @@ from PIL import Image
 
 from keymix.analysis.mask_pictures import rim
 from keymix.data.detection.outlines import RunLengths
-from keymix.errors import UserError
 from keymix.report.formats import percent
+from keymix.report.gallery import WIDTH, Box, Gallery, Kind, Panel, Scene
 from keymix.report.part import ImageOutputs
-from keymix.report.pictures import check_pictures, hex_colour, image_uri, png_uri
-from keymix.report.record import ComparisonRecord, Sparse
+from keymix.report.pictures import hex_colour, image_uri, png_uri
 from keymix.tasks.detection.matching import decoded, matched, unpacked
 from keymix.tasks.detection.pictures import colour_of
 from keymix.tasks.detection.predictions import SURE, found_at, split_pixels
@@ -33,80 +28,14 @@ if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
     from keymix.tasks.detection.answers import DetectionAnswers
 
-WIDTH, MOST = 360, 540
-"""Width of a picture in the units of its boxes, and most of its pixels per side."""
+MOST = 540
+"""Most pixels per side of a picture."""
 PICTURES = 6
 """Test images of each gallery at most."""
 MOST_BOXES = 40
 """Boxes that are drawn over a picture at most, the surest."""
 FILL = 105
 """Opacity of a mask, of 255."""
-TRUTH = "truth"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Box:
-    """A box over a picture, in units of which its width has `WIDTH`: left, top, width, height.
-
-    `label` is the class from 0 on, `score` None of the truth, and `right` whether the box finds an
-    instance, or is found, at an IoU of 0.5; None where that says nothing, as of a crowd.
-    """
-
-    place: tuple[float, float, float, float]
-    label: int
-    score: float | None
-    right: bool | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Panel:
-    """An image with instances over it: whose they are, boxes, masks as a PNG, and what is said."""
-
-    who: str
-    boxes: tuple[Box, ...]
-    masks: str | None
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scene:
-    """A test image as a data URI, height and width in units of boxes; the truth's panel first."""
-
-    id: str
-    picture: str
-    size: tuple[int, int]
-    panels: tuple[Panel, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gallery:
-    """What each mixer's model of one seed detects in a few test images, or why it could not run.
-
-    `names` are of all test images.
-    """
-
-    seed: int
-    scenes: tuple[Scene, ...]
-    missing: Mapping[str, str]
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Differing:
-    """The test images on which two models differ most, the most first; of each mixer one model."""
-
-    scenes: tuple[Scene, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OfPictures(Sparse):
-    """What is kept of the models' answers in pictures."""
-
-    gallery: Gallery | None = None
-    differing: Differing | None = None
-
-
-# ---- how it is made --------------------------------------------------------------------------
 
 
 def representative(answers: DetectionAnswers) -> list[int]:
@@ -127,10 +56,11 @@ def draw(data: ImageData, given: ImageOutputs) -> Gallery:
         panels = [scene.of_model(label, found[at]) for label, found in given.outputs.items()]
         scenes.append(scene.made([scene.truth(), *panels]))
     names = tuple(Path(data.test.ids(i)).name for i in range(len(data.test)))
-    return Gallery(seed=given.seed, scenes=tuple(scenes), missing=given.missing, names=names)
+    about = {"seed": given.seed, "sure": SURE}
+    return Gallery(scenes=tuple(scenes), about=about, missing=given.missing, names=names)
 
 
-def differing(data: ImageData, tested: Mapping[str, DetectionAnswers]) -> Differing | None:
+def differing(data: ImageData, tested: Mapping[str, DetectionAnswers]) -> Gallery | None:
     """Draw the test images on which two mixers' models differ most in AP at an IoU of 0.5.
 
     None where no two differ.
@@ -150,7 +80,7 @@ def differing(data: ImageData, tested: Mapping[str, DetectionAnswers]) -> Differ
         scene = _Drawing(data, int(tested[pair[0]].index[row]))
         panels = [scene.of_answers(label, tested[label], row) for label in order]
         scenes.append(scene.made([scene.truth(masks=False), *panels]))
-    return Differing(scenes=tuple(scenes)) if scenes else None
+    return Gallery(scenes=tuple(scenes), about={"sure": SURE}) if scenes else None
 
 
 class _Drawing:
@@ -160,7 +90,7 @@ class _Drawing:
         from keymix.tasks.detection.answers import instance_targets, instances_of
 
         targets = instance_targets(data.test)
-        self.id, self.own = Path(data.test.ids(i)).name, targets.size(i)
+        self.id, self.own, self.classes = data.test.ids(i), targets.size(i), data.classes
         self.instances = instances_of(targets, i)
         pixels = split_pixels(data.test, i)
         self.uri = image_uri(pixels, most=min(MOST, WIDTH * max(self.own) // self.own[1]))
@@ -173,75 +103,90 @@ class _Drawing:
     def truth(self, *, masks: bool = True) -> Panel:
         """Draw the true instances."""
         true = self.instances
-        labels = (true.labels - 1).tolist()
-        boxes = self._boxes(true.boxes, labels, None, [None] * len(labels))
         crowds = int(true.crowd.sum())
-        number = len(labels) - crowds
+        number = len(true.labels) - crowds
         text = "no instance" if not number else f"{number} instance{'s' * (number != 1)}"
         if crowds:
             text += f", {crowds} crowd{'s' * (crowds != 1)}"
-        drawn = self._masks(true.masks, labels) if masks else None
-        return Panel(who=TRUTH, boxes=boxes, masks=drawn, text=text)
+        boxes = [self._box(box, label) for box, label in zip(true.boxes, true.labels, strict=True)]
+        layer = self._masks(true.masks, true.labels) if masks else None
+        return Panel(text=text, layer=layer, boxes=tuple(boxes[:MOST_BOXES]))
 
     def of_model(self, label: str, output: Mapping[str, Tensor]) -> Panel:
         """Draw what a model returned."""
         made = matched(self.instances, found_at(output, self.own))
-        right = unpacked(made.matched["box"], "all")[0] & ~self._ignored(made.ignored["box"])
         found = made.found
         rows = np.argsort(-found.scores, kind="stable")
         rows = rows[found.scores[rows] >= SURE]
-        names = (found.labels[rows] - 1).tolist()
-        ignored = self._ignored(made.ignored["box"])[rows]
-        flags = [None if out else bool(hit) for hit, out in zip(right[rows], ignored, strict=True)]
-        boxes = self._boxes(found.boxes[rows], names, found.scores[rows].tolist(), flags)
-        masks = self._masks([found.masks[row] for row in rows], names)
-        return Panel(who=label, boxes=boxes, masks=masks, text=self._said(flags))
+        boxes = self._boxes(
+            found.boxes[rows],
+            found.labels[rows],
+            found.scores[rows],
+            hit=unpacked(made.matched["box"][rows], "all")[0],
+            ignored=unpacked(made.ignored["box"][rows], "all")[0],
+        )
+        masks = self._masks([found.masks[row] for row in rows], found.labels[rows])
+        return self._panel(label, boxes, layer=masks)
 
     def of_answers(self, label: str, answers: DetectionAnswers, row: int) -> Panel:
         """Draw the stored boxes of a model."""
         found = answers.detections
         mine = np.flatnonzero((found.image == answers.index[row]) & (found.score >= SURE))
         mine = mine[np.argsort(-found.score[mine], kind="stable")]
-        hit = unpacked(found.matched["box"][mine], "all")[0]
-        ignored = self._ignored(found.ignored["box"][mine])
-        flags = [None if out else bool(yes) for yes, out in zip(hit, ignored, strict=True)]
-        names = (found.label[mine] - 1).tolist()
-        boxes = self._boxes(found.boxes[mine], names, found.score[mine].tolist(), flags)
-        share = f"AP50 {percent(float(answers.images[row]), 0)}\u00a0%"
-        return Panel(who=label, boxes=boxes, masks=None, text=f"{share}; {self._said(flags)}")
+        boxes = self._boxes(
+            found.boxes[mine],
+            found.label[mine],
+            found.score[mine],
+            hit=unpacked(found.matched["box"][mine], "all")[0],
+            ignored=unpacked(found.ignored["box"][mine], "all")[0],
+        )
+        share = f"AP50 {percent(float(answers.images[row]), 0)}\u00a0%; "
+        return self._panel(label, boxes, before=share)
 
-    def _ignored(self, bits: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Which detections count neither as right nor as wrong."""
-        first: NDArray[np.bool_] = unpacked(bits, "all")[0]
-        return first
-
-    def _said(self, flags: Sequence[bool | None]) -> str:
-        """Say how many instances are found, and how many detections are wrong."""
+    def _panel(
+        self, label: str, boxes: Sequence[Box], *, layer: str | None = None, before: str = ""
+    ) -> Panel:
+        """Put boxes together, and say how many instances are found and how many boxes are wrong."""
         number = int((~self.instances.crowd).sum())
-        right, wrong = flags.count(True), flags.count(False)
-        found = f"{right} of {number} found" if number else "nothing to find"
-        return f"{found}, {wrong} wrong" if wrong else found
+        kinds = [box.kind for box in boxes]
+        right, wrong = kinds.count("right"), kinds.count("wrong")
+        text = f"{right} of {number} found" if number else "nothing to find"
+        text = f"{before}{text}, {wrong} wrong" if wrong else f"{before}{text}"
+        return Panel(mixers={label: ""}, text=text, layer=layer, boxes=tuple(boxes[:MOST_BOXES]))
 
     def _boxes(
         self,
         boxes: NDArray[np.float64],
-        labels: Sequence[int],
-        scores: Sequence[float] | None,
-        right: Sequence[bool | None],
-    ) -> tuple[Box, ...]:
-        scale = np.array([self.size[1] / self.own[1], self.size[0] / self.own[0]] * 2)
-        placed = np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1) * scale
-        return tuple(
-            Box(
-                place=(place[0], place[1], place[2], place[3]),
-                label=labels[k],
-                score=None if scores is None else round(scores[k], 3),
-                right=right[k],
+        labels: NDArray[Any],
+        scores: NDArray[np.floating],
+        *,
+        hit: NDArray[np.bool_],
+        ignored: NDArray[np.bool_],
+    ) -> list[Box]:
+        """Make the boxes of detections, which are right, wrong, or count neither way."""
+        return [
+            self._box(
+                box,
+                labels[k],
+                f" {scores[k]:.2f}",
+                kind="crowd" if ignored[k] else "right" if hit[k] else "wrong",
             )
-            for k, place in enumerate(placed.round(1).tolist()[:MOST_BOXES])
+            for k, box in enumerate(boxes)
+        ]
+
+    def _box(
+        self, box: NDArray[np.float64], label: int, score: str = "", kind: Kind = "right"
+    ) -> Box:
+        scale = np.array([self.size[1] / self.own[1], self.size[0] / self.own[0]] * 2)
+        left, top, width, height = (np.concatenate([box[:2], box[2:] - box[:2]]) * scale).round(1)
+        return Box(
+            place=(float(left), float(top), float(width), float(height)),
+            text=f"{self.classes[int(label) - 1]}{score}",
+            colour=hex_colour(colour_of(int(label))),
+            kind=kind,
         )
 
-    def _masks(self, runs: Sequence[RunLengths], labels: Sequence[int]) -> str | None:
+    def _masks(self, runs: Sequence[RunLengths], labels: NDArray[Any]) -> str | None:
         """Draw masks as one transparent PNG, the first ones on top."""
         if not runs:
             return None
@@ -252,48 +197,6 @@ class _Drawing:
         )
         for mask, label in reversed(list(zip(decoded(runs, self.own), labels, strict=True))):
             small = mask[rows[:, None], columns].astype(bool)
-            rgba[small] = (*colour_of(label + 1), FILL)
-            rgba[rim(small)] = (*colour_of(label + 1), 255)
+            rgba[small] = (*colour_of(int(label)), FILL)
+            rgba[rim(small)] = (*colour_of(int(label)), 255)
         return png_uri(Image.fromarray(rgba))
-
-
-# ---- what the page shows ---------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScenesView:
-    """A gallery: its scenes, and names and colours, ``#rrggbb``, of all classes."""
-
-    scenes: tuple[Scene, ...]
-    names: tuple[str, ...]
-    colours: list[str]
-    sure: float = SURE
-    seed: int | None = None
-    missing: Mapping[str, str]
-    prefix: str
-    """Of the rules that show each image."""
-
-
-def scenes_view(record: ComparisonRecord, name: str) -> ScenesView | None:
-    """Make a gallery, the field `name` of `OfPictures`; None without pictures.
-
-    Only data URIs of images are taken.
-    """
-    stored = getattr(record.own.read(OfPictures), name)
-    if stored is None or not stored.scenes:
-        return None
-    pictures = [scene.picture for scene in stored.scenes]
-    panels = [panel for scene in stored.scenes for panel in scene.panels]
-    pictures += [panel.masks for panel in panels if panel.masks is not None]
-    check_pictures(pictures)
-    names = record.data.classes
-    if any(not 0 <= box.label < len(names) for panel in panels for box in panel.boxes):
-        raise UserError("a box of the record's gallery has no class of the data")
-    return ScenesView(
-        scenes=stored.scenes,
-        names=names,
-        colours=[hex_colour(colour_of(k + 1)) for k in range(len(names))],
-        seed=getattr(stored, "seed", None),
-        missing=getattr(stored, "missing", {}),
-        prefix=name[0],
-    )

@@ -13,23 +13,21 @@ from keymix.analysis.answers import Answers, FloatArray
 from keymix.analysis.statistics import percentiles
 from keymix.data.record import DataRecord
 from keymix.report.by_class import (
-    ByClass,
     Classes,
     ScriptComparison,
     ScriptRun,
-    by_class,
     by_seed,
     mean,
 )
 from keymix.report.charts import Look
-from keymix.report.formats import percent, points
-from keymix.report.part import ImageOutputs, Page, RunAnswers, Section, packed_shares
+from keymix.report.formats import percent
+from keymix.report.gallery import Galleries, Gallery
+from keymix.report.part import ClassScores, ImageOutputs, Page, RunAnswers, Section, packed_shares
 from keymix.report.record import ComparisonRecord, DoneRun, Sparse
 from keymix.report.tables import Cell, Column, Table
 from keymix.task import Task
 from keymix.tasks.detection import gallery
 from keymix.tasks.detection.facts import TASK, ClassPrecision, DetectionDetails
-from keymix.tasks.detection.gallery import OfPictures
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -130,56 +128,6 @@ def _precision(record: ComparisonRecord, own: OfComparison, shape: str) -> Table
     return Table(f"{shape}-precision", title, columns, rows)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClassesView:
-    """The section of classes with instances: differences of box AP, and all figures."""
-
-    by: ByClass
-    table: Table
-    absent: int
-
-
-_BASELINE = Cell(0, "baseline", "soft")
-
-
-def classes_view(record: ComparisonRecord, looks: Mapping[str, Look]) -> ClassesView | None:
-    """Compare mixers by class; None without runs. All are means over seeds."""
-    own = record.own.read(OfComparison)
-    runs = by_seed(record, lambda run: run.own.read(OfRun).classes)
-    known = next((classes for of in runs.values() for classes in of.values()), None)
-    if known is None:
-        return None
-    there = [k for k, each in enumerate(known) if each.instances]
-    if not there:
-        return None
-    boxes = {
-        label: {seed: [classes[k].box_ap for k in there] for seed, classes in of.items()}
-        for label, of in runs.items()
-    }
-    by = by_class(boxes, [known[k].name for k in there], looks, record.baseline)
-    columns = (
-        Column("class", "class"),
-        Column("mixer", "mixer", "name"),
-        Column("instances", "instances", "whole", style="soft"),
-        Column("test images", "images", "whole", style="soft"),
-        Column("box AP, %", "box_ap", "percent", most_first=True),
-        Column("difference, points", "difference", "percent", write=points, most_first=True),
-        Column("mask AP, %", "mask_ap", "percent", most_first=True),
-    )
-    rows = [
-        [
-            *(known[there[c]].name, label, known[there[c]].instances, known[there[c]].images),
-            mean(classes[there[c]].box_ap for classes in runs[label].values()),
-            by.differences[label][c] if label in by.others else _BASELINE,
-            mean(classes[there[c]].mask_ap for classes in runs[label].values()),
-        ]
-        for c in by.order
-        for label in by.shown
-    ]
-    table = Table("classes", "AP by class and mixer", columns, rows)
-    return ClassesView(by=by, table=table, absent=len(own.classes.names) - len(there))
-
-
 # ---- the page --------------------------------------------------------------------------------
 
 
@@ -191,7 +139,6 @@ class DetectionPage(Page):
     shared_scripts = ("shares",)
     run = OfRun
     comparison = OfComparison
-    pictures = OfPictures
     terminal = ("mask_ap", "box_ap50", "box_ap75")
     test_numbers = ("detections",)
     heading = "Box AP"
@@ -242,16 +189,17 @@ class DetectionPage(Page):
         """Choose images by the truth alone."""
         return gallery.representative(_answers(answers))
 
-    def draw(self, data: ImageData, given: ImageOutputs) -> OfPictures:
+    def draw(self, data: ImageData, given: ImageOutputs) -> Mapping[str, Gallery]:
         """Draw what every mixer's model detects, next to the truth."""
-        return OfPictures(gallery=gallery.draw(data, given))
+        return {"detections": gallery.draw(data, given)}
 
-    def gallery(self, data: ImageData, tested: Sequence[RunAnswers]) -> OfPictures:
+    def gallery(self, data: ImageData, tested: Sequence[RunAnswers]) -> Mapping[str, Gallery]:
         """Draw the images on which two mixers differ most, the first model of each."""
         first: dict[str, DetectionAnswers] = {}
         for each in tested:
             first.setdefault(each.mixer, _answers(each.answers))
-        return OfPictures(differing=gallery.differing(data, first))
+        found = gallery.differing(data, first)
+        return {} if found is None else {"differences": found}
 
     def about_data(self, data: DataRecord) -> str:
         """Count the classes."""
@@ -287,11 +235,38 @@ class DetectionPage(Page):
             return ""
         return f"{absent:,} of {len(images):,} classes have no test instance and do not count."
 
+    def classes(self, record: ComparisonRecord) -> ClassScores | None:
+        """Return the AP of the classes that have instances."""
+        runs = by_seed(record, lambda run: run.own.read(OfRun).classes)
+        known = next((classes for of in runs.values() for classes in of.values()), ())
+        there = [k for k, each in enumerate(known) if each.instances]
+        if not there:
+            return None
+        masks = {
+            label: [mean(run[k].mask_ap for run in of.values()) for k in there]
+            for label, of in runs.items()
+        }
+        return ClassScores(
+            score="box AP",
+            names=[known[k].name for k in there],
+            scores={
+                label: {seed: [run[k].box_ap for k in there] for seed, run in of.items()}
+                for label, of in runs.items()
+            },
+            counts={
+                "instances": [known[k].instances for k in there],
+                "test images": [known[k].images for k in there],
+            },
+            further={Column("mask AP, %", "mask_ap", "percent", most_first=True): masks},
+            about={"absent": len(known) - len(there)},
+        )
+
     def sections(self, record: ComparisonRecord, looks: Mapping[str, Look]) -> Sequence[Section]:
-        """Show AP by size and by class, and the pictures."""
+        """Show AP by IoU and size."""
+        del looks
         own = record.own.read(OfComparison)
         small, medium, large = own.of_sizes or (0, 0, 0)
-        found = [
+        return [
             Section(
                 name="Average precision",
                 heading="Boxes and masks, by IoU and size",
@@ -303,22 +278,6 @@ class DetectionPage(Page):
                 tables=precision_tables(record),
             )
         ]
-        classes = classes_view(record, looks)
-        if classes is not None:
-            found.append(Section(name="By class", template="classes.html.j2", view=classes))
-        for name, field in (("Pictures", "gallery"), ("Differing", "differing")):
-            view = gallery.scenes_view(record, field)
-            if view is not None:
-                found.append(
-                    Section(
-                        name=name,
-                        template="scenes.html.j2",
-                        view=view,
-                        styles="scenes.css.j2",
-                        images=[scene.id for scene in view.scenes],
-                    )
-                )
-        return found
 
     def of_run(self, run: DoneRun) -> ScriptRun:
         """Give the script the AP of images and classes."""
@@ -329,7 +288,8 @@ class DetectionPage(Page):
 
     def of_comparison(self, record: ComparisonRecord) -> OfScript:
         """Give the script the classes."""
-        own, drawn = record.own.read(OfComparison), record.own.read(OfPictures).gallery
+        own = record.own.read(OfComparison)
+        drawn = record.own.read(Galleries).galleries.get("detections")
         names = None if drawn is None else drawn.names
         return OfScript(classes=own.classes, full=own.full or 0, names=names)
 

@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predicted masks in pictures: the same few test images with the truth and every prediction.
-
-A mask is a transparent picture over an image, which the page then contains only once.
-"""
+"""Predicted masks in pictures: the same few test images with the truth and every prediction."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,9 +14,9 @@ from keymix.analysis.mask_pictures import GREY, Colour, colours_of, rim
 from keymix.analysis.overlap import mean_jaccard, overlap_counts
 from keymix.data.kinds import IGNORE
 from keymix.report.formats import percent
+from keymix.report.gallery import Gallery, Panel, Scene
 from keymix.report.part import ImageOutputs
-from keymix.report.pictures import check_pictures, hex_colour, image_uri, png_uri
-from keymix.report.record import ComparisonRecord, Sparse
+from keymix.report.pictures import hex_colour, image_uri, png_uri
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -35,99 +31,6 @@ FILL, GROUND = 120, 170
 """Opacity of a class and of ignored pixels, of 255."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LegendEntry:
-    """A class of masks and its colour, ``#rrggbb``."""
-
-    name: str
-    colour: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class GallerySlice:
-    """A test image with its true mask, both data URIs; ``area`` counts true pixels."""
-
-    id: str
-    case: str
-    png: str
-    truth: str
-    area: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class PredictedMask:
-    """A predicted mask, a PNG data URI, its Jaccard index on the image, and its pixels."""
-
-    png: str
-    jaccard: float
-    found: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gallery:
-    """What the models of a seed find on the same few test images.
-
-    `size` is height and width in pixels, `ignored` whether some pixels count nowhere.
-    `predictions`, or why they are `missing`, are by mixer's label; `names` are of all test images.
-    """
-
-    seed: int
-    size: tuple[int, int]
-    legend: tuple[LegendEntry, ...]
-    ignored: bool
-    slices: tuple[GallerySlice, ...]
-    predictions: Mapping[str, tuple[PredictedMask, ...]]
-    missing: Mapping[str, str]
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OfPictures(Sparse):
-    """What is kept of the models' answers in pictures."""
-
-    gallery: Gallery | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sheet:
-    """The gallery as a sheet: a column for each image, a row for the truth and each mixer.
-
-    `distinct` says that no two of the images that have something are of one case; `qualities` say
-    of each predicted mask, by mixer's label, how good it is.
-    """
-
-    stored: Gallery
-    distinct: bool
-    qualities: Mapping[str, list[str]]
-
-
-def sheet(record: ComparisonRecord) -> Sheet | None:
-    """Make the sheet of masks; None without pictures. Only data URIs of images are taken."""
-    stored = record.own.read(OfPictures).gallery
-    if not stored or not stored.slices:
-        return None
-    slices = stored.slices
-    pictures = [uri for each in slices for uri in (each.png, each.truth)]
-    pictures += [cell.png for cells in stored.predictions.values() for cell in cells]
-    check_pictures(pictures)
-    qualities = {
-        label: [_quality(each, mask) for each, mask in zip(slices, masks, strict=True)]
-        for label, masks in stored.predictions.items()
-    }
-    cases = [each.case for each in slices if each.area]
-    return Sheet(stored=stored, distinct=len(set(cases)) == len(cases), qualities=qualities)
-
-
-def _quality(each: GallerySlice, mask: PredictedMask) -> str:
-    """Say under a prediction how good it is."""
-    if each.area:
-        return f"IoU {percent(mask.jaccard)}\u00a0%"
-    if not mask.found:
-        return "rightly nothing"
-    pixels = "pixel" if mask.found == 1 else "pixels"
-    return f"{mask.found:,} {pixels} where nothing is"
-
-
 def draw(data: ImageData, given: ImageOutputs) -> Gallery:
     """Draw what each mixer's logits find on some test images, next to the truth."""
     from keymix.tasks.segmentation.scoring import predicted_masks
@@ -136,48 +39,55 @@ def draw(data: ImageData, given: ImageOutputs) -> Gallery:
     scans, multilabel, scored = scans_of(data), bool(record.multilabel), record.scored_classes
     truth = np.stack([data.test.mask(i).numpy() for i in given.chosen])
     truths = _planes(truth, scored, multilabel=multilabel)
+    areas = truths.reshape(len(truths), -1).sum(axis=1)
     ignored = (truth == IGNORE).reshape(len(truth), -1, *truth.shape[-2:]).any(1)
     paint = colours_of(len(scored))
-    predictions: dict[str, tuple[PredictedMask, ...]] = {}
+    panels = [
+        [Panel(text="", layer=layer_uri(planes, paint, grey=grey))]
+        for planes, grey in zip(truths, ignored, strict=True)
+    ]
     for label, logits in given.outputs.items():
         found = predicted_masks(logits.float(), multilabel=multilabel).numpy()
         counts = overlap_counts(found, truth, num_classes=len(data.classes), multilabel=multilabel)
-        predictions[label] = tuple(
-            PredictedMask(
-                png=layer_uri(planes, paint, outlines=true),
-                jaccard=round(float(share), 6),
-                found=int(pixels[list(scored), 1].sum()),
-            )
-            for planes, true, share, pixels in zip(
-                _planes(found, scored, multilabel=multilabel),
-                truths,
-                mean_jaccard(counts, scored),
-                counts,
-                strict=True,
-            )
-        )
+        shares, pixels = mean_jaccard(counts, scored), counts[:, list(scored), 1].sum(axis=1)
+        drawn = _planes(found, scored, multilabel=multilabel)
+        for at, planes in enumerate(drawn):
+            text = _quality(int(areas[at]), float(shares[at]), int(pixels[at]))
+            layer = layer_uri(planes, paint, outlines=truths[at])
+            panels[at].append(Panel(mixers={label: ""}, text=text, layer=layer))
+    cases = [scans.groups[i] for i, area in zip(given.chosen, areas, strict=True) if area]
     return Gallery(
-        seed=given.seed,
-        size=data.image_size,
-        legend=tuple(
-            LegendEntry(name=data.classes[c], colour=hex_colour(colour))
-            for c, colour in zip(scored, paint, strict=True)
-        ),
-        ignored=bool(ignored.any()),
-        slices=tuple(
-            GallerySlice(
-                id=scans.scan_id(i),
-                case=scans.groups[i],
-                png=image_uri(data.test.picture(i).numpy(), most=SIDE),
-                truth=layer_uri(truths[at], paint, grey=ignored[at]),
-                area=int(truths[at].sum()),
+        scenes=tuple(
+            Scene(
+                id=data.test.ids(i),
+                name=scans.scan_id(i),
+                picture=image_uri(data.test.picture(i).numpy(), most=SIDE),
+                size=data.image_size,
+                panels=tuple(panels[at]),
             )
             for at, i in enumerate(given.chosen)
         ),
-        predictions=predictions,
+        about={
+            "seed": given.seed,
+            "distinct": len({*cases}) == len(cases),  # no two are of one case
+            "empty": not areas.all(),
+            "ignored": bool(ignored.any()),
+        },
+        legend={
+            data.classes[c]: hex_colour(colour) for c, colour in zip(scored, paint, strict=True)
+        },
         missing=given.missing,
         names=tuple(scans.scan_id(i) for i in range(len(data.test))),
     )
+
+
+def _quality(area: int, share: float, found: int) -> str:
+    """Say under a prediction how good it is, by the pixels of the truth and those found."""
+    if area:
+        return f"IoU {percent(share)}\u00a0%"
+    if not found:
+        return "rightly nothing"
+    return f"{found:,} pixel{'s' * (found != 1)} where nothing is"
 
 
 def layer_uri(

@@ -13,25 +13,19 @@ from keymix.analysis.answers import Answers
 from keymix.analysis.statistics import FEW_CASES
 from keymix.data.record import DataRecord
 from keymix.report.by_class import (
-    ByClass,
     Classes,
-    Scores,
     ScriptComparison,
     ScriptRun,
-    by_class,
     by_seed,
-    compared,
     mean,
-    mixer_column,
 )
-from keymix.report.charts import Look
-from keymix.report.formats import distance, points
-from keymix.report.part import ImageOutputs, Page, RunAnswers, Section, packed_shares
+from keymix.report.formats import distance
+from keymix.report.gallery import Galleries, Gallery
+from keymix.report.part import ClassScores, ImageOutputs, Page, RunAnswers, packed_shares
 from keymix.report.record import ComparisonRecord, DoneRun, Sparse
-from keymix.report.tables import Cell, Column, Table
+from keymix.report.tables import Column
 from keymix.task import Score, Task
 from keymix.tasks.segmentation import gallery
-from keymix.tasks.segmentation.gallery import OfPictures
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -131,97 +125,6 @@ def _masks(answers: Answers) -> MaskAnswers:
     return MaskAnswers.of(answers)
 
 
-# ---- the section of classes ------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClassesView:
-    """The section of classes: IoU by class and mixer, and all scores, a row for each pair."""
-
-    by: ByClass
-    matrix: Table
-    table: Table
-
-
-def classes_view(record: ComparisonRecord, looks: Mapping[str, Look]) -> ClassesView | None:
-    """Make the table of classes with its chart; None without runs. All are means over seeds."""
-    own = record.own.read(OfComparison)
-    names, images = own.classes.names, own.classes.test_images
-    runs = by_seed(record, lambda run: run.own.read(OfRun).classes)
-    if images is None or not any(runs.values()):
-        return None
-    overlaps = {
-        label: {seed: [each.jaccard for each in classes] for seed, classes in of_mixer.items()}
-        for label, of_mixer in runs.items()
-    }
-    by = by_class(overlaps, names, looks, record.baseline)
-    columns = (
-        Column("class", "class"),
-        Column("mixer", "mixer", "name"),
-        Column("test images with it", "images", "whole", style="soft"),
-        Column("IoU, %", "jaccard", "percent", most_first=True),
-        Column("difference, points", "difference", "percent", write=points, most_first=True),
-        Column("Dice, %", "dice", "percent", most_first=True),
-        Column(f"Hausdorff, {own.hausdorff_unit or 'mm'}", "hausdorff", "ratio", write=distance),
-        Column(
-            "missed or invented, images",
-            "missed",
-            "ratio",
-            write=distance,
-            label="missed or invented",
-        ),
-    )
-    rows = []
-    for c in by.order if by.total > by.few else range(by.total):
-        for label in by.shown:
-            scores = [classes[c] for classes in runs[label].values()]
-            difference = by.differences[label][c] if label in by.others else _BASELINE
-            rows.append(
-                [
-                    *(names[c], label, images[c]),
-                    *(mean(each.jaccard for each in scores), difference),
-                    mean(each.dice for each in scores),
-                    mean(each.hausdorff_mm for each in scores),
-                    mean(each.missed for each in scores),
-                ]
-            )
-    every = Table("classes", "Overlap by class and mixer", columns, rows)
-    return ClassesView(
-        by=by, matrix=_matrix(by, overlaps, names, record.baseline, looks), table=every
-    )
-
-
-def _matrix(
-    by: ByClass,
-    overlaps: Mapping[str, Scores],
-    names: Sequence[str],
-    baseline: str,
-    looks: Mapping[str, Look],
-) -> Table:
-    """Make the table of IoU: a row for each class, a column for each mixer."""
-    found = {
-        label: [mean(scores[c] for scores in overlaps[label].values()) for c in range(by.total)]
-        for label in by.shown
-    }
-    base = [baseline] if baseline in found else []
-    columns = [
-        Column("class", "class"),
-        *(mixer_column(looks[label], label) for label in (*base, *by.others)),
-    ]
-    rows = [
-        [
-            names[c],
-            *(found[label][c] for label in base),
-            *(compared(by.differences[label][c], found[label][c]) for label in by.others),
-        ]
-        for c in by.order
-    ]
-    return Table("iou", "IoU by class", columns, rows)
-
-
-_BASELINE = Cell(0, "baseline", "soft")
-
-
 # ---- the page --------------------------------------------------------------------------------
 
 
@@ -253,7 +156,6 @@ class MaskPage(Page):
     shared_scripts = ("shares",)
     run = OfRun
     comparison = OfComparison
-    pictures = OfPictures
     test_scores = (
         Score(
             key="hausdorff_mm",
@@ -324,9 +226,9 @@ class MaskPage(Page):
         """Choose the images that show most."""
         return most_informative(_masks(answers), PICTURES)
 
-    def draw(self, data: ImageData, given: ImageOutputs) -> OfPictures:
+    def draw(self, data: ImageData, given: ImageOutputs) -> Mapping[str, Gallery]:
         """Draw what every mixer's model finds, next to the truth."""
-        return OfPictures(gallery=gallery.draw(data, given))
+        return {"masks": gallery.draw(data, given)}
 
     def about_data(self, data: DataRecord) -> str:
         """Count the classes that count."""
@@ -372,29 +274,39 @@ class MaskPage(Page):
         """Name the classes that are absent, or that were never found."""
         return _absent(record)
 
-    def sections(self, record: ComparisonRecord, looks: Mapping[str, Look]) -> Sequence[Section]:
-        """Show the classes and the pictures."""
-        classes, sheet = classes_view(record, looks), gallery.sheet(record)
-        found = (
-            []
-            if classes is None
-            else [Section(name="By class", template="classes.html.j2", view=classes)]
+    def classes(self, record: ComparisonRecord) -> ClassScores | None:
+        """Return the overlap of each class."""
+        own = record.own.read(OfComparison)
+        runs = by_seed(record, lambda run: run.own.read(OfRun).classes)
+        images = own.classes.test_images
+        if images is None or not any(runs.values()):
+            return None
+
+        def means(key: str) -> dict[str, list[float | None]]:
+            return {
+                label: [
+                    mean(getattr(each, key) for each in found)
+                    for found in zip(*of.values(), strict=True)
+                ]
+                for label, of in runs.items()
+            }
+
+        distances = f"Hausdorff, {own.hausdorff_unit or 'mm'}"
+        missed = "missed or invented, images"
+        return ClassScores(
+            score="IoU",
+            names=own.classes.names,
+            scores={
+                label: {seed: [each.jaccard for each in run] for seed, run in of.items()}
+                for label, of in runs.items()
+            },
+            counts={"test images with it": images},
+            further={
+                Column("Dice, %", "dice", "percent", most_first=True): means("dice"),
+                Column(distances, "hausdorff", "ratio", write=distance): means("hausdorff_mm"),
+                Column(missed, "missed", "ratio", write=distance): means("missed"),
+            },
         )
-        if sheet is not None:
-            styles = "gallery.css.j2"
-            seen = record.attention.images if record.attention else ()
-            named = {image.label: image.id for image in seen}  # as `label` names them
-            images = [named.get(each.id, each.id) for each in sheet.stored.slices]
-            found.append(
-                Section(
-                    name="Pictures",
-                    template="gallery.html.j2",
-                    view=sheet,
-                    styles=styles,
-                    images=images,
-                )
-            )
-        return found
 
     def of_run(self, run: DoneRun) -> ScriptRun:
         """Give the script the overlaps."""
@@ -404,7 +316,7 @@ class MaskPage(Page):
 
     def of_comparison(self, record: ComparisonRecord) -> ScriptComparison:
         """Give the script the classes and the names of images."""
-        drawn = record.own.read(OfPictures).gallery
+        drawn = record.own.read(Galleries).galleries.get("masks")
         return ScriptComparison(
             classes=record.own.read(OfComparison).classes,
             names=None if drawn is None else drawn.names,

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Test images in pictures: the truth and what each mixer answers, of one type for all tasks.
+
+A task chooses the images and makes the panels; a panel's mask lies over the image as a transparent
+picture and its boxes as vectors, so that a page contains each image once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from keymix.errors import UserError
+from keymix.report.pictures import IMAGE
+from keymix.report.record import Sparse
+
+WIDTH = 360
+"""Width of a picture in the units of its boxes."""
+Kind = Literal["right", "wrong", "crowd"]
+"""A ``wrong`` box finds no instance; a ``crowd`` counts neither as right nor as wrong."""
+_COLOUR = re.compile(r"#[0-9a-f]{6}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Box:
+    """A box over a picture: left, top, width, height, where the picture's width is `WIDTH`."""
+
+    place: tuple[float, float, float, float]
+    text: str
+    colour: str
+    kind: Kind = "right"
+
+    def __post_init__(self) -> None:
+        if not _COLOUR.fullmatch(self.colour):
+            raise UserError(f"colour = {self.colour!r} of a box is none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel(Sparse):
+    """The truth of an image, or an answer to it.
+
+    `mixers` are those that gave the answer, with a figure of each, such as its probability; none of
+    the truth. `layer` is a mask as a transparent PNG.
+    """
+
+    mixers: Mapping[str, str] = field(default_factory=dict)
+    text: str
+    right: bool | None = None
+    layer: str | None = None
+    boxes: tuple[Box, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """A test image as a data URI, its height and width, and its panels, the truth first.
+
+    `id` is where it is from, `name` what the page calls it; the last part of the `id`, if empty.
+    """
+
+    id: str
+    name: str = ""
+    picture: str
+    size: tuple[int, int]
+    panels: tuple[Panel, ...]
+
+    @property
+    def shown(self) -> str:
+        """What the page calls it."""
+        return self.name or self.id.rpartition("/")[2]
+
+    def __post_init__(self) -> None:
+        layers = (panel.layer for panel in self.panels if panel.layer is not None)
+        if not all(IMAGE.fullmatch(uri) for uri in (self.picture, *layers)):
+            raise UserError(f"a picture of {self.id!r} is no data URI of an image")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gallery(Sparse):
+    """A few test images and the answers to them.
+
+    `about` are the numbers of its heading and note, which the macro of its name in the task's
+    ``captions.html.j2`` writes. `legend` are names of classes and their colours, `missing` says why
+    a mixer's model gave no answer, and `names` are of all test images.
+    """
+
+    scenes: tuple[Scene, ...]
+    about: Mapping[str, bool | int | float] = field(default_factory=dict)
+    legend: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+    names: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not all(_COLOUR.fullmatch(colour) for colour in self.legend.values()):
+            raise UserError("a colour of the legend is none")
+
+    @property
+    def drawn(self) -> bool:
+        """Whether answers lie over the images, as masks or boxes do, or stand below them."""
+        panels = (panel for scene in self.scenes for panel in scene.panels)
+        return any(panel.layer or panel.boxes for panel in panels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Galleries:
+    """The galleries of a comparison by name, in order."""
+
+    galleries: Mapping[str, Gallery] = field(default_factory=dict)
