@@ -227,6 +227,12 @@ def test_a_baseline_at_chance_is_the_first_thing_to_say() -> None:
     assert "baseline_at_chance" not in kinds(found({**FACES, "softmax": 0.6}))
 
 
+def test_a_baseline_whose_interval_reaches_chance_is_there_whatever_its_share_is() -> None:
+    numbers = the("baseline_at_chance", cut(found({**FACES, "softmax": 0.54}), 100))
+    assert numbers["gain"] > 0.1 * numbers["best_gain"]
+    assert numbers["low"] < 0
+
+
 def test_a_baseline_that_gives_nearly_one_answer_is_at_chance_whatever_its_interval_says() -> None:
     true = target()
     nearly = np.where(np.arange(N) % 25 == 0, true, 0)  # right where it does not answer 0

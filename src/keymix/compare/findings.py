@@ -502,10 +502,8 @@ def decide(
 ) -> Decision:
     """Recommend a mixer.
 
-    Args:
-        found: What was found.
-        kinds: Of what the comparison found out about itself.
-        intervals: Each mixer's difference from the baseline, as it is quoted.
+    `kinds` are those of what the comparison found out about itself, `intervals` each mixer's
+    difference from the baseline, as it is quoted.
     """
     missing = next((kind for kind in UNDECIDED if kind in kinds), "")
     if not missing and found.labels("control") and not found.mixers:

@@ -108,17 +108,25 @@ def answer(record: ComparisonRecord) -> Answer:
 
 def _subject(record: ComparisonRecord, rows: Rows) -> str:
     """Choose the mixer that the title speaks of; of controls alone the best."""
-    if "few_seeds" in record.found:
+    decided, base = record.recommendation, record.baseline
+    compared = [row for row in rows.values() if row.interval is not None and row.degree is not None]
+    better = [row for row in compared if row.direction == "better" and row.mixer in record.named]
+    best = _best(record, better)
+    if decided.pick not in (None, base):
+        return str(decided.pick)
+    if best and decided.subject not in [row.mixer for row in better]:
+        return best
+    if not better and "few_seeds" in record.found:
         return str(record.found["few_seeds"].numbers["mixer"])
-    if record.recommendation.subject is not None:
-        return record.recommendation.subject
-    intervals = {label: rows[label].interval for label in record.controls if label in rows}
-    gains = {
-        label: record.task_kind.score.rank(found.difference)
-        for label, found in intervals.items()
-        if found is not None
-    }
-    return max(gains, key=lambda label: gains[label], default=record.baseline)
+    controls = [row for row in compared if row.mixer in record.controls]
+    return decided.subject or _best(record, controls) or base
+
+
+def _best(record: ComparisonRecord, rows: Sequence[OutcomeRow]) -> str:
+    """Return the mixer with the largest gain over the baseline; empty of none."""
+    score = record.task_kind.score
+    gains = {row.mixer: score.rank(row.interval.difference) for row in rows if row.interval}
+    return max(gains, key=lambda label: gains[label], default="")
 
 
 def _title(record: ComparisonRecord, rows: Rows, row: OutcomeRow) -> str:
@@ -128,7 +136,7 @@ def _title(record: ComparisonRecord, rows: Rows, row: OutcomeRow) -> str:
         return sentence(record, "title_alone")
     others = [rows[label] for label in record.named or record.controls if label in rows]
     others = [each for each in others if each.mixer != record.baseline]
-    worse = [each for each in others if each.direction == "worse"]
+    better, worse = ([x for x in others if x.direction == to] for to in ("better", "worse"))
     ends = [] if found.low is None or found.high is None else [found.low, found.high]
     inside = min(map(score.rank, ends), default=-float("inf")) > -(record.margin or 0.0)
     so_far = "few_seeds" in record.found and score.ahead(found.difference)
@@ -140,7 +148,7 @@ def _title(record: ComparisonRecord, rows: Rows, row: OutcomeRow) -> str:
         (row.degree == "equal", "title_equal", (row, cost)),
         (so_far, "title_so_far", (row,)),
         (picked and inside and _saves(record, row.mixer), "title_keeps_up", (row, cost)),
-        (True, "title_open", (bool(worse),)),
+        (True, "title_open", (row.mixer if better else "", bool(worse))),
     )
     return next(sentence(record, name, *values) for holds, name, values in titles if holds)
 
