@@ -19,7 +19,6 @@ from few_digits import FINISHED, brittle, small
 from keymix.analysis.attention import attention_maps
 from keymix.analysis.threads import use_threads
 from keymix.compare.events import Event
-from keymix.compare.folder import COLUMNS
 from keymix.compare.models import share_out
 from keymix.compare.pictures import normalised
 from keymix.compare.run import Comparison
@@ -57,8 +56,7 @@ def test_the_page_says_what_each_mixer_computes_without_a_link(done):
 def test_results_csv_has_the_columns_of_the_design_and_the_runs_numbers(done):
     with (done.out / "results.csv").open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
-    assert tuple(rows[0]) == COLUMNS
-    assert COLUMNS == (
+    assert tuple(rows[0]) == (
         "mixer", "seed", "epoch", "split", "metric", "value",
         "params", "macs", "latency_ms", "images_per_s", "peak_mib",
     )  # fmt: skip
@@ -86,7 +84,7 @@ def test_results_json_is_strict_and_holds_what_the_report_needs(done):
     assert record["recipe"]["data"]["limit"] == 100
     assert record["command"].startswith("keymix.compare(")
     assert record["baseline"] == "softmax"
-    assert record["attention"] is None
+    assert "attention" not in record
     attention = pictures_of(done.out)["attention"]
     assert set(attention["maps"]) == {"softmax", "static_key"}
     assert "identity" in attention["missing"]
@@ -161,7 +159,7 @@ def test_it_says_what_the_runs_were_trained_with(done):
     environment = json.loads((done.out / "runs/softmax/seed0/environment.json").read_text("utf-8"))
     assert env["lines"]["threads"] == str(environment["threads"])
     assert environment["packages"]["torch"] in env["lines"]["packages"]
-    assert done.record.environment_warning is None
+    assert done.record.differing == done.record.differing_here == []
     assert {run.trained_with for run in done.record.runs} == {0}
 
 
@@ -170,7 +168,7 @@ def test_differences_are_paired_by_seed(done):
         (run["mixer"], run["seed"]): run["last"]["test"]["top1"]
         for run in to_json(done.record)["runs"]
     }
-    row = next(row for row in done.rows if row["mixer"] == "static_key")
+    (row,) = (to_json(row) for row in done.record.outcome.last if row.mixer == "static_key")
     by_hand = np.mean([top1["static_key", s] - top1["softmax", s] for s in (0, 1)])
     assert row["seeds"]["difference"] == pytest.approx(by_hand)
     assert row["images"]["difference"] == pytest.approx(by_hand)
@@ -190,7 +188,7 @@ def test_a_second_call_trains_nothing_and_new_mixers_and_seeds_join(tmp_path):
 
     again = small(first.out, controls=False, progress=watch)
     assert started == []
-    assert [r["top1"] for r in again.rows] == [r["top1"] for r in first.rows]
+    assert again.scores.equals(first.scores)
     grown = small(first.out, mixers="mhsa,ska,kv", seeds=2, controls=False, progress=watch)
     assert sorted(started) == [
         ("key_value", 0), ("key_value", 1), ("softmax", 1), ("static_key", 1),
@@ -238,10 +236,10 @@ def test_a_failing_run_is_recorded_and_the_others_go_on(tmp_path):
         tmp_path / "out", mixers="brittle_raises,mhsa,ska", controls=False, imports=[path]
     )
     (failed,) = result.failed
-    assert failed["mixer"] == "brittle_raises"
-    assert "a bug of mine" in failed["reason"]
-    assert "\n" not in failed["reason"]
-    assert [row["top1"]["n"] for row in result.rows] == [0, 1, 1]
+    assert failed.mixer == "brittle_raises"
+    assert "a bug of mine" in failed.reason
+    assert "\n" not in failed.reason
+    assert [row.scores["top1"].n for row in result.record.outcome.last] == [0, 1, 1]
     page = result.report.read_text(encoding="utf-8")
     assert "did not finish" in page
     assert "a bug of mine" in page

@@ -13,7 +13,7 @@ import pytest
 
 from commands import Command
 from keymix.cli import main
-from keymix.compare.folder import MEASURED_COLUMNS
+from keymix.report.frames import MEASURED
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,8 +51,8 @@ def kill_after(out: Path, epochs: int, delay: float) -> None:
 def rows(out: Path) -> list[dict[str, str]]:
     with (out / "results.csv").open(encoding="utf-8", newline="") as stream:
         found = list(csv.DictReader(stream))
-    assert set(MEASURED_COLUMNS) < set(found[0])
-    return [{k: v for k, v in row.items() if k not in MEASURED_COLUMNS} for row in found]
+    assert set(MEASURED) < set(found[0])
+    return [{k: v for k, v in row.items() if k not in MEASURED} for row in found]
 
 
 @pytest.mark.slow

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keymix.compare import folder, record
+from keymix.compare import folder
 from keymix.compare.question import Plan, PlannedMixer, Question
 from keymix.compare.run import rebuild
-from keymix.data.record import DataRecord, LeftOutImage, SameImages
+from keymix.data.record import DataRecord, SameImages
 from keymix.errors import UserError
 from keymix.recipes import get
 from keymix.records import to_json
@@ -114,47 +114,3 @@ def test_the_record_of_eighteen_runs_on_ten_thousand_images_is_small(large, monk
     assert bits[:IMAGES].tolist() == [int(right[i]) for i in range(IMAGES)]
     assert len(run["class_correct"]) == len(record["classes"]["test_images"]) == CLASSES
     assert all(len(rows) == 10 for rows in record["confusions"].values())
-
-
-@pytest.mark.parametrize(
-    ("count", "counted"), [(0, None), (1, "1 broken image"), (3, "3 broken images")]
-)
-def test_images_left_out_are_named_in_words(large, count, counted):
-    plan = plan_in(large)
-    images = (LeftOutImage(id="a.jpg", reason="truncated"),) * count
-    data = replace(DATA, left_out=images, left_out_count=count)
-    facts = record.facts(plan, data)
-    method = record.method(plan, data, done=3, device="cpu")
-    splits = next(item.text for item in method if item.title == "Splits.")
-    if counted is None:
-        assert not any("broken" in text for text in (*facts, splits))
-    else:
-        assert f"{counted} left out" in facts
-        assert f"{counted} {'was' if count == 1 else 'were'} left out" in splits
-
-
-@pytest.mark.parametrize(
-    ("broken", "unfit", "expected"),
-    [
-        (0, 1, "1 unfit annotation was left out"),
-        (0, 2, "2 unfit annotations were left out"),
-        (1, 1, "1 broken image and 1 unfit annotation were left out"),
-    ],
-)
-def test_annotations_left_out_are_named_in_words(large, broken, unfit, expected):
-    data = replace(DATA, left_out_count=broken, annotations_left_out=unfit)
-    plan = plan_in(large)
-    method = record.method(plan, data, done=3, device="cpu")
-    assert expected in next(item.text for item in method if item.title == "Splits.")
-    assert expected.replace(" was", "").replace(" were", "") in record.facts(plan, data)
-
-
-def test_recordings_are_called_so(large):
-    plan = plan_in(large)
-    data = replace(DATA, time_steps=4, left_out_count=2)
-    method = record.method(plan, data, done=3, device="cpu")
-    texts = [*record.facts(plan, data), record.curves_note(plan, data)]
-    texts += [f"{item.title} {item.text}" for item in method]
-    assert not [text for text in texts if "image" in text]
-    assert "2 broken recordings left out" in texts
-    assert any("Would it hold on more recordings?" in text for text in texts)

@@ -32,7 +32,7 @@ PICTURE = "data:image/"
 @pytest.fixture(autouse=True)
 def _learned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page has no pictures where no model has learned anything, as after these few steps."""
-    monkeypatch.setattr("keymix.compare.diagnosis.nothing_learned", lambda found: None)
+    monkeypatch.setattr("keymix.compare.findings.nothing_learned", lambda found: None)
 
 
 @pytest.fixture
@@ -284,7 +284,7 @@ def test_the_page_of_large_photographs_stays_below_3_mb(tmp_path: Path) -> None:
         overrides={"data.image_size": 224, "model.options.depth": 1},
         out=tmp_path / "out",
     )
-    assert len(result.record.attention.images) == 4
+    assert len(result.pictures.attention.images) == 4
     page = page_of(tmp_path / "out")
     assert page.count(f"{PICTURE}jpeg") >= 4 + 12
     assert len(page.encode()) < 3e6

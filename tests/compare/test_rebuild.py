@@ -62,7 +62,7 @@ def test_it_is_the_same_but_for_the_time_and_costs_that_were_lost(done, lost):
         assert (done / "results.csv").read_bytes() == table
         return
     found = record_of(done)
-    known = ("costs", "measured", "method", *TIMELY)
+    known = ("costs", "measured", *TIMELY)
     assert but(found, *known) == but(first, *known)
     for label, cost in found["costs"].items():
         assert cost["macs"] == first["costs"][label]["macs"]
@@ -85,12 +85,12 @@ def test_missing_runs_have_their_reasons_and_read_when_they_are_there(done, tmp_
     shutil.move(done / "runs/static_key/seed1", elsewhere)
     (done / "runs/identity/seed0/summary.json").unlink()
     result = rebuild(done)
-    missing = {(run["mixer"], run["seed"]): run for run in result.missing}
-    assert missing["static_key", 1]["reason"] == "it has not started"
-    assert missing["identity", 0]["reason"] == "it is not finished: 2 of 2 epochs are done"
+    missing = {(run.mixer, run.seed): run for run in result.missing}
+    assert missing["static_key", 1].reason == "it has not started"
+    assert missing["identity", 0].reason == "it is not finished: 2 of 2 epochs are done"
     assert len(missing) == 2
     assert result.failed == []
-    assert {row["mixer"]: row["top1"]["n"] for row in result.rows} == {
+    assert {row.mixer: row.scores["top1"].n for row in result.record.outcome.last} == {
         "softmax": 2, "static_key": 1, "identity": 1,
     }  # fmt: skip
     with (done / "results.csv").open(encoding="utf-8", newline="") as stream:
@@ -107,7 +107,7 @@ def test_one_finished_run_is_enough_and_none_is_refused(done):
         shutil.rmtree(place)
     result = rebuild(done)
     assert len(result.missing) == 5
-    assert sum(row["top1"]["n"] for row in result.rows) == 1
+    assert sum(row.scores["top1"].n for row in result.record.outcome.last) == 1
     assert (done / "report.html").is_file()
     shutil.rmtree(runs[0])
     with pytest.raises(UserError, match=r"no run .* is finished yet\. Resume it with: keymix"):
@@ -123,7 +123,7 @@ def test_runs_that_cannot_be_trusted_count_as_failed(done):
     (done / "runs/static_key/seed1/summary.json").write_text("{", encoding="utf-8")
     recipe = done / "runs/identity/seed0/recipe.json"
     recipe.write_text(recipe.read_text("utf-8").replace('"epochs": 2', '"epochs": 9'), "utf-8")
-    reasons = {(run["mixer"], run["seed"]): run["reason"] for run in rebuild(done).failed}
+    reasons = {(run.mixer, run.seed): run.reason for run in rebuild(done).failed}
     assert "predictions_test.npz" in reasons["softmax", 1]
     assert "other images (fingerprint differ" in reasons["static_key", 0]
     assert "summary.json" in reasons["static_key", 1]
@@ -146,11 +146,10 @@ def test_other_environments_are_reported(done):
         environment = json.loads(path.read_text(encoding="utf-8")) | {"commit": commit}
         path.write_text(json.dumps(environment), encoding="utf-8")
     (done / "runs/identity/seed0/environment.json").unlink()
-    record = to_json(rebuild(done).record)
+    again = rebuild(done).record
+    record = to_json(again)
     assert [env["runs"] for env in record["trained_with"]] == [1, 1, 3, 1]
-    warning = record["environment_warning"]
-    assert "trained in different environments" in warning
-    assert "commit (aaaaaaaaaa: 1 run; bbbbbbbbbb: 1 run;" in warning
+    assert "commit" in again.differing
     places = {(run["mixer"], run["seed"]): run["trained_with"] for run in record["runs"]}
     assert record["trained_with"][places["softmax", 1]]["lines"]["commit"] == "b" * 40
 
@@ -160,17 +159,17 @@ def no_images(config: Any) -> None:
 
 
 def test_without_its_images_the_kept_maps_stay_for_the_same_weights(done, monkeypatch):
-    before = small(done, seeds=2, epochs=2).record
+    before = small(done, seeds=2, epochs=2).pictures
     monkeypatch.setattr("keymix.compare.pictures.load_data", no_images)
     same = rebuild(done)
     assert same.notes == ()
-    assert (same.record.attention, same.record.own) == (before.attention, before.own)
+    assert same.pictures == before
     weights = done / "runs/softmax/seed0/weights_last.safetensors"
     other = done / "runs/softmax/seed1/weights_last.safetensors"
     weights.write_bytes(other.read_bytes())
     result = rebuild(done)
     assert "the disk is not there" in result.notes[0]
-    assert result.record.attention is None
+    assert result.pictures.attention is None
     assert "Attention maps" in (done / "report.html").read_text("utf-8").partition("</main>")[0]
 
 
@@ -291,7 +290,7 @@ def test_a_damaged_file_of_the_results_is_written_again(done, name):
     spoil(done / name)
     again = small(done, seeds=2, epochs=2)
     assert to_json(again.record.outcome) == first["outcome"]
-    assert again.record.attention is not None
+    assert again.pictures.attention is not None
     json.loads((done / name).read_text("utf-8"))
 
 
@@ -303,9 +302,9 @@ FILES = ("summary.json", "predictions_test.npz", "environment.json", "metrics.js
 def test_a_run_with_a_damaged_file_is_left_out_and_named_with_the_remedy(done, name):
     spoil(done / RUN / name)
     (failed,) = rebuild(done).failed
-    assert (failed["mixer"], failed["seed"]) == ("static_key", 0)
-    assert name in failed["reason"]
-    assert "keymix compare" in failed["reason"]
+    assert (failed.mixer, failed.seed) == ("static_key", 0)
+    assert name in failed.reason
+    assert "keymix compare" in failed.reason
 
 
 @pytest.mark.slow

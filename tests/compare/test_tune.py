@@ -13,7 +13,8 @@ from keymix.compare.question import Question
 from keymix.compare.run import rebuild
 from keymix.compare.tune import FACTORS, SEED, choose
 from keymix.errors import UserError
-from keymix.report.comparison import render
+from keymix.report.comparison_page import render
+from keymix.report.words import say
 from keymix.task import FRACTION, Score
 
 ERROR = Score(key="e", name="error", short="e", label="e", better="less", high=None, unit="mm")
@@ -38,7 +39,7 @@ def test_the_recipes_rate_stays_where_another_is_better_by_chance() -> None:
     found = rates([0.1, 0.1, 0.1], [0.5, 0.6, 0.7], [0.6, 0.57, 0.69])
     chosen = choose(found, default=2e-3, score=FRACTION)
     assert chosen.chosen == chosen.default == 2e-3
-    assert "the recipe's" in chosen.text
+    assert "the recipe's" in say("tuning", chosen, FRACTION)
 
 
 def test_a_mixer_that_failed_at_a_rate_is_left_out_and_without_any_it_is_an_error() -> None:

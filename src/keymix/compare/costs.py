@@ -23,11 +23,10 @@ from torch import nn
 from keymix.analysis import statistics
 from keymix.analysis.counting import count
 from keymix.analysis.energy import ENERGIES
-from keymix.analysis.measure import measure_interleaved, training_ms, with_peak
+from keymix.analysis.measure import measure_interleaved, training_quartiles_ms, with_peak
 from keymix.analysis.memory import Build, peak_memory, run_pass
 from keymix.analysis.passes import example_for, passes_of
 from keymix.analysis.spikes import spike_study
-from keymix.compare import environments
 from keymix.compare.models import input_shape
 from keymix.compare.pictures import evenly, normalised, weights_hash
 from keymix.compare.question import Plan, PlannedMixer
@@ -45,8 +44,9 @@ from keymix.report.record import (
     Number,
     RunSpikes,
     Spikes,
+    differing,
 )
-from keymix.train.environment import environment
+from keymix.train.environment import environment, lines
 from keymix.train.files import read_json, write_json
 from keymix.train.model import device_of_this_machine, model_for
 from keymix.train.recipe import from_dict
@@ -96,12 +96,12 @@ def measure_costs(plan: Plan, images: ImageData, readings: Sequence[Reading], *,
     """
     data, kept = images.record(), _read(plan)
     setting = _setting(plan, data)
-    changed = environments.changes(kept.setting, setting) if kept else ""
+    changed = differing([kept.setting, setting]) if kept else []
     rows = dict(kept.costs) if kept and not changed else {}
     left = [mixer for mixer in plan.mixers if mixer.label not in rows]
     if left or kept is None:
         names = ", ".join(mixer.label for mixer in left)
-        again = f"measuring cost again, since it was measured with other {changed}"
+        again = f"measuring cost again, since it was measured with other {', '.join(changed)}"
         say(again if changed else f"measuring cost: {names}")
         trained = {each.run.mixer for each in readings if isinstance(each, Finished)}
         effort = kept.effort if kept and not changed else None
@@ -131,8 +131,7 @@ def known_costs(plan: Plan, data: DataRecord) -> tuple[Table, Measured]:
     table = {label: rows[label] for label in plan.labels}
     if kept:
         return table, _how(kept, table)
-    text = "Parameters and multiply-adds are counted. Times and memory were not measured yet."
-    return table, Measured(device="cpu", batch_size=BATCH_SIZE, repeats=0, threads=0, text=text)
+    return table, Measured(device="cpu", batch_size=BATCH_SIZE, repeats=0, threads=0)
 
 
 def _threads(plan: Plan) -> int:
@@ -142,7 +141,7 @@ def _threads(plan: Plan) -> int:
 
 def _setting(plan: Plan, data: DataRecord) -> Lines:
     return {
-        **environments.lines(environment()),
+        **lines(environment()),
         "threads": str(_threads(plan)),
         "model": plan.recipe.model.name,
         "input": "×".join(map(str, input_shape(data))),
@@ -161,30 +160,10 @@ def _how(kept: Kept, table: Table) -> Measured:
     """Say how and when the costs of a table were measured."""
     setting, effort = kept.setting, kept.effort
     threads = int(setting["threads"])
-    where = "one thread" if threads == 1 else f"{threads} threads"
-    where = "on the GPU" if "device" in setting else f"on the CPU with {where}"
     times: dict[str, list[str]] = {}
     for label, row in table.items():
         if row.measured:
             times.setdefault(row.measured, []).append(label)
-    text = (
-        f"Parameters and multiply-adds are counted. Times were measured {where} after all "
-        "training had ended, all mixers in turns: the median of "
-        f"{effort.repeats} rounds and the range of their middle half. A training step is forward "
-        f"and backward of the recipe's batch, of {effort.batch_size} at most, its median. Peak "
-        "memory is what one forward and backward pass of a batch of "
-        f"{effort.batch_size} adds to weights and input."
-    )
-    if len(times) > 1:
-        dates = "; ".join(
-            f"{', '.join(labels)} on {when}" for when, labels in sorted(times.items())
-        )
-        text += (
-            f" Not all were measured together: {dates}. Small differences between those may be the "
-            "machine's. Delete costs.json and run the command again to measure all in turns."
-        )
-    elif times:
-        text += f" Measured on {next(iter(times))}."
     return Measured(
         device="cuda" if "device" in setting else "cpu",
         batch_size=effort.batch_size,
@@ -195,7 +174,6 @@ def _how(kept: Kept, table: Table) -> Measured:
             MeasuredAt(measured=when, mixers=tuple(labels))
             for when, labels in sorted(times.items())
         ),
-        text=text,
     )
 
 
@@ -239,7 +217,7 @@ def measure(
         measured = {label: with_peak(cost, peaks[label]) for label, cost in measured.items()}
     batch = min(plan.recipe.data.batch_size, effort.batch_size)
     able = {label: model for label, model in sound.items() if label in trained}
-    steps = _training_ms(able, data, batch_size=batch, threads=threads)
+    steps = _training_steps(able, data, batch_size=batch, threads=threads)
     table: dict[str, CostRow] = {}
     for mixer in mixers:
         label = mixer.label
@@ -248,6 +226,7 @@ def measure(
             table[label] = CostRow.unknown(mixer.params, note=note)
             continue
         row, cost = _counted(mixer, models[label], data), measured[label]
+        low, step, high = steps.get(label, (None, None, None))
         notes = [row.note] if row.note else []
         if cost.busy:
             notes.append("times: the machine was busy while they were measured")
@@ -260,16 +239,18 @@ def measure(
             latency_high_ms=cost.latency_q3_ms,
             images_per_s=cost.images_per_s,
             peak_mib=cost.peak_mib,
-            step_ms=steps.get(label),
+            step_low_ms=low,
+            step_ms=step,
+            step_high_ms=high,
             note="; ".join(notes),
         )
     return table, effort
 
 
-def _training_ms(
+def _training_steps(
     models: Mapping[str, nn.Module], data: DataRecord, *, batch_size: int, threads: int
-) -> dict[str, float]:
-    """Time a training step of the models that can make one, milliseconds."""
+) -> dict[str, tuple[float, float, float]]:
+    """Time a training step of the models that can make one: quartiles, milliseconds."""
     shape, passes = input_shape(data), passes_of(data.task)
     able = {}
     for label, model in models.items():
@@ -281,7 +262,7 @@ def _training_ms(
         able[label] = model
     if not able:
         return {}
-    return training_ms(
+    return training_quartiles_ms(
         able,
         shape,
         batch_size=batch_size,
@@ -415,8 +396,6 @@ def spike_table(
     readings: Sequence[Reading],
     runs: SpikeRows | None,
     costs: Table,
-    *,
-    inputs: str = "images",
 ) -> Spikes | None:
     """Make what the record has of spikes: the mean of each mixer over its seeds.
 
@@ -438,9 +417,14 @@ def spike_table(
             notes=tuple(dict.fromkeys(note for row in mine for note in row.notes or ())),
         )
     read = (row.images for row in runs.values() if row.images)
-    text = _text(cost.mac, cost.ac, images=next(read, IMAGES), inputs=inputs)
     ann = {name: ann_rows[label] for name, label in finished.items() if label in ann_rows}
-    return Spikes(text=text, mixers=mixers, runs={**runs, **ann})
+    return Spikes(
+        images=next(read, IMAGES),
+        mac_pj=cost.mac,
+        ac_pj=cost.ac,
+        mixers=mixers,
+        runs={**runs, **ann},
+    )
 
 
 def _each(rows: Sequence[RunSpikes], key: str) -> list[float]:
@@ -458,20 +442,6 @@ def _ann_row(macs: Number | None, pj: float) -> RunSpikes:
         energy_low_uj=energy,
         energy_high_uj=energy,
         dense_energy_uj=energy,
-    )
-
-
-def _text(mac: float, ac: float, *, images: int, inputs: str) -> str:
-    return (
-        f"Read from the weights of the last epoch on {images} validation {inputs}, the same for "
-        "all; of several seeds the mean. A spike costs an addition for each weight that it meets "
-        f"(a synaptic operation), {ac:g} pJ; a layer with real-valued input, such as the first, "
-        f"makes all its multiply-adds, {mac:g} pJ each (32-bit floating point, 45 nm, Horowitz "
-        "2014). "
-        "Where shortcuts add spikes, inputs above 1 leave bounds: at least one addition, at most a "
-        "multiply-add. Batch norm is folded, memory access is not counted. “Without spikes” is the "
-        "same network making every multiply-add at one step; the multiply-adds of the cost table "
-        "are those of all steps, as if no input were a spike. docs/spikes.md has each assumption."
     )
 
 

@@ -9,58 +9,30 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
 from keymix.compare.costs import COSTS
-from keymix.compare.pictures import PICTURES_FILE, Pictures
+from keymix.compare.pictures import PICTURES_FILE
 from keymix.compare.question import Plan
 from keymix.compare.references import ARRAYS, FACTS
 from keymix.compare.runs import ERROR, Finished, Reading
 from keymix.data.record import DataRecord, SameImages
 from keymix.errors import UserError, one_line
 from keymix.records import FormatError, differences, from_json, to_json
+from keymix.report import frames
 from keymix.report.checked import Checked
-from keymix.report.comparison import render
-from keymix.report.part import page_of
-from keymix.report.record import ComparisonRecord, DoneRun
-from keymix.report.tables import csv_text
+from keymix.report.comparison import DIFFERENCES, REPORT, RESULTS, TABLE
+from keymix.report.comparison_page import render
+from keymix.report.gallery import Pictures
+from keymix.report.record import ComparisonRecord
 from keymix.train import folder as run_folder
 from keymix.train.files import clear_parts, read_json, write_json, write_text
 
 PLAN, FORMAT = "plan.json", 4
-RESULTS, TABLE, REPORT = "results.json", "results.csv", "report.html"
-DIFFERENCES = "differences.csv"
 RUNS, TUNING, LOCK = "runs", "tune", ".lock"
-
-MEASURED_COLUMNS = ("latency_ms", "images_per_s", "peak_mib")
-"""Columns of ``results.csv`` that were measured; all others the same comparison gives again."""
-
-COLUMNS = (
-    "mixer",
-    "seed",
-    "epoch",
-    "split",
-    "metric",
-    "value",
-    "params",
-    "macs",
-    *MEASURED_COLUMNS,
-)
-
-DIFFERENCE_COLUMNS = (
-    *("mixer", "baseline", "epoch", "seeds", "difference", "low", "high", "level"),
-    *("p", "p_holm", "degree", "direction"),
-)
-"""Of ``differences.csv``: the interval over seeds and test units, and how certain it is."""
-
-STEPS = "time_steps"
-"""A further column where the model is spiking: T, all of which ``macs`` counts."""
-
-SPIKE_COLUMNS = ("firing_rate", "sops", "energy_uj", "energy_low_uj", "energy_high_uj")
-"""The columns behind it: of each run's weights of the last epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,61 +175,12 @@ def imports_note(plan: Plan, given: Iterable[str | Path]) -> str:
 def write_results(record: ComparisonRecord, out: Path, pictures: Pictures) -> None:
     """Write ``results.json``, both CSV files and ``report.html``, which has the pictures."""
     write_record(out / RESULTS, record)
-    write_csv(out / TABLE, record)
-    write_text(out / DIFFERENCES, csv_text(DIFFERENCE_COLUMNS, difference_rows(record)))
-    write_text(out / REPORT, render(pictures.shown_in(record)))
+    write_text(out / TABLE, frames.results_table(record).csv())
+    write_text(out / DIFFERENCES, frames.differences_table(record).csv())
+    write_text(out / REPORT, render(record, pictures))
 
 
 def write_record(path: Path, record: object) -> None:
     """Write JSON whole or not at all; numbers that are not finite are refused."""
     plain = to_json(record)
     write_text(path, json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def write_csv(path: Path, record: ComparisonRecord) -> None:
-    """Write ``results.csv``: a row per number, with the mixer's costs in every row."""
-    columns = COLUMNS + ((STEPS, *SPIKE_COLUMNS) if record.spikes else ())
-    write_text(path, csv_text(columns, csv_rows(record)))
-
-
-def csv_rows(record: ComparisonRecord) -> Iterator[list[Any]]:
-    """Yield the rows of ``results.csv``, in the order of its columns."""
-    spikes, steps = record.spikes, record.time_steps
-    named = _named_by_unit(record)
-    for run in record.runs:
-        if not isinstance(run, DoneRun):
-            continue
-        cost = record.costs.get(run.mixer)
-        costs = [getattr(cost, name) if cost else None for name in COLUMNS[6:]]
-        for epoch, mark in (("last", run.last), ("best", run.best)):
-            spiking: list[Any] = []
-            if spikes:
-                row = spikes.runs.get(run.folder) if epoch == "last" else None
-                spiking = [getattr(row, name) if row else None for name in SPIKE_COLUMNS]
-                spiking = [steps.get(run.mixer), *spiking]
-            for split, scores in (("val", mark.val), ("test", mark.test)):
-                for name, value in scores.items():
-                    if value is not None:
-                        metric = named.get(name, name)
-                        yield [run.mixer, run.seed, epoch, split, metric, value, *costs, *spiking]
-
-
-def difference_rows(record: ComparisonRecord) -> Iterator[list[Any]]:
-    """Yield the rows of ``differences.csv``: each mixer's difference and how certain it is."""
-    for epoch, rows in (("last", record.outcome.last), ("best", record.outcome.best)):
-        for row in rows:
-            if (found := row.interval) is None:
-                continue
-            ends = [found.difference, found.low, found.high, found.level, found.p, found.p_holm]
-            words = [row.degree, row.direction or ""]
-            yield [row.mixer, record.baseline, epoch, found.n, *ends, *words]
-
-
-def _named_by_unit(record: ComparisonRecord) -> dict[str, str]:
-    """Name scores by the unit that the record has, where their keys end in another."""
-    named = {}
-    for score in page_of(record.task_kind).test_scores:
-        unit = record.own.values.get(score.unit_key)
-        if unit and score.key.endswith(f"_{score.unit}"):
-            named[score.key] = f"{score.key.removesuffix(score.unit)}{unit}"
-    return named

@@ -8,7 +8,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -27,11 +27,11 @@ from keymix.data.dataset import ImageData, Split
 from keymix.data.record import SameImages
 from keymix.errors import FAILURES, UserError, reason
 from keymix.hosts import find_host, find_mixers
-from keymix.records import Own, from_json, spread
-from keymix.report.gallery import Galleries, Gallery
+from keymix.records import from_json
+from keymix.report.gallery import Gallery, Pictures
 from keymix.report.part import ImageOutputs, Page, page_of
 from keymix.report.pictures import image_uri
-from keymix.report.record import Attention, Collapse, ComparisonRecord, MapImage, PackedMaps
+from keymix.report.record import Attention, Collapse, MapImage, PackedMaps
 from keymix.train.files import read_json, weights_file, write_json
 from keymix.train.model import load_data
 from keymix.train.runs import load_run
@@ -64,29 +64,6 @@ class Maps:
 
 Stage = tuple[list[int], dict[str, Maps], dict[str, str]]
 """What was read of a stage: its blocks, and maps and reasons by mixer's label."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pictures:
-    """What was read off the models and the images; None where it could not be."""
-
-    attention: Attention | None = None
-    collapse: Collapse | None = None
-    notes: tuple[str, ...] = ()  # what failed, for who ran it; the page has a plain sentence
-    # the task's pictures of the models' answers
-    own: Own = field(default_factory=Own, metadata=spread())
-
-    def shown_in(self, record: ComparisonRecord) -> ComparisonRecord:
-        """Put them into a record, as its page shows them."""
-        own = Own({**record.own.values, **self.own.values})
-        return replace(record, attention=self.attention, collapse=self.collapse, own=own)
-
-    def bare(self) -> Pictures:
-        """Leave every picture of the data out; numbers stay."""
-        if self.attention is None:
-            return replace(self, own=Own())
-        images = tuple(replace(image, png="") for image in self.attention.images)
-        return replace(self, attention=replace(self.attention, images=images), own=Own())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,13 +138,12 @@ def pictures(plan: Plan, runs: Sequence[Reading], data: ImageData, *, images: bo
     page, notes = page_of(task), list[str]()
     done = [each for each in runs if isinstance(each, Finished)]
     answers = done[0].answers["last"]
-    own = Own()
+    galleries: dict[str, Gallery] = {}
     if images:
-        drawn = _drawn(page, models, data, answers, seed=seed, notes=notes)
-        found = page.gallery(data, [each.tested for each in _to_show(plan, done)])
-        own = Own.of(Galleries(galleries={**drawn, **found}))
+        galleries |= _drawn(page, models, data, answers, seed=seed, notes=notes)
+        galleries |= page.gallery(data, [each.tested for each in _to_show(plan, done)])
     if task.whole_images:
-        return Pictures(own=own, notes=tuple(notes))
+        return Pictures(galleries=galleries, notes=tuple(notes))
     chosen = page.chosen(answers, PICTURES)
     seen = attention(
         models,
@@ -186,7 +162,7 @@ def pictures(plan: Plan, runs: Sequence[Reading], data: ImageData, *, images: bo
     looked = Pictures(
         attention=replace(seen, said={m: each for m, each in said.items() if each} or None),
         collapse=collapse(models, data, seed=seed, notes=notes),
-        own=own,
+        galleries=galleries,
         notes=tuple(dict.fromkeys(notes)),  # of every stage that was tried
     )
     return looked if images else looked.bare()

@@ -7,12 +7,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from keymix.analysis.threads import busy
-from keymix.compare import folder, record
+from keymix.compare import folder
 from keymix.compare.costs import known_costs, known_spikes, measure_costs
 from keymix.compare.events import Event, Watcher
 from keymix.compare.execute import train_runs
@@ -20,52 +20,18 @@ from keymix.compare.folder import Stored
 from keymix.compare.pictures import kept_pictures
 from keymix.compare.plan import resolve, summary, time_left, what_it_can_show
 from keymix.compare.question import Plan, Question
-from keymix.compare.record import make_record
 from keymix.compare.references import References, compute_references, known_references
+from keymix.compare.results import Known, checked_data, results
 from keymix.compare.runs import Finished, Reading, read_runs
 from keymix.compare.tune import tuned
 from keymix.data.dataset import ImageData
 from keymix.errors import UserError
 from keymix.mixers.registry import import_file
-from keymix.records import to_json
-from keymix.report.record import ComparisonRecord, OpenRun
+from keymix.report.comparison import Comparison
+from keymix.report.record import OpenRun
+from keymix.report.words import said
 from keymix.train.files import RECIPE, locked
 from keymix.train.recipe import Recipe
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """What came out.
-
-    Args:
-        out: The comparison's folder.
-        record: The content of ``results.json``, and pictures.
-        notes: What could not be done, in words.
-    """
-
-    out: Path
-    record: ComparisonRecord
-    notes: tuple[str, ...] = ()
-
-    @property
-    def report(self) -> Path:
-        """The offline HTML report."""
-        return self.out / folder.REPORT
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """One row per mixer: the score of the last epoch, intervals, verdict."""
-        return [to_json(row) for row in self.record.outcome.last]
-
-    @property
-    def failed(self) -> list[dict[str, Any]]:
-        """The runs that failed, with their reasons."""
-        return [to_json(run) for run in self.record.runs if run.status == "failed"]
-
-    @property
-    def missing(self) -> list[dict[str, Any]]:
-        """The runs that have not started, or are not finished yet."""
-        return [to_json(run) for run in self.record.runs if run.status == "missing"]
 
 
 def compare(
@@ -149,7 +115,7 @@ def compare(
 
     Example:
         >>> result = keymix.compare(data="digits", mixers="mhsa,ska", seeds=2, out="digits-cmp")
-        >>> result.rows[1]["headline"]
+        >>> result.differences
     """
     asked = {name: value for name, value in locals().items() if name != "progress"}
     return answer(Question(**asked), progress=progress)
@@ -172,10 +138,10 @@ def answer(question: Question, *, progress: Watcher | None = None) -> Comparison
             stored = folder.keep(replace(stored, plan=plan))
         if stored.checked is None:
             say("checking the data")
-            stored = folder.keep(replace(stored, checked=record.checked_data(data)))
+            stored = folder.keep(replace(stored, checked=checked_data(data)))
         checked = stored.checked
         assert checked is not None
-        for line in record.finding_lines(checked, known):
+        for line in said("data_check", checked, known):
             watch(Event(kind="note", text=line))
         if text := time_left(plan):
             watch(Event(kind="estimate", text=text))
@@ -288,7 +254,8 @@ def rebuild(
         )
     found = _gathered(stored, runs, None, say=say)
     unread = folder.imports_note(stored.plan, imports)
-    return replace(found, notes=(*filter(None, [unread]), *found.notes))
+    found.notes = (*filter(None, [unread]), *found.notes)
+    return found
 
 
 def _check(out: Path) -> None:
@@ -329,18 +296,16 @@ def _gathered(
     say("reading attention maps")
     looked = kept_pictures(plan, runs, data, stored.data, images=shown)
     costs, measured = known_costs(plan, known)
-    result = make_record(
-        plan,
-        known,
-        runs,
+    beside = Known(
         costs=costs,
         measured=measured,
-        images=shown,
         spikes=known_spikes(plan, runs),
         checked=stored.checked,
         references=known_references(out, known) if plan.question.reference else References(),
         looks=stored.looks,
         tuning=plan.tuning,
+        images=shown,
     )
-    folder.write_results(result, out, looked)
-    return Comparison(out=out, record=looked.shown_in(result), notes=looked.notes)
+    found = results(plan, known, runs, beside)
+    folder.write_results(found, out, looked)
+    return Comparison(out=out, record=found, pictures=looked, notes=looked.notes)

@@ -11,8 +11,6 @@ from typing import Literal
 import numpy as np
 
 from keymix.analysis.answers import Answers
-from keymix.compare.environments import lines
-from keymix.compare.outcome import Scores
 from keymix.compare.question import Plan, PlannedMixer
 from keymix.data.record import DataRecord, SameImages
 from keymix.errors import UserError
@@ -20,6 +18,7 @@ from keymix.records import Own, differences
 from keymix.report.part import Page, RunAnswers, page_of
 from keymix.report.record import DoneRun, HistoryLine, Lines, Mark, Number, OpenRun, Which
 from keymix.task import LOSS, Task
+from keymix.train.environment import lines
 from keymix.train.files import METRICS, SUMMARY, read_metrics
 from keymix.train.folder import read_finished
 from keymix.train.recipe import Recipe
@@ -31,6 +30,15 @@ ERROR = "error.txt"
 """In a run's folder, why it failed when it was last tried: one line."""
 NOT_STARTED = "it has not started"
 _HERE = ("name", "data.spec", "data.workers")  # parts of a recipe that change no result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """What one finished run scored with its weights of one epoch (the last, or the best)."""
+
+    val: float | None  # the score that models are compared by, on the validation split
+    test: Mapping[str, float | None]  # by key, None where one is not defined
+    answers: Answers  # on the test split
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from keymix.data.dataset import ImageData
 from keymix.data.record import SameImages
 from keymix.errors import UserError
 from keymix.report.record import Tuning, TuningRow
+from keymix.report.words import say
 from keymix.task import Score
 from keymix.train.recipe import replace_path
 
@@ -38,7 +39,7 @@ def tuned(plan: Plan, images: ImageData, *, watch: Watcher) -> Plan:
         lr = plan.recipe.optim.lr
         found = {rate: _validated(plan, images, rate, watch) for rate in (lr * f for f in FACTORS)}
         tuning = choose(found, default=lr, score=images.task.score)
-    watch(Event(kind="note", text=tuning.text))
+    watch(Event(kind="note", text=say("tuning", tuning, images.task.score)))
     recipe = replace_path(plan.recipe, {"optim.lr": tuning.chosen})
     return replace(plan, recipe=recipe, tuning=tuning)
 
@@ -75,8 +76,6 @@ def choose(found: Mapping[float, Mapping[str, float]], *, default: float, score:
         if rate != default and gains.mean() > max(error, best):
             chosen, best = rate, float(gains.mean())
     means = {rate: float(np.mean([scores[m] for m in shared])) for rate, scores in found.items()}
-    listed = ", ".join(f"{score.text(means[rate])} at {rate:g}" for rate in found)
-    kept = "the recipe's" if chosen == default else f"better than the recipe's {default:g}"
     return Tuning(
         rows=tuple(
             TuningRow(rate=rate, mean=means[rate], scores=dict(scores))
@@ -84,5 +83,4 @@ def choose(found: Mapping[float, Mapping[str, float]], *, default: float, score:
         ),
         default=default,
         chosen=chosen,
-        text=f"learning rate {chosen:g}, {kept}: mean over mixers on validation {listed}",
     )
