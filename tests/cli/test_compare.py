@@ -162,7 +162,7 @@ def test_the_table_says_why_there_is_no_interval_over_seeds(tmp_path, capsys):
             interval=expected,
             degree="unclear" if expected else None,
         )
-        for name, expected in (("softmax", None), ("static_key", seeds), ("pooling", one))
+        for name, expected in (("softmax", None), ("static_key", seeds), ("key_value", one))
     )
     stored = Path(__file__).parents[2] / "docs/results/cifar10-20-epochs/results.json"
     record = replace(

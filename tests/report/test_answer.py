@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from synthetic import make_record, render, typed
+from synthetic import SEEN, make_record, render, typed
 
 from keymix.analysis.certainty import Decision, Settle
 from keymix.analysis.statistics import Interval
@@ -384,7 +384,8 @@ def test_the_table_that_decides_has_the_best_first_and_marks_the_recommended() -
 
 def test_where_nothing_was_learned_no_sentence_compares_mixers() -> None:
     nothing = (finding("nothing_learned"),)
-    usual, empty = (render(to_json(record_of(findings=given))) for given in ((), nothing))
+    seen = {key: part for key, part in make_record().items() if key in SEEN}
+    usual, empty = (render(to_json(record_of(findings=f)) | seen) for f in ((), nothing))
     for heading in ("By class", "Where they look", "Do deep layers repeat themselves?"):
         assert heading in usual
         assert heading not in empty

@@ -19,13 +19,14 @@ from synthetic import (
     made_up_maps,
     make_record,
     packed_maps,
+    pictured,
     render,
     typed,
 )
 
 from keymix.mixers.registry import aliases_of, short_name
 from keymix.records import from_json
-from keymix.report import charts, comparison_page, page, sections
+from keymix.report import charts, page, part, sections
 from keymix.report.by_class import by_class
 from keymix.report.charts import looks
 from keymix.report.formats import percent, points
@@ -74,7 +75,7 @@ class OwnPage(Page):
 
 
 def test_a_task_s_section_without_a_template_stands_among_the_others(monkeypatch):
-    monkeypatch.setattr(comparison_page, "page_of", lambda task: OwnPage())
+    monkeypatch.setattr(part, "page_of", lambda task: OwnPage())
     text = render(make_record())
     headings = re.findall(r"<h2>(.*?)</h2>", text)
     assert headings.index("Of the task") == headings.index("How they learned") + 1
@@ -179,8 +180,9 @@ def test_packed_maps_come_back_within_a_level():
 
 def sheet_of(record: dict[str, Any]) -> attention.Sheet:
     opened = typed(record)
-    assert opened.attention is not None
-    return attention.sheet(opened, opened.attention)
+    stored = pictured(record).attention
+    assert stored is not None
+    return attention.sheet(opened, stored)
 
 
 def test_the_sheet_holds_a_middle_and_the_last_layer():
@@ -327,7 +329,8 @@ def test_curves_are_of_the_epochs_that_every_run_has(monkeypatch):
     mixer = record["baseline"]
     own = [run for run in record["runs"] if run["mixer"] == mixer]
     own[0]["history"] = [entry for entry in own[0]["history"] if entry["epoch"] != 2]
-    learning.curves(typed(record), {mixer: LOOKS[mixer]})
+    for chart in learning.curves(typed(record), {mixer: LOOKS[mixer]}):
+        chart.draw(None)
     wanted = [float(entry["epoch"]) for entry in own[0]["history"]]
     assert [line.xs for line in drawn] == [wanted] * 3
     at = [i for i, entry in enumerate(own[1]["history"]) if entry["epoch"] != 2]
