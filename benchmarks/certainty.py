@@ -32,7 +32,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from keymix.analysis.certainty import Evidence, alpha_of_look, judge, recommend
+from keymix.analysis.certainty import (
+    Candidate,
+    Evidence,
+    TrainingCost,
+    alpha_of_look,
+    judge,
+    recommend,
+)
 from keymix.analysis.statistics import crossed_difference, over_images, over_seeds
 from keymix.task import FRACTION
 from keymix.tasks.classification.answers import ClassAnswers
@@ -118,8 +125,15 @@ def said(models: Sequence[Right], alpha: float) -> tuple[list[tuple[str, str | N
     # validation is other images of the same models: its mean scatters as the test's does
     validation = {str(m): float(right[:, ::2].mean()) for m, right in enumerate(models)}
     tested = {str(m): answers(right[:, 1::2]) for m, right in enumerate(models)}
-    costs = {str(m): (float(-m), 0.0) for m in range(len(models))}  # the last is the cheapest
-    pick = recommend(validation, tested, costs, margin=MARGIN, score=FRACTION).pick
+    candidates = {
+        label: Candidate(
+            validation=validation[label],
+            answers=tested[label],
+            cost=TrainingCost(low=None, high=None, macs=-float(label)),  # the last is the cheapest
+        )
+        for label in tested
+    }
+    pick = recommend(candidates, baseline="0", margin=MARGIN, score=FRACTION).pick
     degrees = [(each.degree, each.direction) for each in found.values()]
     return degrees, None if pick is None else int(pick)
 

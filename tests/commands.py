@@ -7,21 +7,14 @@ What only a process shows is shown here: signals, exit codes, what a disk or a d
 from __future__ import annotations
 
 import multiprocessing
-import multiprocessing.forkserver
-import multiprocessing.process
 import os
 import resource
 import signal
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 PATIENCE = 250  # seconds, on a machine that is busy with other things
@@ -44,15 +37,6 @@ def forkserver() -> Any:
     return context
 
 
-def server_address() -> dict[str, Any]:
-    """Where the server that forks is; start it if need be. See `fork_workers`."""
-    forkserver()  # what it is to import, before it starts
-    multiprocessing.forkserver.ensure_running()
-    server = vars(multiprocessing.forkserver._forkserver)
-    names = ("_forkserver_address", "_forkserver_authkey")
-    return {name: server[name] for name in names if name in server}
-
-
 class Command:
     """A command that runs in a process group of its own.
 
@@ -61,7 +45,6 @@ class Command:
         folder: Takes what it says.
         largest: Bytes that its files may grow to.
         before: Called in the process first.
-        forked: Whether workers of the command are forked, too: see `fork_workers`.
     """
 
     def __init__(
@@ -70,13 +53,10 @@ class Command:
         folder: Path,
         largest: int | None = None,
         before: Callable[[], object] | None = None,
-        forked: bool = False,
     ) -> None:
         context = forkserver()
         folder.mkdir(parents=True, exist_ok=True)
         self._said = folder / "stderr", folder / "stdout"
-        if forked:
-            before = partial(fork_workers, server_address())
         self.process = context.Process(
             target=_run, args=(words, *self._said, dict(os.environ), Path.cwd(), largest, before)
         )
@@ -154,97 +134,3 @@ def _run(
     if before is not None:
         before()
     sys.exit(main([*words]))
-
-
-def fork_workers(server: dict[str, Any] | None = None) -> None:
-    """Let workers of comparisons in this process be forked, instead of started by a command.
-
-    They begin with PyTorch imported; all that follows is what `keymix.compare.executor` does.
-
-    Args:
-        server: `server_address` of the process that started this one, which shares its server.
-    """
-    from keymix.compare import executor
-
-    if server is not None:
-        own = multiprocessing.forkserver._forkserver
-        vars(own).update(server, ensure_running=lambda: None)
-    vars(executor)["subprocess"] = SimpleNamespace(
-        Popen=_Worker, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired
-    )
-
-
-class _Worker:
-    """What `subprocess.Popen` is to an executor, of a process that is forked."""
-
-    def __init__(self, command: list[str], *, stderr: Any, env: dict[str, str], **_: Any) -> None:
-        assert command[-1] == "keymix.compare.executor"
-        context = forkserver()
-        calls, stdin = context.Pipe(duplex=False)
-        stdout, replies = context.Pipe(duplex=False)
-        self._process = context.Process(
-            target=_work,
-            args=(calls, replies, Path(stderr.name).absolute(), env, *_inherited()),
-        )
-        self._process.start()
-        multiprocessing.process._children.discard(self._process)  # type: ignore[attr-defined]
-        for end in (calls, replies):
-            end.close()
-        self.stdin = os.fdopen(os.dup(stdin.fileno()), "w", encoding="utf-8")
-        self.stdout = os.fdopen(os.dup(stdout.fileno()), encoding="utf-8")
-        for end in (stdin, stdout):
-            end.close()
-        self._lock = threading.Lock()
-
-    def poll(self) -> int | None:
-        with self._lock:
-            code: int | None = self._process.exitcode
-            return code
-
-    def wait(self, timeout: float | None = None) -> int:
-        if not wait([self._process.sentinel], timeout):
-            raise subprocess.TimeoutExpired("worker", timeout or 0.0)
-        code = self.poll()
-        assert code is not None
-        return code
-
-    def terminate(self) -> None:
-        self._signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, signum: int) -> None:
-        if self.poll() is None:
-            os.kill(self._process.pid, signum)
-
-
-def _inherited() -> tuple[Path, int, tuple[int, int]]:
-    """What a process that is started by a command has from this one, and a forked one not."""
-    return Path.cwd(), os.getpgrp(), resource.getrlimit(resource.RLIMIT_FSIZE)
-
-
-def _work(
-    calls: Connection,
-    replies: Connection,
-    log: Path,
-    environment: dict[str, str],
-    place: Path,
-    group: int,
-    largest: tuple[int, int],
-) -> None:
-    os.setpgid(0, group)
-    resource.setrlimit(resource.RLIMIT_FSIZE, largest)
-    os.chdir(place)
-    os.environ.clear()
-    os.environ.update(environment)
-    written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for number, stream in enumerate((calls.fileno(), replies.fileno(), written)):
-        os.dup2(stream, number)
-    for end in (calls, replies):
-        end.close()
-    os.close(written)
-    sys.stdin = os.fdopen(0, encoding="utf-8")
-    from keymix.compare import executor
-
-    executor.main()

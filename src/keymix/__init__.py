@@ -44,6 +44,7 @@ _getattr, __dir__, _public = attach(
         "spike_study": "keymix.analysis.spikes",
         "evaluate": "keymix.train.runs",
         "load": "keymix.train.predict",
+        "load_results": "keymix.report.comparison",
         "load_run": "keymix.train.runs",
         "predict": "keymix.train.predict",
         "predict_instances": "keymix.tasks.detection.predictions",

@@ -67,6 +67,30 @@ class Attempt:
         return not isinstance(error, Interrupted | MemoryError)
 
 
+FAILURES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    ImportError,
+    LookupError,
+    MemoryError,
+    NameError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What a user's mixer, task or data may raise without ending more than what it was asked for."""
+
+
+def reason(error: BaseException) -> str:
+    """Write an error as one line of at most 300 characters; a `UserError` says all by itself."""
+    words, kind = " ".join(str(error).split()), type(error).__name__
+    line = words if isinstance(error, UserError) else f"{kind}: {words}" if words else kind
+    return line if len(line) <= 300 else line[:299] + "…"
+
+
 def unknown(kind: str, name: str, choices: Iterable[str], *, listed: bool = True) -> UserError:
     """Make the error for an unknown name: it lists the nearest known names, or all of a few.
 

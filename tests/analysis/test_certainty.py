@@ -14,8 +14,11 @@ from scipy import stats
 from keymix.analysis.answers import whole
 from keymix.analysis.certainty import (
     CLEAR_SEEDS,
+    Candidate,
     Certainty,
+    Decision,
     Evidence,
+    TrainingCost,
     alpha_of_look,
     foreseen_margin,
     is_equal,
@@ -284,40 +287,130 @@ def test_a_foreseen_margin_shrinks_with_units_and_seeds_and_has_a_floor_of_seeds
 # ---- which to take --------------------------------------------------------------------------
 
 
-def test_the_cheapest_that_keeps_up_is_recommended_and_the_best_chosen_on_validation():
-    best, equal, worse = (of(drawn(5, 5_000, p, seed=i)) for i, p in enumerate((0.7, 0.7, 0.6)))
-    answers = {"best": best, "equal": equal, "worse": worse}
-    costs = {"best": (3.0, 1.0), "equal": (2.0, 1.0), "worse": (1.0, 1.0)}
-    validation = {"best": 0.72, "equal": 0.70, "worse": 0.60}
-    found = recommend(validation, answers, costs, margin=0.03, score=FRACTION)
-    assert (found.best, found.pick) == ("best", "equal")
-    assert isinstance(found.pick_interval, Interval)
-    alone = recommend(validation, answers, {"best": (3.0, 1.0)}, margin=0.03, score=FRACTION)
-    assert (alone.pick, alone.pick_interval) == ("best", None)
-    strict = recommend(validation, answers, costs, margin=1e-6, score=FRACTION)
-    assert strict.pick == "best"
+def candidate(
+    accuracy: float,
+    step: float,
+    *,
+    seed: int = 0,
+    seeds: int = 5,
+    images: int = 5_000,
+    macs: float = 1.0,
+    spread: float = 0.0,
+) -> Candidate:
+    """A mixer of an accuracy, of which a training step takes so long, give or take a spread."""
+    runs = of(drawn(seeds, images, accuracy, seed=seed))
+    cost = TrainingCost(low=step - spread, high=step + spread, macs=macs)
+    return Candidate(validation=accuracy, answers=runs, cost=cost)
 
 
-def test_equal_steps_are_decided_by_multiply_adds():
-    runs = of(drawn(5, 500, 0.7))
-    answers = {"a": runs, "b": runs}
-    costs = {"a": (1.0, 9.0), "b": (1.0, 5.0)}
-    found = recommend({"a": 0.7, "b": 0.6}, answers, costs, margin=0.05, score=FRACTION)
-    assert found.pick == "b"
+def decided(margin: float | None = 0.03, missing: str = "", **mixers: Candidate) -> Decision:
+    base = mixers["base"].answers
+    ready = {
+        label: replace(each, interval=against(each.answers, base)) for label, each in mixers.items()
+    }
+    ready["base"] = mixers["base"]
+    return recommend(ready, baseline="base", margin=margin, score=FRACTION, missing=missing)
 
 
-def test_nothing_is_recommended_without_costs_or_from_two_seeds():
-    runs = of(drawn(2, 500, 0.7))
-    few = recommend({"a": 0.7}, {"a": runs}, {"a": (1.0, 1.0)}, margin=0.02, score=FRACTION)
-    assert few.pick is None
-    assert few.reason
-    runs = of(drawn(5, 500, 0.7))
-    assert recommend({"a": 0.7}, {"a": runs}, {}, margin=0.02, score=FRACTION).pick is None
-    assert recommend({}, {}, {}, margin=0.02, score=FRACTION).best is None
+def against(ours: Any, base: Any) -> Interval | None:
+    found = crossed_difference(ours, base)
+    if found is None:
+        return None
+    low, high = found.ends()
+    return Interval(n=found.seeds, difference=found.mean, low=low, high=high, p=found.p)
 
 
-def test_a_test_split_of_one_unit_recommends_nothing():
-    runs = of(drawn(5, 1, 0.7))
-    found = recommend({"a": 0.7}, {"a": runs}, {"a": (1.0, 1.0)}, margin=0.02, score=FRACTION)
-    assert found.pick is None
-    assert "one unit" in found.reason
+def test_the_cheapest_that_keeps_up_with_the_best_on_validation_is_taken():
+    found = decided(
+        base=candidate(0.70, 3.0),
+        best=candidate(0.702, 4.0, seed=1),
+        equal=candidate(0.70, 2.0, seed=2),
+        worse=candidate(0.6, 1.0, seed=3),
+    )
+    assert (found.verdict, found.reason, found.pick, found.best) == (
+        "take",
+        "cheaper",
+        "equal",
+        "best",
+    )
+    assert found.subject == found.rival == "equal"
+    assert found.interval is not None
+    assert found.against_best is not None
+    assert found.against_best.low > -0.03  # type: ignore[operator]
+
+
+def test_the_baseline_is_kept_where_it_is_the_cheapest_that_keeps_up():
+    found = decided(base=candidate(0.70, 2.0), best=candidate(0.702, 4.0, seed=1))
+    assert (found.verdict, found.pick, found.rival, found.subject) == (
+        "keep",
+        "base",
+        "base",
+        "best",
+    )
+
+
+def test_where_every_cheaper_mixer_falls_behind_the_best_is_taken():
+    found = decided(base=candidate(0.6, 1.0), best=candidate(0.7, 4.0, seed=1))
+    assert (found.verdict, found.reason, found.pick) == ("take", "ahead", "best")
+    kept = decided(base=candidate(0.7, 4.0), worse=candidate(0.6, 1.0, seed=1))
+    assert (kept.verdict, kept.reason, kept.pick) == ("keep", "ahead", "base")
+    assert kept.subject == "worse"
+
+
+def test_a_cheaper_mixer_that_may_keep_up_or_not_leaves_it_undecided():
+    few = {"images": 300, "seeds": 3}
+    found = decided(
+        0.02, base=candidate(0.70, 1.0, **few), best=candidate(0.71, 4.0, seed=1, **few)
+    )
+    assert (found.verdict, found.reason, found.pick) == ("undecided", "open", None)
+    assert (found.best, found.subject, found.rival) == ("best", "best", "base")
+    assert found.settle is not None
+    assert found.interval is not None
+
+
+def test_a_tie_never_recommends_the_dearer_mixer():
+    """Two mixers of one accuracy at 400 images: the dearer is the best on validation by chance."""
+    tie = {"images": 400, "seeds": 3, "seed": 1}
+    dear, cheap = candidate(0.965, 3.0, **tie), candidate(0.964, 2.0, **{**tie, "seed": 2})
+    found = decided(0.02, base=candidate(0.96, 2.5, images=400, seeds=3), dear=dear, cheap=cheap)
+    assert found.best == "dear"
+    assert found.pick != "dear"
+
+
+def test_steps_within_the_spread_of_the_timing_are_decided_by_multiply_adds():
+    near = {"spread": 0.2}
+    found = decided(
+        base=candidate(0.7, 1.0, macs=9.0, **near), other=candidate(0.699, 1.1, macs=5.0, **near)
+    )
+    assert found.pick == "other"  # its step looks longer
+    clear = decided(
+        base=candidate(0.699, 1.0, macs=9.0), other=candidate(0.7, 1.1, seed=0, macs=5.0)
+    )
+    assert clear.pick == "base"
+    same = decided(base=candidate(0.7, 1.0, **near), other=candidate(0.699, 1.1, **near))
+    assert same.pick == "base"  # neither is cheaper
+
+
+@pytest.mark.parametrize(
+    ("reason", "more"),
+    [
+        ("seeds", {"seeds": 2}),
+        ("one_unit", {"images": 1}),
+    ],
+)
+def test_what_is_missing_is_said_with_the_leader_so_far(reason: str, more: dict[str, int]):
+    found = decided(base=candidate(0.5, 1.0, **more), ahead=candidate(0.75, 1.0, seed=1, **more))
+    assert (found.verdict, found.reason, found.pick) == ("undecided", reason, None)
+    assert (found.best, found.subject, found.seeds) == ("ahead", "ahead", more.get("seeds", 5))
+
+
+def test_without_a_margin_costs_or_runs_nothing_is_decided():
+    pair = {"base": candidate(0.5, 1.0), "ahead": candidate(0.75, 1.0, seed=1)}
+    assert decided(None, **pair).reason == "margin"
+    assert decided(missing="control_level", **pair).reason == "control_level"
+    free = {label: replace(each, cost=None) for label, each in pair.items()}
+    assert decided(**free).reason == "costs"
+    none = recommend({}, baseline="base", margin=0.02, score=FRACTION)
+    assert (none.verdict, none.reason, none.best) == ("undecided", "runs", None)
+    alone = decided(base=candidate(0.5, 1.0))
+    assert (alone.verdict, alone.reason, alone.subject) == ("keep", "alone", None)

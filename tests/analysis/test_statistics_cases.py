@@ -10,7 +10,8 @@ import pytest
 from scipy import stats
 
 from keymix.analysis.statistics import by_case, over_cases
-from keymix.compare.outcome import Scores, outcome
+from keymix.compare.results import outcome
+from keymix.compare.runs import Scores
 from keymix.task import get_task
 from keymix.tasks.segmentation.answers import MaskAnswers
 
@@ -145,14 +146,11 @@ def test_a_row_names_the_class_of_one_case():
         for label, score, cases in (("kv", 0.9, ours), ("softmax", 0.5, theirs))
     }
     task = get_task("segmentation")
-    row = outcome(["softmax", "kv"], baseline="softmax", seeds=range(5), scores=scores, task=task)[
-        1
-    ]
+    row = outcome(["softmax", "kv"], baseline="softmax", scores=scores, task=task)[1]
     assert row.degree == "unclear"
     assert row.interval is not None
     assert row.interval.low is None
     assert "large_bowel is in one test case alone" in row.interval.note
-    assert "large_bowel is in one test case alone" in row.detail
 
 
 def test_a_class_of_no_case_is_no_matter():

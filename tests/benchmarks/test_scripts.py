@@ -110,7 +110,7 @@ def test_too_many_differences_from_itself_fail(
 
 
 def test_a_simulated_comparison_recommends_a_mixer() -> None:
-    case = certainty.Case("all equal", 449, 3, looks=False)
+    case = certainty.Case("one 3 points ahead", 10_000, 10, looks=False)
     found = certainty.tally(case, 2, seed=0)
     assert found["pick"] == 2
     assert not found["wrong pick"]

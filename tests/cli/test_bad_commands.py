@@ -165,7 +165,7 @@ ROWS = (
     ),
     (
         "report notes",
-        "'notes' holds no comparison: it has no comparison.json. Name the folder given as --out to "
+        "'notes' holds no comparison: it has no plan.json. Name the folder given as --out to "
         "keymix compare.",
     ),
     ("eval notes", "'notes' is no run's folder: it holds no recipe.json."),

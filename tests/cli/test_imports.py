@@ -89,10 +89,9 @@ def test_what_a_file_registers_is_listed_and_counted(file: str) -> None:
 
 
 @pytest.mark.slow
-def test_workers_and_measuring_processes_run_the_file(file: str) -> None:
+def test_measuring_and_training_processes_run_the_file(file: str) -> None:
     code = f"""
 from keymix.analysis.memory import Build, cpu_peak_unknown, peak_memory
-from keymix.compare.execute import set_up
 build = Build(
     kwargs={{"model_name": "number_net"}}, factory="timm:create_model", imports=({file!r},),
     task="number",
@@ -101,7 +100,9 @@ peak = peak_memory({{"x": build}}, (3, 2, 2), batch_size=2, threads=1)["x"]
 assert peak.training_mib is not None or cpu_peak_unknown(), peak.note
 from keymix.task import list_tasks
 assert "number" not in list_tasks()  # it was the other process that ran the file
-set_up(({file!r},), 1)
+from keymix.compare import worker
+from keymix.recipes import resolve
+worker._prepared({{"imports": [{file!r}], "recipe": resolve("digits_vit").to_dict()}})
 from keymix.data.specs import parse
 assert "number" in list_tasks() and parse("jars:there")[0].task == "number"
 """

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from keymix.analysis.certainty import Recommendation
+from keymix.analysis.certainty import Decision
 from keymix.cli import console, main
 from keymix.cli.analyze import main as analyze
 from keymix.cli.comparison import print_result
@@ -63,7 +63,7 @@ def test_the_final_screen_fits_and_cuts_no_name_and_no_score(
 def test_the_last_lines_are_the_answer_and_the_report(
     width: int, record: ComparisonRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Recommendation(best="softmax", pick=None, margin=0.02, reason="none is enough")
+    found = Decision(verdict="undecided", reason="seeds", best="softmax", seeds=1, margin=0.02)
     record = replace(record, recommendation=found)
     lines = screen(monkeypatch, record, width)
     assert lines[-1].split() == ["report", "out/report.html"]

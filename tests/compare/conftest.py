@@ -11,8 +11,6 @@ import pytest
 from few_digits import FINISHED, cheap_costs, no_trials, small
 from few_masks import few, made_masks
 
-from commands import fork_workers
-from keymix.compare import executor
 from keymix.compare.events import Event
 
 
@@ -28,13 +26,6 @@ def _no_trials() -> Iterator[None]:
     """Estimate nothing before the first run. A file about estimates has a fixture of this name."""
     with no_trials():
         yield
-
-
-@pytest.fixture
-def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let workers of this process begin with PyTorch imported."""
-    monkeypatch.setattr(executor, "subprocess", executor.subprocess)  # as it was, after the test
-    fork_workers()
 
 
 @pytest.fixture(scope="session")

@@ -19,14 +19,11 @@ from few_digits import FINISHED, brittle, small
 from keymix.analysis.attention import attention_maps
 from keymix.analysis.threads import use_threads
 from keymix.compare.events import Event
-from keymix.compare.execute import run_side_by_side
-from keymix.compare.executor import reason
-from keymix.compare.folder import COLUMNS
+from keymix.compare.models import share_out
 from keymix.compare.pictures import normalised
-from keymix.compare.plan import Job, share_out
 from keymix.compare.run import Comparison
 from keymix.data import load
-from keymix.errors import UserError
+from keymix.errors import UserError, reason
 from keymix.hosts import find_mixers
 from keymix.records import to_json
 from keymix.tasks.classification.page import spread_out
@@ -41,7 +38,7 @@ def done(finished, tmp_path_factory) -> Comparison:
 
 
 def test_it_writes_report_results_and_runs(done):
-    for name in ("report.html", "results.csv", "results.json", "comparison.json"):
+    for name in ("report.html", "results.csv", "results.json", "plan.json"):
         assert (done.out / name).is_file()
     for slug in ("softmax", "static_key", "identity"):
         for seed in (0, 1):
@@ -59,8 +56,7 @@ def test_the_page_says_what_each_mixer_computes_without_a_link(done):
 def test_results_csv_has_the_columns_of_the_design_and_the_runs_numbers(done):
     with (done.out / "results.csv").open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
-    assert tuple(rows[0]) == COLUMNS
-    assert COLUMNS == (
+    assert tuple(rows[0]) == (
         "mixer", "seed", "epoch", "split", "metric", "value",
         "params", "macs", "latency_ms", "images_per_s", "peak_mib",
     )  # fmt: skip
@@ -76,6 +72,10 @@ def test_results_csv_has_the_columns_of_the_design_and_the_runs_numbers(done):
             assert float(row["latency_ms"]) > 0
 
 
+def pictures_of(out: Path) -> dict[str, Any]:
+    return json.loads((out / "pictures.json").read_text(encoding="utf-8"))["pictures"]
+
+
 def test_results_json_is_strict_and_holds_what_the_report_needs(done):
     text = (done.out / "results.json").read_text(encoding="utf-8")
     record = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
@@ -84,8 +84,10 @@ def test_results_json_is_strict_and_holds_what_the_report_needs(done):
     assert record["recipe"]["data"]["limit"] == 100
     assert record["command"].startswith("keymix.compare(")
     assert record["baseline"] == "softmax"
-    assert set(record["attention"]["maps"]) == {"softmax", "static_key"}
-    assert "identity" in record["attention"]["missing"]
+    assert "attention" not in record
+    attention = pictures_of(done.out)["attention"]
+    assert set(attention["maps"]) == {"softmax", "static_key"}
+    assert "identity" in attention["missing"]
 
 
 def unpacked(packed: dict[str, Any], layers: int, images: int = 4) -> np.ndarray:
@@ -96,7 +98,7 @@ def unpacked(packed: dict[str, Any], layers: int, images: int = 4) -> np.ndarray
 
 
 def test_attention_maps_of_all_layers_and_heads_are_whole(done):
-    stored = to_json(done.record)["attention"]
+    stored = pictures_of(done.out)["attention"]
     model = load_run(done.out / "runs/softmax/seed0").model("last")
     mixers = find_mixers(model)
     assert len(stored["layers"]) == len(mixers) == 2
@@ -108,7 +110,7 @@ def test_attention_maps_of_all_layers_and_heads_are_whole(done):
 
 
 def test_the_stored_weights_are_those_of_the_model(done):
-    stored = to_json(done.record)["attention"]
+    stored = pictures_of(done.out)["attention"]
     data = load("digits", limit=100)
     images = normalised(data, data.test, spread_out(data.test.labels.tolist(), 4))
     model = load_run(done.out / "runs/static_key/seed0").model("last")
@@ -157,7 +159,7 @@ def test_it_says_what_the_runs_were_trained_with(done):
     environment = json.loads((done.out / "runs/softmax/seed0/environment.json").read_text("utf-8"))
     assert env["lines"]["threads"] == str(environment["threads"])
     assert environment["packages"]["torch"] in env["lines"]["packages"]
-    assert done.record.environment_warning is None
+    assert done.record.differing == done.record.differing_here == []
     assert {run.trained_with for run in done.record.runs} == {0}
 
 
@@ -166,7 +168,7 @@ def test_differences_are_paired_by_seed(done):
         (run["mixer"], run["seed"]): run["last"]["test"]["top1"]
         for run in to_json(done.record)["runs"]
     }
-    row = next(row for row in done.rows if row["mixer"] == "static_key")
+    (row,) = (to_json(row) for row in done.record.outcome.last if row.mixer == "static_key")
     by_hand = np.mean([top1["static_key", s] - top1["softmax", s] for s in (0, 1)])
     assert row["seeds"]["difference"] == pytest.approx(by_hand)
     assert row["images"]["difference"] == pytest.approx(by_hand)
@@ -186,7 +188,7 @@ def test_a_second_call_trains_nothing_and_new_mixers_and_seeds_join(tmp_path):
 
     again = small(first.out, controls=False, progress=watch)
     assert started == []
-    assert [r["top1"] for r in again.rows] == [r["top1"] for r in first.rows]
+    assert again.scores.equals(first.scores)
     grown = small(first.out, mixers="mhsa,ska,kv", seeds=2, controls=False, progress=watch)
     assert sorted(started) == [
         ("key_value", 0), ("key_value", 1), ("softmax", 1), ("static_key", 1),
@@ -234,17 +236,16 @@ def test_a_failing_run_is_recorded_and_the_others_go_on(tmp_path):
         tmp_path / "out", mixers="brittle_raises,mhsa,ska", controls=False, imports=[path]
     )
     (failed,) = result.failed
-    assert failed["mixer"] == "brittle_raises"
-    assert "a bug of mine" in failed["reason"]
-    assert "\n" not in failed["reason"]
-    assert [row["top1"]["n"] for row in result.rows] == [0, 1, 1]
+    assert failed.mixer == "brittle_raises"
+    assert "a bug of mine" in failed.reason
+    assert "\n" not in failed.reason
+    assert [row.scores["top1"].n for row in result.record.outcome.last] == [0, 1, 1]
     page = result.report.read_text(encoding="utf-8")
     assert "did not finish" in page
     assert "a bug of mine" in page
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked_workers")
 def test_interrupting_ends_the_workers_and_leaves_what_is_finished(tmp_path):
     seen: list[str] = []
 
@@ -287,26 +288,18 @@ def test_processes_share_the_cores(monkeypatch):
 @pytest.mark.slow
 def test_a_comparison_keeps_the_threads_that_it_began_with(finished, tmp_path):
     out = Path(shutil.copytree(finished, tmp_path / "out"))
-    path = out / "comparison.json"
+    path = out / "plan.json"
     manifest = json.loads(path.read_text(encoding="utf-8"))
-    manifest["planned"]["threads"] = 3
+    manifest["plan"]["threads"] = 3
     path.write_text(json.dumps(manifest), encoding="utf-8")
     shutil.rmtree(out / "runs" / "identity" / "seed1")
     small(out, **FINISHED, mixers="mhsa,ska,identity", processes=1)
     run = json.loads((out / "runs" / "identity" / "seed1" / "environment.json").read_text())
     assert run["threads"] == 3
-    assert json.loads(path.read_text(encoding="utf-8"))["planned"]["threads"] == 3
+    assert json.loads(path.read_text(encoding="utf-8"))["plan"]["threads"] == 3
 
 
 def test_reason_is_one_short_line():
     assert reason(RuntimeError("two\nlines")) == "RuntimeError: two lines"
     assert reason(UserError("plain words")) == "plain words"
     assert len(reason(RuntimeError("x" * 1000))) == 300
-
-
-def test_no_jobs_need_no_process(tmp_path):
-    jobs: list[Job] = []
-    failures = run_side_by_side(
-        jobs, processes=2, threads=1, imports=(), logs=tmp_path / "runs", watch=lambda e: None
-    )
-    assert failures == {}

@@ -16,12 +16,13 @@ from few_digits import small
 from keymix.cli.comparison import plain, print_result
 from keymix.compare import folder
 from keymix.compare.events import Event
-from keymix.compare.record import checked_data, data_check, finding_lines, narrow_note
+from keymix.compare.results import checked_data
 from keymix.compare.run import Comparison, rebuild
 from keymix.data import load
 from keymix.errors import UserError
 from keymix.report.checked import Checked
-from keymix.report.comparison import render
+from keymix.report.comparison_page import render
+from keymix.report.words import said
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 from film import save_frames
@@ -72,13 +73,12 @@ def test_findings_are_reported_before_the_first_run_and_kept(done: Comparison, e
     kinds = [event.kind for event in events]
     notes = [event.text for event in events if event.kind == "note"]
     assert kinds.index("note") < kinds.index("plan")
-    copies, labels = [note for note in notes if note.startswith("data check")]
+    copies, labels = [note for note in notes if note.startswith("Data check")]
     assert "images in more than one split" in copies
     assert "again.png" in copies
     assert "images with more than one label" in labels
-    assert done.record.diagnoses[0].kind in ("nothing_learned", "data_problem")
-    assert "data_problem" in [each.kind for each in done.record.diagnoses]
-    kept = json.loads((done.out / "comparison.json").read_text())["checked"]
+    assert "data_problem" in done.record.found
+    kept = json.loads((done.out / "plan.json").read_text())["checked"]
     assert {found["level"] for found in kept["findings"]} == {"falsifies"}
     assert kept["looked_at"] == {"images": 42, "of": 42}
     assert not kept["too_narrow"]
@@ -89,7 +89,7 @@ def test_the_page_and_the_result_begin_with_them(done: Comparison, capsys) -> No
     assert page.index('id="data-check"') < page.index("Every mixer against")
     assert "images in more than one split" in page
     findings = plain(done)["data_check"]["findings"]
-    assert [found["grade"] for found in findings] == ["falsifies results"] * 2
+    assert [found["level"] for found in findings] == ["falsifies"] * 2
     print_result(done)
     assert "falsifies results: images with more than one label (1)" in capsys.readouterr().out
 
@@ -99,7 +99,7 @@ def test_it_is_read_and_not_made_again(done: Comparison, root: Path, monkeypatch
     def again(*_: Any) -> None:
         raise AssertionError("checked again")
 
-    monkeypatch.setattr("keymix.compare.record.checked_data", again)
+    monkeypatch.setattr("keymix.compare.run.checked_data", again)
     events: list[Event] = []
     more = compared(root, done.out, events)
     assert any("images in more than one split" in e.text for e in events if e.kind == "note")
@@ -113,15 +113,12 @@ def test_frames_make_intervals_too_narrow(tmp_path: Path, done: Comparison) -> N
     data = load(f"masks:{save_frames(tmp_path / 'film', kind='masks')}")
     checked = checked_data(data)
     assert checked.too_narrow
-    said = narrow_note(checked, data.record())
-    assert "test cases are too narrow" in said
-    assert said in finding_lines(checked, data.record())
+    assert "test cases are too narrow" in said("data_check", checked, data.record())[-1]
     photos = load(f"folder:{save_frames(tmp_path / 'photos', kind='folder')}")
-    record = replace(done.record, data_check=data_check(checked_data(photos), photos.record()))
+    record = replace(done.record, data_check=checked_data(photos))
     page = render(record)
     assert page.count("test images are too narrow") >= 2  # at the top and below the chart
     assert page.index("test images are too narrow") < page.index("Every mixer against")
-    assert narrow_note(None, data.record()) == ""
     assert "data-check" not in render(replace(record, data_check=None))
 
 
@@ -132,9 +129,9 @@ def test_what_was_not_looked_at_is_said(done: Comparison) -> None:
         looked_at={"images": 5, "of": 42},
         not_looked_at=("copies among 37 of 42 images",),
     )
-    (line,) = finding_lines(checked, done.record.data)
+    (line,) = said("data_check", checked, done.record.data)
     assert "copies among 37 of 42 images" in line
-    assert line in render(replace(done.record, data_check=data_check(checked, done.record.data)))
+    assert "copies among 37 of 42 images" in render(replace(done.record, data_check=checked))
 
 
 @pytest.mark.parametrize(
@@ -147,9 +144,9 @@ def test_what_was_not_looked_at_is_said(done: Comparison) -> None:
     ],
 )
 def test_a_damaged_record_of_it_is_named(done: Comparison, tmp_path: Path, change) -> None:
-    record = json.loads((done.out / folder.MANIFEST).read_text(encoding="utf-8"))
+    record = json.loads((done.out / folder.PLAN).read_text(encoding="utf-8"))
     checked = {"findings": [], "too_narrow": False, "looked_at": {}, "not_looked_at": []} | change
     text = json.dumps(record | {"checked": checked})
-    (tmp_path / folder.MANIFEST).write_text(text, encoding="utf-8")
+    (tmp_path / folder.PLAN).write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=rf"checked\.{next(iter(change))}"):
-        folder.read_manifest(tmp_path)
+        folder.read(tmp_path)

@@ -12,7 +12,8 @@ import pytest
 from keymix import task
 from keymix.compare import run
 from keymix.compare.events import Event
-from keymix.compare.plan import Plan, at_the_models_size, choose_recipe, default_note
+from keymix.compare.plan import at_the_models_size, default_note, named_recipe
+from keymix.compare.question import Plan, Question
 from keymix.data import specs
 from keymix.data.specs import built_in
 from keymix.errors import KeymixWarning, UserError
@@ -44,7 +45,7 @@ EVENTS, SPIKING = "moving_digits_qkformer", "qkformer_micro_32"
 def test_data_and_mixers_choose_recipe_and_model(
     data: str | None, model: str | None, mixers: str | Sequence[str] | None, recipe: str, built: str
 ) -> None:
-    found, why = choose_recipe(data=data, recipe=None, model=model, mixers=mixers)
+    found, why = named_recipe(Question(data=data, model=model, mixers=mixers))
     assert (found.name, found.model.name) == (recipe, built)
     assert f"with model {built}" in default_note(found, why)
     assert bool(why) == (built in (SPIKING, "setr_micro"))
@@ -53,7 +54,7 @@ def test_data_and_mixers_choose_recipe_and_model(
 def test_the_recipe_of_events_is_for_all_data_of_events() -> None:
     kinds = {spec.name for spec in built_in().values() if spec.events}
     assert kinds == {"moving_digits", "cifar10dvs", "dvs128", "events"}
-    assert choose_recipe(data="moving_digits", recipe=None)[0].data.image_size is None
+    assert named_recipe(Question(data="moving_digits"))[0].data.image_size is None
 
 
 def recordings(root: Path, height: int, width: int) -> str:
@@ -75,7 +76,7 @@ def test_frames_have_the_size_that_the_model_is_made_for(
     data = recordings(tmp_path / "mine", *sensor)
 
     def sized(**changed: object) -> Recipe:
-        return at_the_models_size(choose_recipe(data=data, recipe=None, overrides=changed)[0])
+        return at_the_models_size(named_recipe(Question(data=data, overrides=changed))[0])
 
     assert sized().data.image_size == size
     assert sized(**{"data.image_size": 12}).data.image_size == 12
@@ -201,7 +202,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_task_of_ones_own_brings_its_recipe_or_says_that_one_is_needed(counting: str) -> None:
-    found, why = choose_recipe(data="jars", recipe=None)
+    found, why = named_recipe(Question(data="jars"))
     assert (found.name, why) == ("digits_vit", "jars holds images with a number each")
     with pytest.raises(UserError, match=f"{counting}.*boxes.*--recipe"):
-        choose_recipe(data="boxes", recipe=None)
+        named_recipe(Question(data="boxes"))

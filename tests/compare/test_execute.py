@@ -1,42 +1,96 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From runs and what any executor makes of them to events: starts, epochs, ends and failures."""
+"""Runs of a stored plan in this process: their events, their failures, and epochs as they end."""
 
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import replace
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from keymix.compare import execute
-from keymix.compare.eta import Trial
+from keymix.compare import folder, worker
 from keymix.compare.events import Event
-from keymix.compare.execute import NewEpochs, Pending, Schedule, Wait
-from keymix.compare.executor import WorkerEnded
-from keymix.compare.plan import Job
-from keymix.errors import Interrupted, WriteError
-from keymix.task import get_task
-from keymix.train.files import METRICS
-from keymix.train.recipe import DataConfig, ModelConfig, Recipe, ScheduleConfig
-from keymix.train.recipe import replace_path as replaced
-
-RECIPE = Recipe(
-    name="toy",
-    data=DataConfig(spec="digits"),
-    model=ModelConfig(name="vit_nano_p2_12"),
-    schedule=ScheduleConfig(epochs=3),
-)
-TRIAL = Trial(step=0.1, image=0.2, epoch=0.3)
+from keymix.compare.execute import NewEpochs, train_runs
+from keymix.compare.runs import ERROR, Finished, OpenRun, log_of, read_error, read_runs
+from keymix.data import load
+from keymix.errors import WriteError
+from keymix.train.files import METRICS, SUMMARY
 
 
-def job(out: Path, seed: int, trial: float = 0.0) -> Job:
-    recipe = replaced(RECIPE, {"seed": seed})
-    return Job(mixer="toy", seed=seed, recipe=recipe, folder=out / str(seed), trial=trial)
+@pytest.fixture
+def out(finished: Path, tmp_path: Path) -> Path:
+    """A comparison of softmax, static keys and identity, two seeds, of which no run is done."""
+    there = Path(shutil.copytree(finished, tmp_path / "out"))
+    shutil.rmtree(there / "runs")
+    return there
+
+
+def trained(out: Path) -> list[Event]:
+    events: list[Event] = []
+    train_runs(folder.read(out).plan, load("digits", limit=100), watch=events.append)
+    return events
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, slug: str, error: Exception) -> None:
+    """Let runs of a mixer raise."""
+    really = worker.train
+
+    def train(recipe: Any, place: Path, **more: Any) -> Any:
+        if place.parent.name == slug:
+            raise error
+        return really(recipe, place, **more)
+
+    monkeypatch.setattr(worker, "train", train)
+
+
+def test_a_run_that_fails_leaves_its_reason_until_it_is_tried_again(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = out / "runs/static_key/seed1"
+    with monkeypatch.context() as patch:
+        broken(patch, "static_key", KeyError("a bug\nof mine"))
+        events = trained(out)
+    failed = [event for event in events if event.kind == "failed"]
+    assert [(event.mixer, event.seed) for event in failed] == [("static_key", 0), ("static_key", 1)]
+    assert failed[0].text == read_error(place) == r"KeyError: 'a bug\nof mine'"
+    assert "Traceback" in log_of(place).read_text()
+    runs = read_runs(folder.read(out).plan, images=folder.read(out).data)
+    assert [type(each) for each in runs] == [Finished] * 2 + [OpenRun] * 2 + [Finished] * 2
+    assert {each.reason for each in runs if isinstance(each, OpenRun)} == {read_error(place)}
+    again = trained(out)
+    assert [event.mixer for event in again if event.kind == "done"] == ["static_key"] * 2
+    assert not (place / ERROR).exists()
+    assert (place / SUMMARY).exists()
+
+
+def test_events_come_one_seed_after_the_other_with_the_score_that_decides(out: Path) -> None:
+    events = trained(out)
+    assert (events[0].kind, events[0].done, events[0].total) == ("plan", 0, 6)
+    order = [(e.mixer, e.seed, e.kind, e.epoch) for e in events[1:]]
+    assert order == [
+        (mixer, seed, kind, epoch)
+        for seed in (0, 1)
+        for mixer in ("softmax", "static_key", "identity")
+        for kind, epoch in (("start", 0), ("epoch", 1), ("epoch", 2), ("done", 0))
+    ]
+    epoch = next(event for event in events if event.kind == "epoch")
+    lines = (out / "runs/softmax/seed0" / METRICS).read_text().splitlines()
+    assert (epoch.text, epoch.value) == ("accuracy", json.loads(lines[0])["val_top1"])
+    (only,) = trained(out)
+    assert (only.kind, only.done) == ("plan", 6)
+
+
+def test_a_full_disk_ends_the_comparison(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch, "softmax", WriteError("no space"))
+    with pytest.raises(WriteError, match="no space"):
+        trained(out)
+    assert not (out / "runs/softmax/seed0" / ERROR).exists()
+    assert not (out / "runs/static_key").exists()
+
+
+# ---- epochs as they end ----------------------------------------------------------------------
 
 
 def write(path: Path, *epochs: int, time: float = 1.0, rest: str = "") -> None:
@@ -46,200 +100,12 @@ def write(path: Path, *epochs: int, time: float = 1.0, rest: str = "") -> None:
         for e in epochs
     ]
     part = path.with_suffix(".part")
-    path.parent.mkdir(exist_ok=True)
     part.write_text("".join(json.dumps(line) + "\n" for line in lines) + rest)
     part.replace(path)
 
 
-def summary(events: list[Event]) -> list[tuple[Any, ...]]:
-    return [
-        (e.kind, e.seed, *((e.epoch, e.epochs, e.value, e.text) if e.kind == "epoch" else ()))
-        for e in events
-    ]
-
-
-def epoch(seed: int, number: int) -> tuple[Any, ...]:
-    return ("epoch", seed, number, 3, (number - 1) / 10, "accuracy")
-
-
 def read(epochs: NewEpochs) -> list[int]:
     return [line.epoch for line in epochs.read()]
-
-
-class ByHand(Executor):
-    """Does nothing by itself: a test ends its calls."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[Future[Any], tuple[Any, ...]]] = []
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        self.calls.append((Future(), args))
-        return self.calls[-1][0]
-
-
-def test_events_of_runs_come_in_order_whatever_the_executor(tmp_path: Path) -> None:
-    events: list[Event] = []
-    executor = ByHand()
-    first, second, third = (job(tmp_path, seed) for seed in (0, 1, 2))
-
-    def finish(number: int, error: Exception | None = None) -> None:
-        future = executor.calls[number][0]
-        future.set_result(None) if error is None else future.set_exception(error)
-
-    steps: list[Callable[[], None]] = [
-        lambda: write(first.folder / METRICS, 0),
-        lambda: write(second.folder / METRICS, 0),
-        lambda: (write(first.folder / METRICS, 0, 1, 2), finish(0))[-1],
-        lambda: finish(1, RuntimeError("a bug")),
-        lambda: (write(third.folder / METRICS, 0, 1, 2), finish(2))[-1],
-    ]
-
-    def moment(pending: Pending) -> Pending:
-        steps.pop(0)()
-        return [future for future in pending if future.done()]
-
-    schedule = Schedule([first, second, third], events.append, slots=2, wait=moment)
-    failures = schedule.run(executor)
-    assert failures == {("toy", 1): "RuntimeError: a bug"}
-    assert summary(events) == [
-        ("start", 0), ("start", 1), epoch(0, 1), epoch(1, 1), epoch(0, 2), epoch(0, 3), ("done", 0),
-        ("start", 2), ("failed", 1), epoch(2, 1), epoch(2, 2), epoch(2, 3), ("done", 2),
-    ]  # fmt: skip
-    assert [args for _, args in executor.calls] == [
-        (each.recipe, str(each.folder)) for each in (first, second, third)
-    ]
-
-
-def test_epochs_are_reported_by_the_score_that_decides(tmp_path: Path) -> None:
-    events: list[Event] = []
-    balanced = get_task("classification").compared_by("balanced").score
-    planned = replace(job(tmp_path, 0), score=balanced)
-    path = planned.folder / METRICS
-    path.parent.mkdir(parents=True)
-
-    def train(recipe: Recipe, folder: str) -> None:
-        values = {"epoch": 0, "train_loss": 0.5, "val_loss": 0.5, "val_top1": 0.72}
-        path.write_text(json.dumps({**values, "val_balanced": 0.5}) + "\n")
-
-    Schedule([planned], events.append).run(ThreadPoolExecutor(1), train=train)
-    said = next(event for event in events if event.kind == "epoch")
-    assert (said.text, said.value) == ("balanced accuracy", 0.5)
-
-
-def test_threads_give_the_events_that_processes_do(tmp_path: Path) -> None:
-    events: list[Event] = []
-
-    def train(recipe: Recipe, folder: str) -> None:
-        for last in range(3):
-            write(Path(folder) / METRICS, *range(last + 1))
-
-    def try_out(recipe: Recipe, runs: float) -> Trial:
-        return TRIAL
-
-    jobs = [job(tmp_path, 0, trial=2.0), *(job(tmp_path, seed) for seed in (0, 1, 2))]
-    tried: list[Mapping[str, Trial | None]] = []
-    schedule = Schedule(jobs, events.append, slots=2, estimate=tried.append)
-    with ThreadPoolExecutor(2) as executor:
-        assert schedule.run(executor, train=train, try_out=try_out) == {}
-    for seed in (0, 1, 2):
-        mine = [each for each in summary(events) if each[1] == seed]
-        assert mine == [("start", seed), *(epoch(seed, e) for e in (1, 2, 3)), ("done", seed)]
-    assert tried == [{"toy": TRIAL}]
-
-
-def test_a_process_that_ends_is_a_failed_run(tmp_path: Path) -> None:
-    events: list[Event] = []
-    executor = ByHand()
-
-    def moment(pending: Pending) -> Pending:
-        for future in pending:
-            future.set_exception(WorkerEnded("the process ended by signal 9", -9))
-        return pending
-
-    schedule = Schedule([job(tmp_path, 0)], events.append, wait=moment)
-    assert schedule.run(executor) == {("toy", 0): "the process ended by signal 9"}
-    assert [event.kind for event in events] == ["start", "failed"]
-
-
-def test_a_trial_that_fails_is_no_failed_run(tmp_path: Path) -> None:
-    events: list[Event] = []
-    executor = ByHand()
-    tried: list[Mapping[str, Trial | None]] = []
-    schedule = Schedule(
-        [job(tmp_path, 0, trial=1.0)],
-        events.append,
-        wait=lambda pending: pending,
-        estimate=tried.append,
-    )
-
-    def submit(*call: Any) -> Future[Any]:
-        future = ByHand.submit(executor, *call)
-        future.set_exception(RuntimeError("it died"))
-        return future
-
-    executor.submit = submit  # type: ignore[assignment]
-    assert schedule.run(executor) == {}
-    assert not events
-    assert tried == [{"toy": None}]
-
-
-def test_a_full_disk_ends_the_schedule(tmp_path: Path) -> None:
-    def train(recipe: Recipe, folder: str) -> None:
-        raise WriteError("no space")
-
-    schedule = Schedule([job(tmp_path, seed) for seed in (0, 1)], lambda event: None)
-    with ThreadPoolExecutor(1) as executor, pytest.raises(WriteError, match="no space"):
-        schedule.run(executor, train=train)
-
-
-class AtRest(ByHand):
-    """Stands in for worker processes; nothing runs."""
-
-    def __init__(self, slots: int, **options: Any) -> None:
-        super().__init__()
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        for future, _ in self.calls:
-            future.cancel()
-
-    def kill_workers(self) -> None:
-        assert all(future.done() for future, _ in self.calls), "killed before it was asked to save"
-
-
-def side_by_side(out: Path, monkeypatch: pytest.MonkeyPatch, moment: Wait) -> None:
-    """Train two runs in processes at rest, with a wait of one's own."""
-    monkeypatch.setattr(execute, "WorkerExecutor", AtRest)
-    monkeypatch.setattr(execute, "wait_a_moment", moment)
-    jobs = [job(out, seed) for seed in (0, 1)]
-    execute.run_side_by_side(
-        jobs, processes=2, threads=1, imports=(), logs=out / "logs", watch=lambda event: None
-    )
-
-
-def test_a_signal_ends_no_wait_for_futures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Raised within, it could leave a future's lock taken for good: it is looked at afterwards.
-    waited = []
-
-    def moment(pending: Pending) -> Pending:
-        signal.raise_signal(signal.SIGINT)
-        waited.append(True)
-        return []
-
-    with pytest.raises(Interrupted, match="2 of 2 runs"):
-        side_by_side(tmp_path, monkeypatch, moment)
-    assert waited == [True]
-
-
-def test_a_full_disk_in_one_process_lets_the_others_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def moment(pending: Pending) -> Pending:
-        first = next(iter(pending))
-        first.set_exception(WriteError("no space"))
-        return [first]
-
-    with pytest.raises(WriteError, match="no space"):
-        side_by_side(tmp_path, monkeypatch, moment)
 
 
 def test_epochs_that_were_there_are_not_new(tmp_path: Path) -> None:
@@ -276,22 +142,4 @@ def test_epochs_that_a_run_drops_and_trains_again_are_new(tmp_path: Path, seen: 
         line = {"epoch": 1, "train_loss": 0.5, "val_loss": 0.5, "val_top1": 0.1, "seconds": 2.0}
         stream.write(json.dumps(line) + "\n")
     assert read(epochs) == [1]
-    assert read(epochs) == []
-
-
-def test_a_run_that_starts_from_the_beginning_reports_all_its_epochs(tmp_path: Path) -> None:
-    write(tmp_path / METRICS, 0, 1)
-    epochs = NewEpochs(tmp_path / METRICS)
-    write(tmp_path / METRICS)
-    assert read(epochs) == []
-    write(tmp_path / METRICS, 0, 1)
-    assert read(epochs) == [0, 1]
-
-
-def test_a_file_that_is_away_for_a_moment_repeats_nothing(tmp_path: Path) -> None:
-    write(tmp_path / METRICS, 0)
-    epochs = NewEpochs(tmp_path / METRICS)
-    (tmp_path / METRICS).unlink()
-    assert read(epochs) == []
-    write(tmp_path / METRICS, 0)
     assert read(epochs) == []

@@ -16,7 +16,8 @@ from few_masks import made_masks
 from PIL import Image
 
 from keymix.analysis.answers import whole
-from keymix.compare import plain
+from keymix.compare import budget, defaults, plain
+from keymix.compare.budget import Trial
 from keymix.compare.defaults import (
     AIM,
     FITTED,
@@ -25,14 +26,17 @@ from keymix.compare.defaults import (
     fit_to_count,
     fit_to_images,
     is_symbols,
-    kept_choices,
+    resized,
     sized,
     updates,
 )
-from keymix.compare.plan import choose_recipe, equal_within
+from keymix.compare.models import equal_within
+from keymix.compare.plan import named_recipe, resolve
+from keymix.compare.question import Plan, Question
 from keymix.compare.references import known_references
 from keymix.compare.run import compare, plan_comparison, rebuild
 from keymix.data import load
+from keymix.data.dataset import ImageData
 from keymix.data.headers import Headers, read_headers
 from keymix.errors import UserError
 from keymix.task import FRACTION, get_task
@@ -91,10 +95,13 @@ def test_small_images_of_different_sizes_get_one_side() -> None:
     assert sized(headers(30, 34, same=False), cuda=False) == ((28, 28), 4)
 
 
+def recipe_of(data: str, given: dict[str, Any] | None = None) -> Recipe:
+    return named_recipe(Question(data=data, overrides=given))[0]
+
+
 def fitted(spec: str, given: dict[str, Any] | None = None) -> tuple[Recipe, str]:
-    recipe, _ = choose_recipe(data=spec, recipe=None, overrides=given or {})
-    found = fit_to_images(recipe, {*(given or {})}, cuda=False)
-    return found.recipe, found.used
+    recipe = fit_to_images(recipe_of(spec, given), {*(given or {})}, cuda=False)
+    return recipe, defaults.used(recipe)
 
 
 def test_size_patches_and_colour_follow_from_the_files(make_folder: MakeFolder) -> None:
@@ -142,32 +149,37 @@ def test_digits_letters_and_signs_are_not_mirrored(
 
 @pytest.mark.parametrize("train", [40, 450, 9_000, 60_000])
 def test_a_default_training_makes_enough_updates(train: int) -> None:
-    recipe, _ = choose_recipe(data="cifar10", recipe=None)
+    recipe = recipe_of("cifar10")
     assert recipe.name == FITTED
-    found = fit_to_count(recipe, set(), train=train, before=None)
+    found = fit_to_count(recipe, set(), train=train)
     assert updates(found, train) >= AIM
     assert found.schedule.epochs >= LEAST_EPOCHS
     assert found.schedule.warmup_epochs == pytest.approx(found.schedule.epochs / 10, abs=1e-3)
     asked = replace_path(recipe, {"schedule.epochs": 2})
-    assert fit_to_count(asked, {"schedule.epochs"}, train=train, before=None).schedule.epochs == 2
+    found = fit_to_count(asked, {"schedule.epochs"}, train=train)
+    assert (found.schedule.epochs, found.schedule.warmup_epochs) == (2, pytest.approx(0.2))
 
 
 def test_a_recipe_that_makes_enough_keeps_its_epochs_and_another_gets_more() -> None:
-    digits, _ = choose_recipe(data="digits", recipe=None)
-    assert fit_to_count(digits, set(), train=1_213, before=None) == digits
-    assert updates(fit_to_count(digits, set(), train=100, before=None), 100) >= AIM
+    digits = recipe_of("digits")
+    assert fit_to_count(digits, set(), train=1_213) == digits
+    assert updates(fit_to_count(digits, set(), train=100), 100) >= AIM
 
 
-def test_a_comparison_that_is_resumed_keeps_its_choices() -> None:
-    recipe, _ = choose_recipe(data="cifar10", recipe=None)
-    changes = {"data.image_size": 64, "model.options.patch_size": 8, "schedule.epochs": 9}
-    before = replace_path(recipe, changes)
-    kept = kept_choices(recipe, before, set())
-    assert kept is not None
-    assert (kept.data.image_size, kept.model.options) == (64, {"patch_size": 8})
-    assert fit_to_count(kept, set(), train=50, before=before).schedule.epochs == 9
-    assert kept_choices(recipe, None, set()) is None
-    assert kept_choices(recipe, replace_path(before, {"data.spec": "svhn"}), set()) is None
+def test_half_the_pixels_have_as_many_tokens_and_a_size_that_is_named_stays(
+    make_folder: MakeFolder,
+) -> None:
+    spec = f"folder:{make_folder({'cat': 6, 'dog': 6}, (250, 300))}"
+    recipe, _ = fitted(spec)
+    half = resized(recipe, set(), larger=False)
+    assert half is not None
+    assert (half.data.image_size, half.model.options["patch_size"]) == (64, 8)
+    assert half.augment.crop_padding == 8
+    whole = resized(recipe, set(), larger=True)
+    assert whole is not None
+    assert (whole.data.image_size, whole.model.options["patch_size"]) == (224, 16)
+    assert resized(recipe, {"data.image_size"}, larger=False) is None
+    assert resized(fitted("digits")[0], set(), larger=False) is None
 
 
 def test_the_margin_is_given_in_units_of_the_score() -> None:
@@ -206,14 +218,18 @@ def test_frames_and_large_images_are_averaged_to_few_pixels(make_folder: MakeFol
 @pytest.fixture
 def sizes(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     """Let a network of a width take this many times the baseline's time."""
-    times: dict[int, float] = {width: (width / 29) ** 1.5 for width in plain.WIDTHS}
+    times = {width: (width / 29) ** 1.7 for width in range(plain.LEAST, plain.MOST + 1)}
 
-    def timed(models: dict[str, Any], *_: object, **__: object) -> dict[str, float]:
-        width = models["plain"].get_classifier().in_features // 8
-        return {"base": 10.0, "plain": 10.0 * times[width]}
+    def timed(recipe: Recipe, *_: object, **__: object) -> Trial:
+        width = recipe.model.options.get("width")
+        return Trial(step=10.0 * (times[width] if width else 1.0), image=1e-4)
 
-    monkeypatch.setattr(plain, "training_ms", timed)
+    monkeypatch.setattr(budget, "timed", timed)
     return times
+
+
+def planned(**asked: Any) -> tuple[Plan, ImageData]:
+    return resolve(Question(**asked), None, say=lambda text: None)
 
 
 @pytest.mark.slow
@@ -221,7 +237,7 @@ def test_references_join_are_outside_tests_and_survive_a_rebuild(
     tmp_path: Path, sizes: dict[int, float]
 ) -> None:
     for width in sizes:
-        sizes[width] = width / 6
+        sizes[width] = (width / 6) ** 3
     done = small(tmp_path / "out", reference=True, seeds=3)
     record = done.record
     assert record.labels == ["softmax", "static_key", "identity", "plain network"]
@@ -229,9 +245,8 @@ def test_references_join_are_outside_tests_and_survive_a_rebuild(
     assert "width 6" in network.note
     rows = {row.mixer: row for row in record.outcome.last}
     assert rows["plain network"].degree is None
-    assert rows["plain network"].headline == ""
+    assert rows["plain network"].degree is None
     assert [row.name for row in record.references] == ["largest class", "logistic regression"]
-    assert record.recommendation is not None
     assert record.recommendation.pick in (None, "softmax", "static_key")
     assert (done.out / "references.json").is_file()
     learning = done.report.read_text(encoding="utf-8").partition("How they learned")[2]
@@ -247,15 +262,36 @@ def test_references_join_are_outside_tests_and_survive_a_rebuild(
     assert "plain network" in page
 
 
-def test_the_width_is_the_one_whose_step_takes_the_baselines_time(
-    sizes: dict[int, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: list[Any] = []
-    monkeypatch.setattr("keymix.compare.run.expected", lambda plan, _: found.append(plan) or "")
-    plan_comparison(data="digits", limit=60, mixers="mhsa,ska", seeds=1)
-    (network,) = [m for m in found[0].mixers if m.reference]
-    assert network.options == {"width": 28}  # (28 / 29) ** 1.5 is nearer to 1 than of 32
-    assert "0.95 of the time" in network.note
+def test_the_width_is_the_one_whose_step_takes_the_baselines_time(sizes: dict[int, float]) -> None:
+    plan, _ = planned(data="digits", limit=60, mixers="mhsa,ska", seeds=1)
+    (network,) = [m for m in plan.mixers if m.reference]
+    assert network.options["width"] in (28, 30)
+    assert network.params > 0
+    assert f"width {network.options['width']}" in network.note
+
+
+def test_sizing_ends_in_time_with_the_nearest_width_so_far() -> None:
+    now, tried = [0.0], []
+
+    def step(width: int) -> float:
+        tried.append(width)
+        now[0] += 0.6 * plain.SECONDS
+        return 100.0
+
+    assert plain.sized(step, 1.0, clock=lambda: now[0]) == (plain.FIRST, 100.0)
+    assert tried == [plain.FIRST]
+
+
+def test_no_width_is_measured_twice_and_few_are() -> None:
+    tried: list[int] = []
+
+    def step(width: int) -> float:
+        tried.append(width)
+        return 50.0
+
+    width, ratio = plain.sized(step, 1.0)
+    assert (width, ratio) == (tried[0], 50.0)
+    assert len({*tried}) == len(tried) <= plain.WIDTHS
 
 
 @pytest.mark.parametrize(
@@ -270,26 +306,15 @@ def test_few_cases_give_a_quarter_to_the_test_split(
     share: float,
     upside_down: bool,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found: list[Any] = []
-    monkeypatch.setattr("keymix.compare.run.expected", lambda *both: found.append(both) or "")
     root = made_masks(tmp_path / "data")
-    plan_comparison(data=f"masks:{root}", mixers="mhsa,kv", reference=False, overrides=given)
-    ((plan, images),) = found
+    plan, images = planned(data=f"masks:{root}", mixers="mhsa,kv", reference=False, overrides=given)
     assert plan.recipe.data.test_fraction == share
     assert plan.recipe.augment.vertical_flip is upside_down
     assert plan.recipe.augment.flip
     cases = images.record().cases
     assert cases is not None
     assert cases["test"] == (2 if share == 0.25 else 1)
-
-
-def test_a_resumed_comparison_keeps_its_test_split(tmp_path: Path) -> None:
-    before, _ = choose_recipe(data=f"masks:{tmp_path}", recipe=None)
-    kept = kept_choices(before, replace_path(before, {"data.test_fraction": 0.04}), set())
-    assert kept is not None
-    assert kept.data.test_fraction == 0.04
 
 
 # ---- looks and files ------------------------------------------------------------------------
@@ -305,9 +330,8 @@ def test_further_seeds_are_a_further_look_and_a_repetition_is_none(tmp_path: Pat
     row = second.record.outcome.last[1]
     assert row.interval is not None
     assert row.interval.level == pytest.approx(0.975)
-    assert "97.5\u00a0%" in row.headline
-    assert "This is look 2, at 2.5 %." in " ".join(each.text for each in second.record.method)
-    assert "This is look" not in " ".join(each.text for each in first.record.method)
+    assert (first.record.look, second.record.look) == (1, 2)
+    assert "This is look 2, at 2.5 %." in second.report.read_text(encoding="utf-8")
     assert rebuild(second.out).record.looks == (2, 3)
 
 
@@ -327,21 +351,18 @@ def test_differences_are_written_with_their_certainty(finished: Path) -> None:
 
 def test_a_plan_writes_nothing_and_says_what_is_used(tmp_path: Path) -> None:
     said: list[str] = []
-    text = plan_comparison(
+    question = Question(
         data="digits",
         limit=60,
         mixers="mhsa,ska",
         seeds=1,
         reference=False,
         out=tmp_path / "out",
-        progress=lambda event: said.append(event.text),
     )
-    assert "runs" in text
+    text = plan_comparison(question, progress=lambda event: said.append(event.text))
     assert not (tmp_path / "out").exists()
     assert "cannot" in text  # one seed shows no equality
     assert any("54 to train on" in line and "vit_nano_p4_12" in line for line in said)
-    with pytest.raises(TypeError, match="nothing"):
-        plan_comparison(nothing=1)
 
 
 # ---- the score that decides -----------------------------------------------------------------
@@ -378,7 +399,7 @@ def test_a_run_on_uneven_classes_ranks_epochs_and_reports_by_it(
     row = done.record.outcome.last[0]
     stored = done.record.finished("softmax")[0].last.test
     assert row.scores["balanced"].mean == stored["balanced"]
-    assert "balanced accuracy" in done.record.lead
+    assert "balanced accuracy" in done.report.read_text(encoding="utf-8")
 
 
 def test_headers_pass_over_broken_images(make_folder: MakeFolder) -> None:

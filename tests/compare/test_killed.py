@@ -13,7 +13,7 @@ import pytest
 
 from commands import Command
 from keymix.cli import main
-from keymix.compare.folder import MEASURED_COLUMNS
+from keymix.report.frames import MEASURED
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,7 +39,7 @@ def epochs_done(out: Path) -> int:
 
 def kill_after(out: Path, epochs: int, delay: float) -> None:
     """Kill a comparison and all its workers at once, some time after so many epochs are done."""
-    command = Command(*words(out, 2), folder=out.with_suffix(".said"), forked=True)
+    command = Command(*words(out, 2), folder=out.with_suffix(".said"))
     try:
         command.until(lambda: epochs_done(out) >= epochs)
         time.sleep(delay)
@@ -51,8 +51,8 @@ def kill_after(out: Path, epochs: int, delay: float) -> None:
 def rows(out: Path) -> list[dict[str, str]]:
     with (out / "results.csv").open(encoding="utf-8", newline="") as stream:
         found = list(csv.DictReader(stream))
-    assert set(MEASURED_COLUMNS) < set(found[0])
-    return [{k: v for k, v in row.items() if k not in MEASURED_COLUMNS} for row in found]
+    assert set(MEASURED) < set(found[0])
+    return [{k: v for k, v in row.items() if k not in MEASURED} for row in found]
 
 
 @pytest.mark.slow

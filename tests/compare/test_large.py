@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keymix.compare import folder, record
-from keymix.compare.folder import write_record
-from keymix.compare.pictures import packed
-from keymix.compare.plan import Plan, PlannedMixer
+from keymix.compare import folder
+from keymix.compare.question import Plan, PlannedMixer, Question
 from keymix.compare.run import rebuild
-from keymix.data.record import DataRecord, LeftOutImage
+from keymix.data.record import DataRecord, SameImages
 from keymix.errors import UserError
 from keymix.recipes import get
 from keymix.records import to_json
-from keymix.report.pictures import image_uri
-from keymix.report.record import Attention, CostRow, MapImage, opened
 from keymix.train import files
 from keymix.train.record import EpochLine, RunRecord, SplitScores, Tested
 
@@ -53,8 +48,8 @@ def plan_in(out: Path) -> Plan:
         for m in LABELS
     )
     return Plan(
-        recipe=recipe, mixers=mixers, seeds=(0, 1, 2), baseline="softmax", match=None,
-        pooling="avg", pooled_for=(), imports=(), out=out,
+        question=Question(), recipe=recipe, mixers=mixers, specs=LABELS, seeds=(0, 1, 2),
+        baseline="softmax", pooling="avg", pooled_for=(), out=out,
     )  # fmt: skip
 
 
@@ -96,27 +91,9 @@ def make_run(plan: Plan, mixer: PlannedMixer, seed: int, rng: np.random.Generato
 def large(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("large") / "out"
     plan, rng = plan_in(out), np.random.default_rng(0)
-    folder.write_manifest(plan, DATA)
+    folder.keep(folder.Stored(plan=plan, data=SameImages.of(DATA)))
     for mixer, seed in plan.pairs:
         make_run(plan, mixer, seed, rng)
-    weights = rng.random((4, 12, 7, 14, 14))
-    png = image_uri(rng.integers(0, 256, (3, 128, 128), dtype=np.uint8))
-    attention = Attention(
-        images=(MapImage(png=png, label="x", id="y"),) * 4,
-        layers=tuple(f"Block {i + 1} of 12" for i in range(12)),
-        query="",
-        maps={label: packed(weights) for label in LABELS},
-        missing={},
-    )
-    stored = Path(__file__).parents[2] / "docs/results/cifar10-20-epochs/results.json"
-    before = replace(
-        opened(json.loads(stored.read_text("utf-8")), where="it"),
-        attention=attention,
-        collapse=None,
-        costs={label: CostRow.unknown(1, note="") for label in LABELS},
-        runs=(),
-    )
-    write_record(out / "results.json", before)
     return out
 
 
@@ -125,7 +102,7 @@ def test_the_record_of_eighteen_runs_on_ten_thousand_images_is_small(large, monk
     def gone(config: Any) -> None:
         raise UserError("the images are elsewhere")
 
-    monkeypatch.setattr("keymix.compare.run.load_data", gone)
+    monkeypatch.setattr("keymix.compare.pictures.load_data", gone)
     record = to_json(rebuild(large).record)
     assert (large / "results.json").stat().st_size < 5e6
     assert len(record["runs"]) == 18
@@ -137,47 +114,3 @@ def test_the_record_of_eighteen_runs_on_ten_thousand_images_is_small(large, monk
     assert bits[:IMAGES].tolist() == [int(right[i]) for i in range(IMAGES)]
     assert len(run["class_correct"]) == len(record["classes"]["test_images"]) == CLASSES
     assert all(len(rows) == 10 for rows in record["confusions"].values())
-
-
-@pytest.mark.parametrize(
-    ("count", "counted"), [(0, None), (1, "1 broken image"), (3, "3 broken images")]
-)
-def test_images_left_out_are_named_in_words(large, count, counted):
-    plan = plan_in(large)
-    images = (LeftOutImage(id="a.jpg", reason="truncated"),) * count
-    data = replace(DATA, left_out=images, left_out_count=count)
-    facts = record.facts(plan, data)
-    method = record.method(plan, data, done=3, device="cpu")
-    splits = next(item.text for item in method if item.title == "Splits.")
-    if counted is None:
-        assert not any("broken" in text for text in (*facts, splits))
-    else:
-        assert f"{counted} left out" in facts
-        assert f"{counted} {'was' if count == 1 else 'were'} left out" in splits
-
-
-@pytest.mark.parametrize(
-    ("broken", "unfit", "expected"),
-    [
-        (0, 1, "1 unfit annotation was left out"),
-        (0, 2, "2 unfit annotations were left out"),
-        (1, 1, "1 broken image and 1 unfit annotation were left out"),
-    ],
-)
-def test_annotations_left_out_are_named_in_words(large, broken, unfit, expected):
-    data = replace(DATA, left_out_count=broken, annotations_left_out=unfit)
-    plan = plan_in(large)
-    method = record.method(plan, data, done=3, device="cpu")
-    assert expected in next(item.text for item in method if item.title == "Splits.")
-    assert expected.replace(" was", "").replace(" were", "") in record.facts(plan, data)
-
-
-def test_recordings_are_called_so(large):
-    plan = plan_in(large)
-    data = replace(DATA, time_steps=4, left_out_count=2)
-    method = record.method(plan, data, done=3, device="cpu")
-    texts = [*record.facts(plan, data), record.curves_note(plan, data)]
-    texts += [f"{item.title} {item.text}" for item in method]
-    assert not [text for text in texts if "image" in text]
-    assert "2 broken recordings left out" in texts
-    assert any("Would it hold on more recordings?" in text for text in texts)

@@ -20,8 +20,9 @@ from PIL import Image
 from keymix.analysis.mask_pictures import GREY
 from keymix.analysis.overlap import mean_jaccard, overlap_counts
 from keymix.cli.comparison import plain, print_result
+from keymix.compare.models import choose_mixers, make_plan
 from keymix.compare.pictures import normalised
-from keymix.compare.plan import choose_mixers, make_plan
+from keymix.compare.question import Question
 from keymix.compare.run import Comparison, rebuild
 from keymix.data import load
 from keymix.data.kinds import IGNORE
@@ -76,14 +77,13 @@ def test_differences_are_paired_by_seed_and_over_cases(done):
     of = {
         (r["mixer"], r["seed"]): r["last"]["test"]["jaccard"] for r in to_json(done.record)["runs"]
     }
-    row = done.rows[1]
+    row = to_json(done.record.outcome.last[1])
     label = "key_value(pos_dim=5)"
     expected = np.mean([of[label, s] - of["softmax", s] for s in (0, 1)])
     for question, n in (("seeds", 2), ("images", 4)):
         assert row[question]["n"] == n
         assert row[question]["difference"] == pytest.approx(expected, abs=1e-9)
     assert row["interval"]["n"] == 2
-    assert "few cases, so it is rough" in row["detail"]
 
 
 def test_results_csv_names_distances_by_their_unit(done):
@@ -99,7 +99,7 @@ def test_results_csv_names_distances_by_their_unit(done):
 
 
 def test_pictures_are_the_models_answers_on_images_chosen_by_the_truth(done, folder):
-    gallery = to_json(done.record)["galleries"]["masks"]
+    gallery = to_json(done.pictures)["galleries"]["masks"]
     data = load(f"masks:{folder}", image_size=SIDE, val_fraction=1 / 6, test_fraction=0.4)
     scans = data.test.scans
     assert scans is not None
@@ -130,7 +130,7 @@ def test_pictures_are_the_models_answers_on_images_chosen_by_the_truth(done, fol
 
 
 def test_attention_is_read_on_slices_of_different_cases(done):
-    attention = to_json(done.record)["attention"]
+    attention = to_json(done.pictures)["attention"]
     names = [image["label"] for image in attention["images"]]
     assert len({name.partition("_")[0] for name in names}) == 4
     assert not any(name.endswith("_00") for name in names)  # which have nothing in them
@@ -169,16 +169,16 @@ def test_a_rebuilt_page_is_the_same_and_without_images_keeps_its_pictures(
     out = tmp_path / "out"
     shutil.copytree(done.out, out)
     same = to_json(rebuild(out).record)
-    for key in ("outcome", "galleries", "attention", "runs", "classes", "method", "facts"):
+    for key in ("outcome", "runs", "classes"):
         assert same[key] == to_json(done.record)[key]
 
     def gone(*args: Any) -> None:
         raise UserError("the images are elsewhere")
 
-    monkeypatch.setattr("keymix.compare.run.load_data", gone)
+    monkeypatch.setattr("keymix.compare.pictures.load_data", gone)
     kept = rebuild(out)
-    assert to_json(kept.record)["galleries"] == to_json(done.record)["galleries"]
-    assert "kept as they were" in kept.notes[0]
+    assert kept.pictures.galleries == done.pictures.galleries
+    assert kept.notes == ()
 
 
 def test_other_images_are_another_comparison(done, folder):
@@ -190,10 +190,7 @@ def test_mixers_that_leave_out_prefix_tokens_change_no_readout_of_every_patch(fo
     recipe = recipe_of(folder)
     data = load(recipe.data.spec, image_size=SIDE, val_fraction=1 / 6, test_fraction=0.4)
     specs = choose_mixers("mhsa,cska", controls=True, model="setr_micro")
-    plan = make_plan(
-        recipe=recipe, data=data, specs=specs, baseline=specs[0], seeds=(0,), match="params",
-        imports=(), out=tmp_path,
-    )  # fmt: skip
+    plan = make_plan(Question(match="params", out=tmp_path), recipe, data, specs)
     assert (plan.pooling, plan.pooled_for) == ("", ())
     assert plan.recipe.model.global_pool is None
     assert "parameters" in plan.mixers[1].note

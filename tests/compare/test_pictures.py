@@ -21,8 +21,9 @@ from keymix import data
 from keymix.cli import main
 from keymix.compare import pictures as looked
 from keymix.compare.pictures import MOST_BYTES, Maps, attention, collapse, packed, thinned
+from keymix.compare.question import Question
 from keymix.compare.run import compare, rebuild
-from keymix.errors import KeymixWarning, UserError
+from keymix.errors import UserError
 from keymix.models import create_model
 
 PICTURE = "data:image/"
@@ -31,7 +32,7 @@ PICTURE = "data:image/"
 @pytest.fixture(autouse=True)
 def _learned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page has no pictures where no model has learned anything, as after these few steps."""
-    monkeypatch.setattr("keymix.compare.diagnosis.nothing_learned", lambda found: None)
+    monkeypatch.setattr("keymix.compare.findings.nothing_learned", lambda found: None)
 
 
 @pytest.fixture
@@ -46,8 +47,8 @@ def done_masks(finished_masks: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished_masks / "out", tmp_path / "copy"))
 
 
-def record_of(out: Path) -> dict[str, Any]:
-    return json.loads((out / "results.json").read_text(encoding="utf-8"))
+def kept_in(out: Path) -> dict[str, Any]:
+    return json.loads((out / "pictures.json").read_text(encoding="utf-8"))["pictures"]
 
 
 def page_of(out: Path) -> str:
@@ -55,8 +56,8 @@ def page_of(out: Path) -> str:
 
 
 def has_pictures(out: Path) -> bool:
-    """Whether page or record have any; they agree."""
-    stored, shown = PICTURE in (out / "results.json").read_text("utf-8"), PICTURE in page_of(out)
+    """Whether page or folder have any; they agree."""
+    stored, shown = PICTURE in (out / "pictures.json").read_text("utf-8"), PICTURE in page_of(out)
     assert stored == shown
     return shown
 
@@ -65,11 +66,11 @@ def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(config: Any) -> None:
         raise UserError("the images are elsewhere")
 
-    monkeypatch.setattr("keymix.compare.run.load_data", gone)
+    monkeypatch.setattr("keymix.compare.pictures.load_data", gone)
 
 
 def test_under_the_maps_stand_the_answers_of_the_runs_that_were_read(done: Path) -> None:
-    seen = record_of(done)["attention"]
+    seen = kept_in(done)["attention"]
     assert set(seen["said"]) == {"softmax", "static_key", "identity"}
     with np.load(done / "runs/static_key/seed0/predictions_test.npz") as stored:
         answers = dict(zip(stored["index"].tolist(), stored["last_pred"].tolist(), strict=True))
@@ -86,7 +87,7 @@ def data_ids() -> list[str]:
 
 
 def test_the_gallery_is_of_the_mixers_without_the_control(done: Path) -> None:
-    galleries = record_of(done)["galleries"]
+    galleries = kept_in(done)["galleries"]
     for gallery in galleries.values():
         assert gallery["about"]["mixers"] == gallery["about"]["seeds"] == 2
         for scene in gallery["scenes"]:
@@ -101,11 +102,10 @@ def test_the_gallery_is_of_the_mixers_without_the_control(done: Path) -> None:
 
 def test_pictures_are_left_out_for_good_until_they_are_asked_for(done: Path) -> None:
     assert has_pictures(done)
-    before = record_of(done)
-    rebuild(done, images=False)
+    before = kept_in(done)
+    assert rebuild(done, images=False).record.images is False
     assert not has_pictures(done)
-    kept = record_of(done)
-    assert kept["images"] is False
+    kept = kept_in(done)
     assert kept["attention"]["maps"] == before["attention"]["maps"]
     assert kept["collapse"] == before["collapse"]
     rebuild(done)
@@ -118,14 +118,9 @@ def test_a_comparison_that_resumes_does_not_bring_them_back(done: Path) -> None:
     assert not has_pictures(done)
     small(done, **settings)
     assert not has_pictures(done)
-    (done / "comparison.json").write_text("{", encoding="utf-8")
-    with pytest.warns(KeymixWarning, match="written again"):
-        small(done, **settings)
-    assert not has_pictures(done)
     assert "images=False" in small(done, **settings, images=False).record.command
     small(done, **settings, images=True)
     assert has_pictures(done)
-    assert json.loads((done / "comparison.json").read_text("utf-8"))["images"] is True
 
 
 def test_the_command_says_it_both_ways(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,25 +136,25 @@ def test_the_command_says_it_both_ways(done: Path, capsys: pytest.CaptureFixture
 def test_a_comparison_is_asked_by_its_command(
     words: list[str], asked: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: dict[str, Any] = {}
+    asked_for: list[bool | None] = []
 
-    def stop(**arguments: Any) -> None:
-        given.update(arguments)
+    def stop(question: Question, **more: Any) -> None:
+        asked_for.append(question.images)
         raise UserError("far enough")
 
-    monkeypatch.setattr("keymix.compare.run.compare", stop)
+    monkeypatch.setattr("keymix.compare.run.answer", stop)
     assert main(["compare", *words, "--out", str(tmp_path / "out")]) == 2
-    assert given["images"] is asked
+    assert asked_for == [asked]
 
 
 def test_where_the_data_are_gone_the_earlier_pictures_stay_or_go(
     done: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = record_of(done)
+    before = kept_in(done)
     no_data(monkeypatch)
     rebuild(done)
-    assert record_of(done)["galleries"] == before["galleries"]
-    assert record_of(done)["attention"] == before["attention"]
+    assert kept_in(done)["galleries"] == before["galleries"]
+    assert kept_in(done)["attention"] == before["attention"]
     rebuild(done, images=False)
     assert not has_pictures(done)
     rebuild(done, images=True)  # they cannot be had again
@@ -171,13 +166,13 @@ def test_masks_leave_their_gallery_out_too(done_masks: Path) -> None:
     assert has_pictures(done_masks)
     rebuild(done_masks, images=False)
     assert not has_pictures(done_masks)
-    assert "galleries" not in record_of(done_masks)
-    assert record_of(done_masks)["attention"]["maps"]
+    assert "galleries" not in kept_in(done_masks)
+    assert kept_in(done_masks)["attention"]["maps"]
 
 
 def test_an_image_of_two_sections_is_counted_once(done_masks: Path) -> None:
     rebuild(done_masks)
-    record = record_of(done_masks)
+    record = kept_in(done_masks)
     names = {image["label"] for image in record["attention"]["images"]}
     names |= {scene["name"] for scene in record["galleries"]["masks"]["scenes"]}
     assert f"It holds pictures of {len(names)} test images." in page_of(done_masks)
@@ -197,10 +192,10 @@ def test_what_nobody_foresaw_is_a_plain_sentence_on_the_page(
         return read(model, *args, **more)
 
     monkeypatch.setattr(looked, "attention_maps", broken)
+    (done / "pictures.json").unlink()
     result = rebuild(done)
-    assert "[2, 3]" not in (done / "results.json").read_text("utf-8")
     assert "[2, 3]" not in page_of(done)
-    reasons = record_of(done)["attention"]["missing"]
+    reasons = kept_in(done)["attention"]["missing"]
     assert reasons["static_key"] == "its attention maps could not be read"
     assert "no queries and keys" in reasons["identity"]
     assert any("[2, 3]" in note and "static_key" in note for note in result.notes)
@@ -289,7 +284,7 @@ def test_the_page_of_large_photographs_stays_below_3_mb(tmp_path: Path) -> None:
         overrides={"data.image_size": 224, "model.options.depth": 1},
         out=tmp_path / "out",
     )
-    assert len(result.record.attention.images) == 4
+    assert len(result.pictures.attention.images) == 4
     page = page_of(tmp_path / "out")
     assert page.count(f"{PICTURE}jpeg") >= 4 + 12
     assert len(page.encode()) < 3e6

@@ -9,19 +9,19 @@ import pytest
 import torch
 
 from keymix.compare import folder
-from keymix.compare.plan import (
-    Plan,
+from keymix.compare.models import (
     choose_baseline,
     choose_mixers,
-    choose_recipe,
     choose_seeds,
     fitting,
     make_plan,
     meta_builder,
 )
-from keymix.compare.record import method
+from keymix.compare.plan import named_recipe
+from keymix.compare.question import Plan, Question
 from keymix.data import load
-from keymix.errors import KeymixWarning, UserError
+from keymix.data.record import SameImages
+from keymix.errors import UserError
 from keymix.mixers.registry import get_mixer_class
 from keymix.mixers.spec import parse_mixer
 from keymix.models import create_model
@@ -34,21 +34,14 @@ def digits():
     return load("digits")
 
 
-def _recipe(**settings) -> Recipe:
-    return choose_recipe(**({"data": "digits", "recipe": None} | settings))[0]
+def _recipe(**asked) -> Recipe:
+    return named_recipe(Question(**({"data": "digits"} | asked)))[0]
 
 
-def _plan(digits, mixers: str, *, model: str | None = None, controls: bool = True, **more) -> Plan:
-    recipe = more.pop("recipe", None) or _recipe(model=model)
-    specs = choose_mixers(mixers, controls=controls)
-    settings = {"match": None, "imports": (), "out": Path("unused"), "seeds": (0,)} | more
-    return make_plan(
-        recipe=recipe,
-        data=digits,
-        specs=specs,
-        baseline=choose_baseline(specs, None),
-        **settings,
-    )
+def _plan(digits, mixers: str, *, recipe: Recipe | None = None, **asked) -> Plan:
+    question = Question(data="digits", mixers=mixers, **asked)
+    specs = choose_mixers(mixers, controls=question.controls)
+    return make_plan(question, recipe or named_recipe(question)[0], digits, specs)
 
 
 def test_default_mixers_are_the_dense_mechanisms_softmax_first_and_identity_last():
@@ -173,25 +166,22 @@ def test_mixers_nobody_named_are_left_out_where_they_cannot_sit(digits):
     photos = replace(digits, image_size=(32, 32), in_chans=3)
     recipe = _recipe(model="swin_micro_p2_32")
     specs = choose_mixers(None, controls=True)
-    with pytest.warns(KeymixWarning, match=r"re_attention.*windows are shifted"):
-        kept, reasons = fitting(specs, recipe, photos)
+    kept, reasons = fitting(specs, recipe, photos)
     assert [s.label for s in specs if s not in kept] == ["re_attention"]
     ready = replace(recipe, model=replace(recipe.model, name="vit_micro_p4_32"))
     assert fitting(specs, ready, photos) == (specs, ())
     (reason,) = reasons
     assert "mixer re_attention" in reason
+    assert "windows are shifted" in reason
 
 
-def test_the_page_says_what_was_left_out_also_when_it_is_rebuilt(digits, tmp_path: Path):
+def test_what_was_left_out_is_kept_with_the_plan(digits, tmp_path: Path):
     why = "swin with mixer re_attention: it cannot sit there"
-    plan = _plan(digits, "mhsa,ska", cannot_sit=(why,), out=tmp_path)
-    folder.write_manifest(plan, digits.record())
-    again = folder.plan_of(tmp_path, folder.read_manifest(tmp_path))
-    assert again == plan
-    for each, expected in ((again, [why]), (_plan(digits, "mhsa,ska"), [])):
-        items = method(each, digits.record(), done=2, device="cpu")
-        found = [item.text for item in items if item.title == "Left out."]
-        assert [why for text in found if why in text] == expected
+    plan = replace(_plan(digits, "mhsa,ska", out=tmp_path), cannot_sit=(why,))
+    folder.keep(folder.Stored(plan=plan, data=SameImages.of(digits.record())))
+    again = folder.read(tmp_path).plan
+    assert again == replace(plan, question=again.question)
+    assert again.question == replace(plan.question, out=again.question.out)
 
 
 def test_a_cool_down_longer_than_the_epochs_asked_for_keeps_its_share():
@@ -236,7 +226,7 @@ def test_heads_that_do_not_divide_are_refused_before_training(digits):
 
 
 def test_runs_differ_in_mixer_and_seed_alone(digits):
-    plan = _plan(digits, "mhsa,ska", seeds=(0, 1))
+    plan = _plan(digits, "mhsa,ska")
     one, two = plan.recipe_for(plan.mixers[0], 0), plan.recipe_for(plan.mixers[1], 1)
 
     def bare(recipe: Recipe) -> Recipe:

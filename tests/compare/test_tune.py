@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 from few_digits import small
 
-from keymix.compare.run import plan_comparison, rebuild
-from keymix.compare.tune import FACTORS, SEED, choose, known_tuning
+from keymix.compare.folder import read
+from keymix.compare.question import Question
+from keymix.compare.run import rebuild
+from keymix.compare.tune import FACTORS, SEED, choose
 from keymix.errors import UserError
-from keymix.report.comparison import render
+from keymix.report.comparison_page import render
+from keymix.report.words import say
 from keymix.task import FRACTION, Score
 
 ERROR = Score(key="e", name="error", short="e", label="e", better="less", high=None, unit="mm")
@@ -36,7 +39,7 @@ def test_the_recipes_rate_stays_where_another_is_better_by_chance() -> None:
     found = rates([0.1, 0.1, 0.1], [0.5, 0.6, 0.7], [0.6, 0.57, 0.69])
     chosen = choose(found, default=2e-3, score=FRACTION)
     assert chosen.chosen == chosen.default == 2e-3
-    assert "the recipe's" in chosen.text
+    assert "the recipe's" in say("tuning", chosen, FRACTION)
 
 
 def test_a_mixer_that_failed_at_a_rate_is_left_out_and_without_any_it_is_an_error() -> None:
@@ -52,7 +55,7 @@ def test_a_mixer_that_failed_at_a_rate_is_left_out_and_without_any_it_is_an_erro
 def test_a_comparison_tunes_once_trains_at_the_rate_and_shows_the_table(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = small(out, tune="lr", controls=True)
-    kept = known_tuning(out)
+    kept = read(out).plan.tuning
     assert kept is not None
     assert done.record.tuning == kept
     assert done.record.recipe.optim.lr == kept.chosen
@@ -69,11 +72,9 @@ def test_a_comparison_tunes_once_trains_at_the_rate_and_shows_the_table(tmp_path
     assert rebuild(out).record.tuning == kept
     small(out, overwrite=True)
     assert not (out / "tune").exists()
-    assert known_tuning(out) is None
+    assert read(out).plan.tuning is None
 
 
-def test_nothing_else_can_be_tuned(tmp_path: Path) -> None:
+def test_nothing_else_can_be_tuned() -> None:
     with pytest.raises(UserError, match="unknown tune 'epochs'"):
-        small(tmp_path / "out", tune="epochs")
-    with pytest.raises(UserError, match="unknown tune 'epochs'"):
-        plan_comparison(tune="epochs")
+        Question(tune="epochs")  # type: ignore[arg-type]

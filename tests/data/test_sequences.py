@@ -13,7 +13,8 @@ from pictures import picture
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from keymix.data.check import check
+from keymix.data import load
+from keymix.data.check import check, quick_check
 from keymix.data.findings import IN_SEQUENCES
 from keymix.data.sequences import Sequences, find_sequences, small
 
@@ -144,12 +145,29 @@ def test_the_check_names_frames_taken_for_independent_images(
 ) -> None:
     root = save_frames(tmp_path / "film", kind=kind)
     (shown,) = [each for each in check(f"{kind}:{root}").findings if each.what == IN_SEQUENCES]
-    assert shown.level == "warning"
+    assert shown.level == "falsifies"  # keymix draws the test split frame by frame
     assert len(shown.where) == 2
-    assert "too narrow" in shown.remedy
     assert ("groups.csv" in shown.remedy) == (kind == "masks")
     photos = make_folder({"a": 40, "b": 40})
     assert IN_SEQUENCES not in {each.what for each in check(str(photos)).findings}
+
+
+def test_a_split_of_the_data_sets_own_that_shares_sequences_is_warned_of_alike(
+    tmp_path: Path,
+) -> None:
+    """Its remedy changes no split, and check and comparison give it one severity."""
+    film = save_frames(tmp_path / "film", kind="folder")
+    root = tmp_path / "own"
+    for image in sorted(film.rglob("*.png")):
+        place = root / ("test" if int(image.stem[2:]) % 4 == 0 else "train") / image.parent.name
+        place.mkdir(parents=True, exist_ok=True)
+        image.rename(place / image.name)
+    spec = f"folder:{root}"
+    for report in (check(spec), quick_check(load(spec))):
+        (shown,) = [each for each in report.findings if each.what == IN_SEQUENCES]
+        assert shown.level == "warning"
+        assert "groups.csv" not in shown.remedy
+        assert report.fit
 
 
 def test_images_whose_groups_are_named_are_no_hidden_sequences(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from each import together
 from keymix import recipes
-from keymix.compare.plan import choose_mixers, meta_builder
+from keymix.compare.models import choose_mixers, meta_builder
 from keymix.data import load
 from keymix.errors import UserError
 from keymix.hosts import find_mixers

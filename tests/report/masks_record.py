@@ -12,7 +12,8 @@ from synthetic import make_record
 
 from keymix.analysis.mask_pictures import colours_of
 from keymix.analysis.overlap import dice, jaccard, mean_jaccard
-from keymix.compare.outcome import Scores, caution, lead, outcome
+from keymix.compare.results import outcome
+from keymix.compare.runs import Scores
 from keymix.records import to_json
 from keymix.report.part import packed_shares
 from keymix.report.pictures import image_uri
@@ -129,16 +130,12 @@ def make_mask_record(
             ],
         }
     task = get_task("segmentation")
-    rows = outcome(labels, baseline=labels[0], seeds=range(seeds), scores=scores, task=task)
+    rows = outcome(labels, baseline=labels[0], scores=scores, task=task)
     as_json = to_json(rows)
     del record["confusions"]
     for image, slice_ in zip(record["attention"]["images"], range(4), strict=True):
         image["label"] = f"case{slice_}_day20_slice_0070"
     return record | {
-        "title": "Token mixers compared on uw-madison",
-        "facts": ["setr_micro", f"{len(labels)} mixers × {seeds} seeds", "3 classes of masks"],
-        "lead": lead(rows, baseline=labels[0], task=task),
-        "caution": caution(seeds, task=task),
         "outcome": {"last": as_json, "best": as_json},
         "test_images": images,
         "test_cases": cases,

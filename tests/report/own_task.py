@@ -13,7 +13,8 @@ from synthetic import make_record
 
 from keymix import task as tasks
 from keymix.analysis.answers import Answers, Arrays, FloatArray, IntArray
-from keymix.compare.outcome import Scores, caution, lead, outcome
+from keymix.compare.results import outcome
+from keymix.compare.runs import Scores
 from keymix.records import to_json
 from keymix.task import Score, Task, register_task
 from keymix.train.parts import AnswersPart, Evaluated
@@ -119,13 +120,11 @@ def make_number_record(seeds: int = 5) -> dict[str, Any]:
         for which in ("last", "best"):
             run[which] = {"epoch": 12, "val": {"mae": found.val}, "test": dict(found.test)}
     labels = list(ERRORS)
-    rows = outcome(labels, baseline=labels[0], seeds=range(seeds), scores=scores, task=NUMBERS)
+    rows = outcome(labels, baseline=labels[0], scores=scores, task=NUMBERS)
     as_json = to_json(rows)
     for key in ("classes", "confusions"):
         del record[key]
     return record | {
-        "lead": lead(rows, baseline=labels[0], task=NUMBERS),
-        "caution": caution(seeds, task=NUMBERS),
         "outcome": {"last": as_json, "best": as_json},
         "data": record["data"] | {"task": NUMBERS.name},
     }

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from keymix.compare.outcome import Scores, caution, lead, outcome
-from keymix.records import to_json
-from keymix.report import comparison
+from keymix.compare.results import outcome
+from keymix.compare.runs import Scores
+from keymix.records import from_json, to_json
+from keymix.report import comparison_page
 from keymix.report.charts import Look
+from keymix.report.gallery import Pictures
 from keymix.report.part import page_of
 from keymix.report.pictures import image_uri
 from keymix.report.record import ComparisonRecord, opened
@@ -42,17 +44,22 @@ MACHINE = {
     "threads": "1",
 }
 OTHER_MACHINE = MACHINE | {"packages": "torch 2.12.0, timm 1.0.31", "machine": "16 cores"}
-UNLIKE = "The runs were not all trained with one environment: packages and machine differ."
+SEEN = ("attention", "collapse", "galleries")
 HEADS, LAYERS, GRID = 3, 4, (6, 6)
 
 
 def typed(record: dict[str, Any]) -> ComparisonRecord:
-    """Open a record as if it had been read from a file."""
-    return opened(record, where="the record")
+    """Open a record as if it had been read from a file; its pictures are apart."""
+    return opened({k: v for k, v in record.items() if k not in SEEN}, where="the record")
+
+
+def pictured(record: dict[str, Any]) -> Pictures:
+    """Open the pictures of a record as if they had been read from their file."""
+    return from_json(Pictures, {k: record[k] for k in SEEN if k in record}, where="the pictures")
 
 
 def render(record: dict[str, Any]) -> str:
-    return comparison.render(typed(record))
+    return comparison_page.render(typed(record), pictured(record))
 
 
 def packed(correct: npt.NDArray[np.bool_]) -> str:
@@ -162,20 +169,15 @@ def make_record(
                 }
             )
     task = get_task("classification")
-    rows = outcome(labels, baseline=labels[0], seeds=range(seeds), scores=scores, task=task)
+    rows = outcome(labels, baseline=labels[0], scores=scores, task=task)
     as_json = to_json(rows)
     mapped = [m for m in labels if m not in CONTROLS]
     others = len(labels) if seeds > 1 else 0
     return {
         "format": 3,
-        "title": "Token mixers compared on digits",
-        "facts": ["vit_nano_p2_12", f"{len(labels)} mixers × {seeds} seeds", "12 epochs"],
-        "lead": lead(rows, baseline=labels[0], task=task),
-        "caution": caution(seeds, task=task),
         "created": "2026-03-01 12:00",
         "command": "keymix compare --data digits --mixers 'softmax,static_key(activation=relu)'",
         "environment": dict(MACHINE),
-        "environment_warning": UNLIKE if others else None,
         "trained_with": [
             {"lines": dict(lines), "runs": runs_of}
             for lines, runs_of in ((MACHINE, len(runs) - others), (OTHER_MACHINE, others))
@@ -206,13 +208,13 @@ def make_record(
             "left_out": [{"id": "7/torn.png", "reason": "broken PNG file"}],
             "left_out_count": 1,
         },
-        "data_line": "digits, fingerprint 0123abcd",
-        "left_out": [],
         "mechanisms": {},
-        "diagnoses": [],
+        "findings": [],
+        "recommendation": {"verdict": "undecided", "reason": "margin"},
         "references": [],
         "looks": [],
         "alpha": 0.05,
+        "margin": 0.02,
         "images": True,
         "recipe": {
             "name": "digits_vit",
@@ -229,7 +231,6 @@ def make_record(
         "mixers": [{"label": m, "slug": m, "control": m in CONTROLS, "note": ""} for m in labels],
         "runs": runs,
         "outcome": {"last": as_json, "best": as_json},
-        "curves_note": "",
         "costs": {
             m: {
                 "params": 210_000 + 9000 * i,
@@ -249,7 +250,6 @@ def make_record(
             "batch_size": 64,
             "repeats": 20,
             "threads": 1,
-            "text": "Measured after training, one thread, CPU.",
         },
         "attention": {
             "query": "Mean over patch tokens.",
@@ -272,11 +272,6 @@ def make_record(
             "similarity": {m: [0.4 + 0.1 * i, 0.6, 0.7 + 0.02 * i] for i, m in enumerate(mapped)},
             "missing": dict.fromkeys([m for m in labels if m in CONTROLS], NO_MAP),
         },
-        "method": [
-            {"title": "Same for all.", "text": "Order of the data, augmentation, schedule." * 3},
-            {"title": "Readout.", "text": "Mean of the patch tokens." * 4},
-            {"title": "Intervals.", "text": "Two questions, two intervals." * 6},
-        ],
     }
 
 

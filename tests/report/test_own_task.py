@@ -13,9 +13,10 @@ from own_task import ERRORS, make_number_record, registered
 from synthetic import render, typed
 from test_html import read, words
 
-from keymix.compare.folder import csv_rows
+from keymix.report.frames import results_table
 from keymix.report.part import Page, page_of
 from keymix.report.wording import columns, wording
+from keymix.report.words import say
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,9 +41,9 @@ def test_less_of_an_error_is_better(record: dict[str, Any]) -> None:
     row = record["outcome"]["last"][3]
     assert row["seeds"]["difference"] > 1  # no bound cuts it
     assert row["images"]["high"] > 1
-    assert "identity is worse than softmax by 6.5" in row["headline"]
-    assert " mm (" in row["headline"]
-    assert record["lead"].startswith("The baseline softmax reaches a mean absolute error of 2.4")
+    results = typed(record)
+    assert say("headline", results, results.outcome.last[3]).startswith("identity: +6.5")
+    assert " mm against softmax (" in say("headline", results, results.outcome.last[3])
 
 
 def test_its_page_has_the_shared_sections_alone(record: dict[str, Any]) -> None:
@@ -82,6 +83,6 @@ def test_no_number_of_an_error_is_in_percent(record: dict[str, Any]) -> None:
 
 
 def test_its_numbers_are_in_the_table_of_results(record: dict[str, Any]) -> None:
-    rows = list(csv_rows(typed(record)))
+    rows = results_table(typed(record)).rows
     assert {row[4] for row in rows} == {"mae", "r2"}
     assert {row[0] for row in rows} == set(ERRORS)

@@ -25,7 +25,7 @@ from synthetic import (
 
 from keymix.mixers.registry import aliases_of, short_name
 from keymix.records import from_json
-from keymix.report import charts, comparison, page, sections
+from keymix.report import charts, comparison_page, page, sections
 from keymix.report.by_class import by_class
 from keymix.report.charts import looks
 from keymix.report.formats import percent, points
@@ -74,7 +74,7 @@ class OwnPage(Page):
 
 
 def test_a_task_s_section_without_a_template_stands_among_the_others(monkeypatch):
-    monkeypatch.setattr(comparison, "page_of", lambda task: OwnPage())
+    monkeypatch.setattr(comparison_page, "page_of", lambda task: OwnPage())
     text = render(make_record())
     headings = re.findall(r"<h2>(.*?)</h2>", text)
     assert headings.index("Of the task") == headings.index("How they learned") + 1
@@ -296,8 +296,7 @@ def test_json_in_the_page_cannot_end_its_element():
 
 def test_what_differs_between_environments_is_found():
     record = typed(make_record())
-    found = runs.differing([group.lines for group in record.trained_with])
-    assert found == ["packages", "machine"]
+    assert record.differing == ["packages", "machine"]
     assert {seeds for _, seeds in runs.who(record, 1)} == {"seed 1"}
 
 
@@ -345,8 +344,8 @@ def test_who_learns_fastest_and_who_ends_highest_are_two_answers() -> None:
         for line in run.get("history") or ():
             early, late = {slow: (0.1, 0.9), fast: (0.8, 0.8)}.get(run["mixer"], (0.05, 0.05))
             line["val_top1"] = early if line["epoch"] <= 4 else late
-    said, table = learning.leads(typed(record))
-    assert said.index("static_key") < said.index("softmax")
+    early, late, table = learning.leads(typed(record))
+    assert (early, late) == (fast, slow)
     assert table is not None
     rows = {row[0]: [cell.text for cell in row[1:]] for row in table.rows}
     assert rows[slow] == ["10.0 (2)", "10.0 (2)", "90.0 (1)"]
@@ -354,8 +353,8 @@ def test_who_learns_fastest_and_who_ends_highest_are_two_answers() -> None:
     for run in record["runs"]:
         for line in run.get("history") or ():
             line["val_top1"] = 0.5
-    said, table = learning.leads(typed(record))
-    assert "all are equal" in said
+    early, late, table = learning.leads(typed(record))
+    assert (early, late) == ("all equal", "all equal")
     assert table is None  # no places among ties
     record["recipe"]["schedule"] = {"epochs": 9}
-    assert learning.leads(typed(record)) == ("", None)
+    assert learning.leads(typed(record)) == ("", "", None)

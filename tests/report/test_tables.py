@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import csv
 import io
-from pathlib import Path
 
 import pytest
 from synthetic import make_record, typed
 
 from keymix.cli.predict import _csv
-from keymix.compare.folder import COLUMNS, write_csv
 from keymix.report import formats
+from keymix.report.frames import RESULTS, results_table
 from keymix.report.page import environment
 from keymix.report.tables import Cell, Column, Table, safe, text_table
 from keymix.tasks.classification.answers import ANSWERS, ClassPrediction
@@ -36,16 +35,14 @@ def test_harmful_names_are_neutralised_in_predictions(name: str, written: str) -
 
 
 @pytest.mark.parametrize(("name", "written"), HARMFUL)
-def test_harmful_names_are_neutralised_in_results(name: str, written: str, tmp_path: Path) -> None:
+def test_harmful_names_are_neutralised_in_results(name: str, written: str) -> None:
     scores = {"top1": 0.5, "top5": None, "loss": -1.25}
     record = make_record(seeds=1, accuracy={name: 0.5})
     (run,) = record["runs"]
     run["last"] = run["best"] = {**run["last"], "val": scores, "test": scores}
     record["costs"][name] |= {"params": 7, "macs": None, "latency_ms": -0.5}
-    write_csv(tmp_path / "results.csv", typed(record))
-    text = (tmp_path / "results.csv").read_bytes().decode()
-    rows = rows_of(text)
-    assert tuple(rows[0]) == COLUMNS
+    rows = rows_of(results_table(typed(record)).csv())
+    assert tuple(rows[0]) == RESULTS
     assert {row["mixer"] for row in rows} == {written}
     assert {row["value"] for row in rows} == {"0.5", "-1.25"}  # numbers stay numbers
     assert {(row["params"], row["macs"], row["latency_ms"]) for row in rows} == {("7", "", "-0.5")}

@@ -30,7 +30,7 @@ from keymix.errors import UserError
 from keymix.recipes import get, names
 from keymix.records import from_json
 from keymix.report.charts import looks
-from keymix.report.comparison import render
+from keymix.report.comparison_page import render
 from keymix.report.gallery import Galleries
 from keymix.report.part import page_of
 from keymix.studies.attention.page import figures
@@ -390,8 +390,8 @@ def test_the_report_shows_precision_classes_and_pictures(compared: Path) -> None
 @pytest.mark.slow
 def test_the_page_is_complete(compared: Path) -> None:
     record = rebuild(compared).record
-    kept = tuple(each for each in record.diagnoses if each.kind != "nothing_learned")
-    record = replace(record, diagnoses=kept)  # in one epoch nothing is
+    kept = tuple(each for each in record.findings if each.kind != "nothing_learned")
+    record = replace(record, findings=kept)  # in one epoch nothing is
     text = unescape(render(record))
     for heading in ("Boxes and masks, by IoU and size", "By class", "What they detect"):
         assert f"<h2>{heading}</h2>" in text

@@ -29,6 +29,7 @@ from keymix.data.record import DataRecord
 from keymix.data.sources.base import Faults, Source, Table
 from keymix.data.specs import DataSpec
 from keymix.data.targets import ArrayTargets, Targets
+from keymix.report.words import said
 from keymix.task import Score, Task
 from keymix.train.model import load_data
 from keymix.train.parts import (
@@ -281,7 +282,7 @@ def test_compare_and_report(tmp_path: Path) -> None:
     page = found.report.read_text(encoding="utf-8")
     assert "error" in page
     assert "accuracy" not in page
-    assert "\u00a0px on the test images" in found.record.lead
+    assert "px against" in " ".join(said("verdicts", found.record))
     again = rebuild(tmp_path / "out", imports=[__file__])
     assert again.record.outcome == found.record.outcome
 

@@ -17,8 +17,10 @@ from settings import EVERYTHING
 from test_resume import during, traces
 
 from keymix.compare import folder
-from keymix.compare.eta import Trial, try_out
-from keymix.compare.plan import Plan, choose_mixers, choose_recipe, make_plan
+from keymix.compare.budget import Trial, timed
+from keymix.compare.models import choose_mixers, make_plan
+from keymix.compare.plan import named_recipe
+from keymix.compare.question import Plan, Question
 from keymix.errors import Interrupted, KeymixWarning, UserError
 from keymix.train import task as train_task
 from keymix.train.checkpoints import checkpoints
@@ -200,33 +202,22 @@ def test_comparisons_pass_it_on(tiny: Recipe, tmp_path: Path) -> None:
     specs = choose_mixers("mhsa,ska", controls=False)
 
     def plan(overrides: dict[str, Any]) -> Plan:
-        return make_plan(
-            recipe=choose_recipe(data=None, recipe=tiny, overrides=overrides)[0],
-            data=data,
-            specs=specs,
-            baseline=specs[0],
-            seeds=(0,),
-            match=None,
-            imports=[],
-            out=tmp_path / "out",
-        )
+        question = Question(recipe=tiny, overrides=overrides, out=tmp_path / "out")
+        return make_plan(question, named_recipe(question)[0], data, specs)
 
-    def claim(claimed: Plan) -> None:
-        folder.claim(claimed, data.record(), overwrite=False, images=True)
-
-    claim(plan({}))
+    folder.claim(plan({}), data.record())
     new = plan({"compile": True})
     assert all(new.recipe_for(mixer, seed).compile for mixer, seed in new.pairs)
     with pytest.raises(UserError, match="compile is False there and True here"):
-        claim(new)
+        folder.claim(new, data.record())
 
 
 def test_a_trial_reports_what_compiling_takes(tiny: Recipe, graphs: list[int]) -> None:
     data = load_data(tiny.data)
-    trial = try_out(compiled(tiny), data, runs=1)
+    trial = timed(compiled(tiny), data, threads=1)
     assert graphs == [16]
     assert trial.start > trial.step  # it captures the graph
-    assert try_out(tiny, data, runs=1).start == 0.0
+    assert timed(tiny, data, threads=1).start == 0.0
     sizes = data.record().sizes
-    later = Trial(step=trial.step, image=trial.image, epoch=trial.epoch)
+    later = Trial(step=trial.step, image=trial.image)
     assert trial.run(tiny, sizes) == pytest.approx(trial.start + later.run(tiny, sizes))

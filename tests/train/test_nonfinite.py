@@ -15,8 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from keymix.compare.executor import reason
-from keymix.errors import UserError
+from keymix.errors import UserError, reason
 from keymix.train.engine import train
 from keymix.train.nonfinite import Losses, Step
 from keymix.train.recipe import Recipe

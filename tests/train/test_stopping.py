@@ -14,6 +14,7 @@ from test_resume import during
 
 from commands import Command
 from keymix.cli import main
+from keymix.compare.budget import Trial
 from keymix.train import files
 from keymix.train.checkpoints import checkpoints
 
@@ -128,7 +129,7 @@ def stopped_in_order(out: Path, text: str, signum: int) -> str:
 def test_a_comparison_in_one_process_saves_its_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("keymix.compare.eta.trial_jobs", lambda plan, jobs: [])
+    monkeypatch.setattr("keymix.compare.budget.timed", lambda *_, **__: Trial(step=1, image=1))
     out = tmp_path / "comparison"
     with during(7, signal.SIGTERM):
         assert main([*COMPARE, "--processes", "1", "--out", str(out)]) == 143
@@ -143,7 +144,7 @@ def test_a_comparison_of_several_processes_saves_their_runs(
     out = tmp_path / "comparison"
     (tmp_path / "waiting.py").write_text(WAITING)
     more: list[Any] = ["--processes", "2", "--import", tmp_path / "waiting.py", "--out", out]
-    command = Command(*COMPARE, *map(str, more), folder=tmp_path / "said", forked=True)
+    command = Command(*COMPARE, *map(str, more), folder=tmp_path / "said")
     commands.append(command)
     command.until(lambda: len(list(tmp_path.glob("waits_*"))) == 2)
     assert command.ended(signal.SIGINT) == 130

@@ -105,7 +105,7 @@ def test_failing_writer_leaves_the_old_file(tmp_path: Path) -> None:
 
 def limited(folder: Path, *words: str) -> tuple[int, str]:
     """Run a command whose files may not grow beyond 16 KiB; its exit code and what it said."""
-    command = Command(*words, folder=folder, largest=16_384, forked=True)
+    command = Command(*words, folder=folder, largest=16_384)
     try:
         return command.ended(), command.err
     finally:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from scipy import stats
 
@@ -278,71 +278,183 @@ def _range(
 
 # ---- which to take --------------------------------------------------------------------------
 
+Verdict = Literal["take", "keep", "undecided"]
+
 
 @dataclass(frozen=True, kw_only=True)
-class Recommendation:
-    """Which mixer to take.
+class TrainingCost:
+    """What training a model costs: the quartiles of a step's time, and multiply-adds.
 
-    Args:
-        best: The best on validation of the mixers that are no controls.
-        pick: The cheapest of those that are not shown to fall behind it by the margin; None where
-            nothing can be recommended.
-        pick_interval: The pick's difference from the best on the test split; None of the best
-            itself.
-        margin: The margin.
-        reason: Why nothing is recommended; empty otherwise.
+    None where it was not measured, or not counted.
     """
 
-    best: str | None = None
+    low: float | None
+    high: float | None
+    macs: float | None
+
+    def below(self, other: TrainingCost) -> bool:
+        """Whether it is cheaper: by its step beyond the spread of both, else by multiply-adds."""
+        if self._faster(other) or other._faster(self):
+            return self._faster(other)
+        return self.macs is not None and other.macs is not None and self.macs < other.macs
+
+    def _faster(self, other: TrainingCost) -> bool:
+        return self.high is not None and other.low is not None and self.high < other.low
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A mixer that may be recommended.
+
+    Args:
+        validation: Its mean score on validation; None without a finished run.
+        answers: Its answers on the test split, by seed.
+        cost: What it costs; None where that is not known.
+        interval: Its difference from the baseline, as it is quoted; None of the baseline.
+    """
+
+    validation: float | None
+    answers: Mapping[int, Answers]
+    cost: TrainingCost | None
+    interval: Interval | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """Which mixer to take, or what is missing to decide it.
+
+    Args:
+        verdict: To ``take`` another mixer, to ``keep`` the baseline, or ``undecided``.
+        reason: Of a pick, ``alone`` where nothing else was compared, ``cheaper`` than the best,
+            ``ahead`` of all that are cheaper, or the ``cheapest``. Undecided, what is missing:
+            ``runs``, ``margin``, ``seeds``, ``one_unit``, ``costs``, what `recommend` was told, or
+            ``open`` where a cheaper mixer may keep up or not.
+        pick: The mixer to take or to keep; None while that is undecided.
+        best: The best on validation of the mixers that are no controls.
+        subject: The mixer whose difference from the baseline says most: the pick, else the best,
+            else the nearest to it, the first of these that is not the baseline.
+        interval: The subject's difference from the baseline.
+        rival: The cheaper mixer that decides: a pick that is not the best, or one that is open.
+        against_best: The rival's difference from the best, on the test split.
+        settle: What would settle whether the rival keeps up.
+        seeds: The fewest seeds that a mixer has finished.
+        margin: How far behind the best a pick may be.
+    """
+
+    verdict: Verdict
+    reason: str
     pick: str | None = None
-    pick_interval: Interval | None = None
+    best: str | None = None
+    subject: str | None = None
+    interval: Interval | None = None
+    rival: str | None = None
+    against_best: Interval | None = None
+    settle: Settle | None = None
+    seeds: int = 0
     margin: float | None = None
-    reason: str = ""
 
 
 def recommend(
-    validation: Mapping[str, float],
-    answers: Mapping[str, Mapping[int, Answers]],
-    costs: Mapping[str, tuple[float, float]],
+    candidates: Mapping[str, Candidate],
     *,
-    margin: float,
+    baseline: str,
+    margin: float | None,
     score: Score,
-) -> Recommendation:
+    missing: str = "",
+) -> Decision:
     """Recommend the cheapest mixer that keeps up with the best.
 
-    The best is chosen on validation and what is said of it is the test split's. A mixer keeps up if
-    the lower end of the 95 % interval of its difference from the best lies above -margin.
+    The best is chosen on validation, and what is said of it is the test split's. A cheaper mixer
+    keeps up if the 95 % interval of its difference from the best stays above -margin, and falls
+    behind if it stays below 0. Where none keeps up, the best is taken if all fall behind.
 
     Args:
-        validation: Mean score on validation of each mixer that may be recommended.
-        answers: Of each, by seed, on the test split.
-        costs: Of each, the seconds of a training step and its multiply-adds, which decide in this
-            order; those without are not recommended.
-        margin: How far behind the best a mixer may be.
+        candidates: By label, without controls.
+        baseline: The mixer that is kept if no other is taken.
+        margin: How far behind the best a mixer may be; None where nothing counts as equal.
         score: The score that models are compared by.
+        missing: Why nothing can be decided whatever the scores are; empty where it can.
     """
-    if not validation:
-        return Recommendation(margin=margin, reason="no mixer has finished a run")
-    best = max(validation, key=lambda label: score.rank(validation[label]))
-    if min(len(answers[label]) for label in validation) < PROVISIONAL_SEEDS:
-        few = f"a recommendation takes {PROVISIONAL_SEEDS} seeds of every mixer"
-        return Recommendation(best=best, margin=margin, reason=few)
-    if any(each.units < 2 for label in validation for each in answers[label].values()):
-        return Recommendation(best=best, margin=margin, reason="the test split has one unit alone")
-    known = [label for label in validation if label in costs]
-    for label in sorted(known, key=lambda label: costs[label]):
-        if label == best:
-            return Recommendation(best=best, pick=best, margin=margin)
-        found = crossed_difference(answers[label], answers[best])
-        if found is None:
-            continue
-        low, high = found.ends()
-        behind = low if score.better == "more" else -high
-        if behind > -margin:
-            low, high = bounded(score, low, high)
-            interval = Interval(n=found.seeds, difference=found.mean, low=low, high=high, p=found.p)
-            return Recommendation(best=best, pick=label, pick_interval=interval, margin=margin)
-    return Recommendation(best=best, margin=margin, reason="the cost of the mixers is not known")
+    known = {
+        label: (score.rank(each.validation), each)
+        for label, each in candidates.items()
+        if each.validation is not None
+    }
+    if not known:
+        return Decision(verdict="undecided", reason=missing or "runs", margin=margin)
+    best = max(known, key=lambda label: known[label][0])
+    mixers = {label: each for label, (_, each) in known.items()}
+    seeds = min(len(each.answers) for each in mixers.values())
+    missing = missing or _missing(mixers, best, seeds, margin)
+    shared: dict[str, Any] = {"best": best, "seeds": seeds, "margin": margin}
+    if missing or margin is None:
+        leader = _subject(mixers, (best,), baseline, score)
+        return Decision(verdict="undecided", reason=missing, **leader, **shared)
+
+    cheaper = {label for label in mixers if _below(mixers, label, best)}
+    found = {
+        label: crossed_difference(mixers[label].answers, mixers[best].answers) for label in cheaper
+    }
+    gains = {label: sorted(map(score.rank, each.ends())) for label, each in found.items() if each}
+    keeping = [label for label in gains if gains[label][0] > -margin]
+    open_still = [label for label in cheaper if label not in gains or gains[label][1] >= 0]
+    rival = _cheapest(mixers, keeping or open_still)
+    difference = found[rival] if rival else None
+    if difference is not None:
+        low, high = bounded(score, *difference.ends())
+        shared["against_best"] = Interval(
+            n=difference.seeds, difference=difference.mean, low=low, high=high, p=difference.p
+        )
+    if rival and not keeping:
+        if difference is not None:
+            shared["settle"] = needed(difference, margin=margin, alpha=1 - LEVEL)
+        leader = _subject(mixers, (best,), baseline, score)
+        return Decision(verdict="undecided", reason="open", rival=rival, **leader, **shared)
+    pick = rival or best
+    ahead = "alone" if len(mixers) == 1 else "ahead" if cheaper else "cheapest"
+    return Decision(
+        verdict="keep" if pick == baseline else "take",
+        reason="cheaper" if rival else ahead,
+        pick=pick,
+        rival=rival,
+        **_subject(mixers, (pick, best), baseline, score),
+        **shared,
+    )
+
+
+def _missing(mixers: Mapping[str, Candidate], best: str, seeds: int, margin: float | None) -> str:
+    """Say what is missing to decide anything; empty if nothing is."""
+    if any(each.units < 2 for mixer in mixers.values() for each in mixer.answers.values()):
+        return "one_unit"
+    if margin is None:
+        return "margin"
+    if seeds < PROVISIONAL_SEEDS:
+        return "seeds"
+    return "costs" if len(mixers) > 1 and mixers[best].cost is None else ""
+
+
+def _subject(
+    mixers: Mapping[str, Candidate], first: Sequence[str], baseline: str, score: Score
+) -> dict[str, Any]:
+    """Return the first that is not the baseline, else the nearest to it, and its difference."""
+    named = [label for label in first if label != baseline]
+    if not named:
+        intervals = {label: each.interval for label, each in mixers.items() if each.interval}
+        named = sorted(intervals, key=lambda label: -score.rank(intervals[label].difference))
+    return {"subject": named[0], "interval": mixers[named[0]].interval} if named else {}
+
+
+def _below(mixers: Mapping[str, Candidate], label: str, other: str) -> bool:
+    ours, theirs = mixers[label].cost, mixers[other].cost
+    return ours is not None and theirs is not None and ours.below(theirs)
+
+
+def _cheapest(mixers: Mapping[str, Candidate], labels: Sequence[str]) -> str | None:
+    """Return the label that the fewest others are cheaper than; None where there is none.
+
+    Overlapping spreads need not be in one order, so that none may be below all others.
+    """
+    return min(labels, key=lambda x: sum(_below(mixers, y, x) for y in labels), default=None)
 
 
 def smallest_margin(found: Collection[Crossed], alpha: float = 1 - LEVEL) -> float | None:

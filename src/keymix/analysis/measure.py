@@ -195,11 +195,27 @@ def training_ms(
     *,
     batch_size: int,
     seconds: float,
-    repeats: int = 20,
     threads: int | None = None,
     task: str = "",
 ) -> dict[str, float]:
-    """Time forward and backward of a training batch, all models in turns; medians, milliseconds.
+    """Return the medians of `training_quartiles_ms`."""
+    found = training_quartiles_ms(
+        models, input_size, batch_size=batch_size, seconds=seconds, threads=threads, task=task
+    )
+    return {name: median for name, (_, median, _) in found.items()}
+
+
+def training_quartiles_ms(
+    models: Mapping[str, nn.Module],
+    input_size: Sequence[int],
+    *,
+    batch_size: int,
+    seconds: float,
+    repeats: int = 20,
+    threads: int | None = None,
+    task: str = "",
+) -> dict[str, tuple[float, float, float]]:
+    """Time forward and backward of a training batch, all models in turns: quartiles, milliseconds.
 
     Args:
         models: Name to model, each on its device; they get their mode back and keep no gradients.
@@ -226,7 +242,8 @@ def training_ms(
         ):
             turns.round()
             rounds += 1
-    return {name: 1e3 * quartiles(found.kept())[1] for name, found in turns.samples.items()}
+    found = {name: quartiles(each.kept()) for name, each in turns.samples.items()}
+    return {name: (1e3 * low, 1e3 * mid, 1e3 * high) for name, (low, mid, high) in found.items()}
 
 
 @contextlib.contextmanager

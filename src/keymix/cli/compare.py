@@ -6,13 +6,21 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from keymix.cli import console
 from keymix.cli.comparison import plain, print_open_runs, print_result, watching
 from keymix.cli.console import VerbParser
-from keymix.cli.recipe_options import DEFAULT, PER_RUN, SHORT, add_fields, sort_words, typed
+from keymix.cli.recipe_options import (
+    DEFAULT,
+    PER_RUN,
+    SHORT,
+    Words,
+    add_fields,
+    sort_words,
+    typed,
+)
 from keymix.errors import UserError, whole_number
 from keymix.recipes import resolve
 
@@ -22,7 +30,10 @@ if TYPE_CHECKING:
 _SHORT = {name: path for name, path in SHORT.items() if path not in PER_RUN}
 _NAMED = ("data.spec", "model.name", "schedule.epochs", "data.limit")
 """Fields that a comparison takes as arguments of their own."""
+_TEXTS = ("mixers", "recipe", "match", "baseline", "tune")
+"""Options whose words are taken as they are."""
 _DEFAULT_OUT = "keymix-compare"
+T = TypeVar("T")
 
 _DESCRIPTION = """\
 Train several token mixers under one recipe, paired by seed, and report the
@@ -59,45 +70,40 @@ def main(argv: list[str]) -> int:
         )
     imports = words.options.get("--import", [])
     VerbParser.run_files(imports)
-    fields = dict(words.fields)
-    short: dict[str, Any] = {path: fields.pop(path, None) for path in _NAMED}
-    short |= typed({path: text for path, text in short.items() if text is not None})
-    overrides = typed(fields)
+    fields = typed(words.fields)
+    data, model, epochs, limit = (fields.pop(path, None) for path in _NAMED)
     if "--no-flip" in words.flags:
-        overrides["augment.flip"] = False
+        fields["augment.flip"] = False
 
-    from keymix.compare.run import compare, plan_comparison
+    from keymix.compare.question import Question
+    from keymix.compare.run import answer, plan_comparison
 
+    given: dict[str, Any] = {name: words.last(f"--{name}") for name in _TEXTS}
+    question = Question(
+        **given,
+        data=data,
+        model=model,
+        epochs=epochs,
+        limit=limit,
+        overrides=fields,
+        seeds=_seeds(words.last("--seeds")),
+        out=words.last("--out") or _DEFAULT_OUT,
+        controls="--no-controls" not in words.flags,
+        ann="--ann" in words.flags,
+        reference="--no-reference" not in words.flags,
+        margin=_number("--margin", words, float),
+        minutes=_number("--minutes", words, float),
+        processes=_number("--processes", words, whole_number),
+        imports=imports,
+        overwrite="--overwrite" in words.flags,
+        images=_images(words.flags),
+        command=shlex.join(["keymix", "compare", *argv]),
+    )
     with watching() as watch:
-        given: dict[str, Any] = {
-            "data": short["data.spec"],
-            "model": short["model.name"],
-            "epochs": short["schedule.epochs"],
-            "limit": short["data.limit"],
-            "mixers": words.last("--mixers"),
-            "seeds": _seeds(words.last("--seeds")),
-            "recipe": words.last("--recipe"),
-            "overrides": overrides,
-            "out": words.last("--out") or _DEFAULT_OUT,
-            "match": words.last("--match"),
-            "baseline": words.last("--baseline"),
-            "controls": "--no-controls" not in words.flags,
-            "ann": "--ann" in words.flags,
-            "reference": "--no-reference" not in words.flags,
-            "margin": _number("--margin", words.last("--margin")),
-            "tune": words.last("--tune"),
-            "minutes": _number("--minutes", words.last("--minutes")),
-            "processes": _whole("--processes", words.last("--processes")),
-            "imports": imports,
-            "overwrite": "--overwrite" in words.flags,
-            "images": _images(words.flags),
-            "command": shlex.join(["keymix", "compare", *argv]),
-            "progress": watch,
-        }
         if "--plan" in words.flags:
-            console.say(plan_comparison(**given))
+            console.say(plan_comparison(question, progress=watch))
             return 0
-        result = compare(**given)
+        result = answer(question, progress=watch)
     if "--json" in words.flags:
         console.say(json.dumps(plain(result), ensure_ascii=False))
         print_open_runs(result)
@@ -116,22 +122,14 @@ def _images(flags: Collection[str]) -> bool | None:
     return asked == {"--images"} if asked else None
 
 
-def _whole(option: str, text: str | None) -> int | None:
-    if text is None:
-        return None
+def _number(option: str, words: Words, read: Callable[[str], T]) -> T | None:
+    """Read an option's number; None if it was not given."""
+    text = words.last(option)
     try:
-        return whole_number(text)
+        return None if text is None else read(text)
     except ValueError:
-        raise UserError(f"option {option} {text!r}: give a whole number.") from None
-
-
-def _number(option: str, text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        raise UserError(f"option {option} {text!r}: give a number.") from None
+        kind = "number" if read is float else "whole number"
+        raise UserError(f"option {option} {text!r}: give a {kind}.") from None
 
 
 def _seeds(text: str | None) -> int | list[int] | None:
@@ -220,7 +218,8 @@ def _own() -> VerbParser:
     add(
         "--minutes",
         metavar="N",
-        help="fit updates, and mixers and seeds that are not named, into about N minutes",
+        help="about how long it may take (default: 30 for data of your own): pixels, epochs and "
+        "mixers that are not named give way",
     )
     add("--ann", action="store_true", help="spiking models: the baseline's ANN counterpart joins")
     add("--processes", metavar="N", help="runs side by side (default: one per core; GPU: one)")

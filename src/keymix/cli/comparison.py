@@ -9,45 +9,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from keymix.cli import console
 from keymix.errors import one_line
 from keymix.records import to_json
-from keymix.report.tables import Cell, Column, Table
 from keymix.train.callbacks import SIGN_OF_LIFE, roughly
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from keymix.analysis.statistics import Interval
-    from keymix.compare.events import Event, Remaining, Watcher
-    from keymix.compare.run import Comparison
-    from keymix.report.record import ComparisonRecord, OpenRun, OutcomeRow
-    from keymix.report.wording import ScoreColumn
-
-FURTHER = 6
-"""Scores next to the first give way at a narrow terminal before costs, which are 1 to 5."""
+    from keymix.compare.events import Event, Watcher
+    from keymix.report.comparison import Comparison
+    from keymix.report.record import ComparisonRecord
 
 MOST_MISSING = 6
 """Missing runs that are named; the page names all."""
-
-SPIKE_COLUMNS = {
-    "spikes/neuron/step": "rate",
-    "SOPs": "sops",
-    "MACs, real inputs": "macs",
-    "energy µJ": "energy",
-    "bounds µJ": "bounds",
-    "without spikes µJ": "dense",
-    "times": "times",
-}
-"""Heading to the key of the page's column."""
-
-SPIKES_LINE = (
-    "Energy: 4.6 pJ per multiply-add, 0.9 pJ per synaptic operation; batch norm folded, memory "
-    "access not counted; docs/spikes.md has the rest."
-)
 
 
 @contextmanager
@@ -66,19 +43,14 @@ def watching() -> Iterator[Watcher]:
 class _Left:
     """The time that is left, computed each time it is shown."""
 
-    def __init__(self) -> None:
-        self._remaining: Remaining | None = None
-
-    def see(self, event: Event) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         from keymix.compare.events import Remaining
 
-        if event.estimate is not None:
-            self._remaining = Remaining(event.estimate)
-        elif self._remaining is not None:
-            self._remaining.see(event)
+        self._remaining = Remaining(clock=clock)
+        self.see = self._remaining.see
 
     def __str__(self) -> str:
-        seconds = None if self._remaining is None else self._remaining.seconds()
+        seconds = self._remaining.seconds()
         return "" if seconds is None else f"about {roughly(seconds)} left"
 
 
@@ -95,7 +67,7 @@ class Lines:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._ended = self._total = 0
-        self._left = _Left()
+        self._left = _Left(clock)
         self._clock = clock
         self._said = clock()
         self._scores: dict[tuple[str, int], str] = {}
@@ -227,161 +199,58 @@ class Bars:
 
 def print_result(result: Comparison) -> None:
     """Print the table and the verdicts; the last lines are the answer and the report's path."""
-    from keymix.report import formats
     from keymix.report.answer import answer
-    from keymix.report.part import page_of
-    from keymix.report.wording import columns, dense_over, without_finding, wording
+    from keymix.report.sections.mixers import decision
+    from keymix.report.words import said
 
     record = result.record
-    found_out = answer(record)
-    score, words = record.task_kind.score, wording(record)
-    dense, steps = dense_over(record)
-
-    def difference(row: OutcomeRow) -> str:
-        if row.mixer == record.baseline:
-            return "baseline"
-        if row.mixer in known:
-            return "reference"
-        return formats.changed(row.seeds.difference if row.seeds else None, score)
-
-    rows = [*record.outcome.last]
-    known = {mixer.label for mixer in record.mixers if mixer.reference}
-
-    def scored(row: OutcomeRow) -> str:
-        found = row.scores[score.key]
-        spread = "" if found.sd is None else f" ± {score.digits(found.sd)}"
-        return formats.scored(found.mean, score) + spread
-
-    def span(found: Interval | None) -> str:
-        return formats.interval(found, score)
-
-    def macs(row: OutcomeRow) -> str:
-        others = f" ({steps[row.mixer]})" if row.mixer in steps else ""
-        return formats.count(record.costs[row.mixer].macs) + others
-
-    def further(column: ScoreColumn, row: OutcomeRow) -> str:
-        return formats.scored(row.scores[column.key].mean, column.score)
-
-    shown: list[tuple[Column, Callable[[OutcomeRow], str]]] = [
-        (Column("mixer", "mixer"), lambda row: row.mixer),
-        (_number(f"{score.label} {score.unit}".rstrip()), scored),
-        *(
-            (_number(column.head.replace(", ", " "), FURTHER), partial(further, column))
-            for column in columns(record)
-            if column.key in page_of(record.task_kind).terminal
-        ),
-        (_number("difference"), difference),
-        (_number(f"{100 * (1 - record.alpha):.4g}% interval"), lambda row: span(row.interval)),
-        (_number("certainty"), lambda row: row.degree or ""),
-        (_number("params", 2), lambda row: formats.count(record.costs[row.mixer].params)),
-        (_number(f"MACs, {dense}" if dense else "MACs", 3), macs),
-        (
-            _number("ms", 1),
-            lambda row: formats.three_digits(record.costs[row.mixer].latency_ms),
-        ),
-        (
-            _number(f"{words.inputs}/s", 5),
-            lambda row: formats.rate(record.costs[row.mixer].images_per_s),
-        ),
-        (_number("MiB", 4), lambda row: formats.mib(record.costs[row.mixer].peak_mib)),
-    ]
-    references = [
-        [row.name, formats.scored(row.scores.get(score.key), score), *[""] * (len(shown) - 2)]
-        for row in record.references
-    ]
-    title = f"{record.title}: test {words.score}, last epoch"
-    cells = [*([cell(row) for _, cell in shown] for row in rows), *references]
-    made = [[Cell(text, text) for text in row] for row in cells]
-    _print_diagnoses(record)
-    console.show(Table("", title, [column for column, _ in shown], made))
+    found = answer(record)
+    for line in said("findings", record):
+        console.prose(line)
+    console.show(decision(record, further=True))
     _print_spikes(record)
     console.say()
-    for row in () if found_out.means_nothing else record.outcome.last:
-        if row.headline:
-            console.prose(f"- {row.headline}", hang="  ")
-        if row.seeds and (why := formats.no_spread(row.seeds)):
-            console.prose(f"  no interval over seeds: {why}.", hang="  ")
-    if about := page_of(record.task_kind).missing(record):
-        console.prose(about)
-    _print_data(record)
+    for line in [] if found.means_nothing else said("verdicts", record):
+        console.prose(line, hang="  ")
+    for line in said("notes", record):
+        console.prose(line)
     print_open_runs(result)
     console.say()
     console.say(f"results  {result.out / 'results.csv'}  {result.out / 'results.json'}")
-    if text := without_finding(record):
-        console.prose(text)
-    console.prose(f"{found_out.title}. {found_out.certainty}.")
-    if found_out.decision:
-        console.prose(found_out.decision)
-    if found_out.next is not None:
-        console.prose(f"Next: {found_out.next.text}.")
-        if found_out.next.command:
-            console.say(f"  {found_out.next.command}")  # on one line, to be copied
-    console.say(f"report   {result.report}")
-
-
-def _number(heading: str, gives_way: int = 0) -> Column:
-    """Return a column whose cells are written already, on the right."""
-    return Column(heading, heading, "count", gives_way=gives_way)
-
-
-def _print_diagnoses(record: ComparisonRecord) -> None:
-    """Print what the comparison found out about itself, before any difference."""
-    for found in record.diagnoses:
-        console.prose(f"{found.said} {found.remedy}".rstrip())
-    if record.diagnoses:
-        console.say()
-
-
-def _print_data(record: ComparisonRecord) -> None:
-    """Print what the check of the data found, in short; the page has all of it."""
-    checked = record.data_check
-    if checked is None:
-        return
-    for found in checked.findings:
-        console.prose(f"Data check, {found.grade}: {found.said}")
-    for line in filter(None, (checked.narrow, checked.missed)):
+    for line in said("answer", found):
         console.prose(line)
+    if found.next is not None and found.next.command:
+        console.say(f"  {found.next.command}")  # on one line, to be copied
+    console.say(f"report   {result.report}")
 
 
 def _print_spikes(record: ComparisonRecord) -> None:
     """Print what the spikes of a spiking model cost."""
     from keymix.report.sections import spikes
+    from keymix.report.words import say
 
     if record.spikes is None:
         return
-    found = spikes.table(record)
-    keys = [column.key for column in found.columns]
-    shown = [keys.index(key) for key in ("mixer", *SPIKE_COLUMNS.values())]
-    rows = [[cells[i] for i in shown] for cells in found.cells()]
     console.say()
-    console.table(
-        ("mixer", *SPIKE_COLUMNS),
-        rows,
-        title=f"what spikes cost, {record.data.kind.one}",
-    )
-    console.prose(SPIKES_LINE)
+    console.show(spikes.table(record))
+    console.prose(say("energies", record))
     for note, labels in spikes.notes(record).items():
         console.prose(f"- {', '.join(labels)}: {note}", hang="  ")
 
 
 def print_open_runs(result: Comparison) -> None:
     """Say on standard error which runs failed or are missing, and what could not be done."""
+    from keymix.report.words import said, say
+
     record = result.record
-    lines = [_line(run) for run in record.unfinished("failed")]
-    missing = [_line(run) for run in record.unfinished("missing")]
+    missing = record.unfinished("missing")
     shown = missing if len(missing) <= MOST_MISSING else missing[: MOST_MISSING - 1]
-    lines += shown
+    lines = [say("open_run", run) for run in (*record.unfinished("failed"), *shown)]
     if len(shown) < len(missing):
         lines.append(f"missing: {len(missing) - len(shown)} more runs")
-    lines += [f"note: {note}" for note in result.notes]
-    if record.environment_warning:
-        lines.append(f"note: {record.environment_warning}")
+    lines += [f"note: {note}" for note in (*result.notes, *said("environments", record))]
     for line in lines:
         console.warn(line)
-
-
-def _line(run: OpenRun) -> str:
-    return f"{run.status}: {run.mixer}, seed {run.seed}: {run.reason}"
 
 
 def _units(record: ComparisonRecord) -> list[str]:
@@ -406,7 +275,7 @@ def plain(result: Comparison) -> dict[str, Any]:
         "baseline": record["baseline"],
         "seeds": record["seeds"],
         "data_check": record.get("data_check"),
-        **{key: record.get(key) for key in ("diagnoses", "references", "recommendation")},
+        **{key: record[key] for key in ("findings", "references", "recommendation")},
         **{key: record[key] for key in ("task", *_units(result.record)) if key in record},
         "mixers": [
             {
@@ -414,10 +283,12 @@ def plain(result: Comparison) -> dict[str, Any]:
                 "costs": record["costs"][row["mixer"]],
                 **({"spikes": spikes[row["mixer"]]} if spikes else {}),
             }
-            for row in result.rows
+            for row in record["outcome"]["last"]
         ],
         **{
-            status: [{key: run[key] for key in ("mixer", "seed", "reason")} for run in runs]
+            status: [
+                {key: getattr(run, key) for key in ("mixer", "seed", "reason")} for run in runs
+            ]
             for status, runs in (("failed", result.failed), ("missing", result.missing))
         },
     }

@@ -309,11 +309,10 @@ def json_text(record: object) -> str:
 def frame(*words: str) -> StudyRecord:
     """Say by which command (its words after ``keymix``), when and on what a record is made."""
     from keymix.analysis.study_record import StudyRecord
-    from keymix.compare import environments
-    from keymix.train.environment import environment
+    from keymix.train.environment import environment, lines
 
     return StudyRecord(
         command=shlex.join(["keymix", *words]),
         created=time.strftime("%Y-%m-%d %H:%M %Z"),
-        environment=environments.lines(environment()),
+        environment=lines(environment()),
     )

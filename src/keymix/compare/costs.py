@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each mixer costs: counted, and measured alone after training; and what its spikes cost.
 
-``costs.json`` keeps the measurements with the machine and versions they hold for. Mixers that join
-later are measured alone, with the batches of those before. On another machine, or with other
-versions or threads, all are measured again, so that one table never mixes two settings.
-Spikes belong to a run's weights, not to a machine: ``spikes.json`` keeps what they cost with the
-hash of the weights they were read from, and a resumed comparison reads the other runs alone.
+``costs.json`` is a cache, with the machine, versions, model and input that its costs hold for.
+Mixers that join later are measured alone, with the batches of those before. In another setting all
+are measured again, so that one table never mixes two. Spikes belong to a run's weights, not to a
+machine: they are kept with the hash of the weights that they were read from.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,21 +23,19 @@ from torch import nn
 from keymix.analysis import statistics
 from keymix.analysis.counting import count
 from keymix.analysis.energy import ENERGIES
-from keymix.analysis.measure import measure_interleaved, training_ms, with_peak
+from keymix.analysis.measure import measure_interleaved, training_quartiles_ms, with_peak
 from keymix.analysis.memory import Build, peak_memory, run_pass
 from keymix.analysis.passes import example_for, passes_of
 from keymix.analysis.spikes import spike_study
-from keymix.compare import environments
-from keymix.compare.executor import FAILURES, reason
-from keymix.compare.pictures import evenly, normalised
-from keymix.compare.plan import Plan, PlannedMixer, input_shape
+from keymix.compare.models import input_shape
+from keymix.compare.pictures import evenly, normalised, weights_hash
+from keymix.compare.question import Plan, PlannedMixer
 from keymix.compare.runs import Finished, Reading
 from keymix.data.dataset import ImageData
 from keymix.data.record import DataRecord
-from keymix.errors import KeymixWarning, UserError
+from keymix.errors import FAILURES, UserError, reason
 from keymix.records import from_json, to_json
 from keymix.report.record import (
-    ComparisonRecord,
     CostRow,
     Lines,
     Measured,
@@ -49,14 +44,15 @@ from keymix.report.record import (
     Number,
     RunSpikes,
     Spikes,
+    differing,
 )
-from keymix.train.environment import environment
-from keymix.train.files import read_json, weights_file, write_json
+from keymix.train.environment import environment, lines
+from keymix.train.files import read_json, write_json
 from keymix.train.model import device_of_this_machine, model_for
 from keymix.train.recipe import from_dict
 from keymix.train.runs import load_run
 
-COSTS, SPIKES = "costs.json", "spikes.json"
+COSTS = "costs.json"
 NOT_YET = "not measured yet: `keymix compare` does it when it ends"
 Say = Callable[[str], None]
 """Gets what is measured, before it is."""
@@ -66,13 +62,9 @@ BATCH_SECONDS = 4.0
 """A batch is made smaller until it takes less than about so long."""
 BUDGET_SECONDS = 30.0
 """Timing of all mixers together takes less than about so long, at seven rounds at least."""
-PEAK_SECONDS = 1.5
-"""About what the fresh process takes that measures a model's peak memory."""
 
 IMAGES, BATCH = 32, 8
 """Validation images of a study of spikes, and how many at a time."""
-STUDY = 4.0
-"""Time of a study over that of evaluating its images."""
 
 Table = Mapping[str, CostRow]
 """Costs by mixer's label."""
@@ -85,91 +77,61 @@ class Effort:
     batch_size: int
     repeats: int
 
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "repeats"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} = {getattr(self, name)} must be at least 1")
-
 
 @dataclass(frozen=True, kw_only=True)
-class Store:
-    """The content of ``costs.json``: costs, and machine, versions, threads and effort of them."""
+class Kept:
+    """The content of ``costs.json``."""
 
-    setting: Lines
+    setting: Lines  # machine, versions, threads, model and input that the costs hold for
     effort: Effort
     costs: Table
-
-    def __post_init__(self) -> None:
-        if not self.setting.get("threads", "").isdecimal():
-            raise UserError("setting.threads is no number")
+    spikes: Mapping[str, RunSpikes]  # by the run's folder
 
 
-def measured_costs(
-    plan: Plan, data: DataRecord, *, trained: Collection[str], say: Say
-) -> tuple[Table, Measured]:
-    """Return every mixer's cost: as kept in the folder, or counted and measured now, and kept.
+def measure_costs(plan: Plan, images: ImageData, readings: Sequence[Reading], *, say: Say) -> None:
+    """Measure what the folder does not keep yet: costs of mixers, then the spikes of runs.
 
-    With it comes the record of how costs were measured. Training steps are timed of the mixers that
-    have `trained`: one that ended its worker would end this process.
+    Training steps are timed of the mixers that have trained: one that ended its process would end
+    this one.
     """
-    threads = _threads(plan)
-    setting, kept = _setting(threads), _read_costs(plan)
-    changed = environments.changes(kept.setting, setting) if kept else ""
-    rows: dict[str, CostRow] = {}
-    if kept is not None and not changed:
-        rows |= kept.costs
+    data, kept = images.record(), _read(plan)
+    setting = _setting(plan, data)
+    changed = differing([kept.setting, setting]) if kept else []
+    rows = dict(kept.costs) if kept and not changed else {}
     left = [mixer for mixer in plan.mixers if mixer.label not in rows]
     if left or kept is None:
         names = ", ".join(mixer.label for mixer in left)
-        again = f"measuring cost again, since it was measured with other {changed}"
+        again = f"measuring cost again, since it was measured with other {', '.join(changed)}"
         say(again if changed else f"measuring cost: {names}")
+        trained = {each.run.mixer for each in readings if isinstance(each, Finished)}
         effort = kept.effort if kept and not changed else None
-        made, effort = measure(plan, left, data, trained=trained, threads=threads, effort=effort)
+        made, effort = measure(plan, left, data, trained=trained, effort=effort)
         now = time.strftime("%Y-%m-%d %H:%M:%S %Z")
         rows |= {label: replace(row, measured=now) for label, row in made.items()}
-        whole = {label: row for label, row in rows.items() if row.latency_ms is not None}
-        kept = Store(setting=setting, effort=effort, costs=whole)
+        spikes = kept.spikes if kept else {}
+        kept = Kept(setting=setting, effort=effort, costs=rows, spikes=spikes)
         write_json(plan.out / COSTS, kept)
-    table = {label: rows[label] for label in plan.labels}
-    return table, _how(kept, table)
+    _measure_spikes(plan, images, readings, kept, say=say)
 
 
-def unmeasured(plan: Plan) -> list[str]:
-    """Return the labels of the mixers that `measured_costs` would measure."""
-    kept = _read_costs(plan)
-    if kept is None or kept.setting != _setting(_threads(plan)):
-        return list(plan.labels)
-    return [label for label in plan.labels if label not in kept.costs]
+def known_costs(plan: Plan, data: DataRecord) -> tuple[Table, Measured]:
+    """Return every mixer's cost as far as the folder keeps it, else counted; measure nothing.
 
-
-def known_costs(
-    plan: Plan, data: DataRecord, before: ComparisonRecord | None
-) -> tuple[Table, Measured]:
-    """Return every mixer's cost as far as it is known, and measure nothing.
-
-    The costs of an earlier record are taken where the folder keeps none.
+    With it comes the record of how costs were measured.
     """
-    kept = _read_costs(plan)
-    rows: dict[str, CostRow] = {}
-    if (there := kept or before) is not None:
-        rows |= there.costs
-    left = [mixer for mixer in plan.mixers if mixer.label not in rows]
-    builds = _builds(plan, left, data)
-    for mixer in left:
-        try:
-            row = _counted(mixer, builds[mixer.label].make(), data)
-        except FAILURES as error:  # a mixer of the user's may be gone
-            row = CostRow.unknown(mixer.params, note=f"not counted: {reason(error)}")
-        rows[mixer.label] = replace(row, note=f"{row.note}; {NOT_YET}" if row.note else NOT_YET)
+    kept = _read(plan)
+    rows = dict(kept.costs) if kept else {}
+    for mixer in plan.mixers:
+        if mixer.label not in rows:
+            try:
+                row = _counted(mixer, model_for(plan.recipe_for(mixer, 0), data), data)
+            except FAILURES as error:  # a mixer of the user's may be gone
+                row = CostRow.unknown(mixer.params, note=f"not counted: {reason(error)}")
+            rows[mixer.label] = replace(row, note=f"{row.note}; {NOT_YET}" if row.note else NOT_YET)
     table = {label: rows[label] for label in plan.labels}
     if kept:
         return table, _how(kept, table)
-    if before:
-        return table, before.measured
-    text = "Parameters and multiply-adds are counted. Times and memory were not measured yet."
-    return table, Measured(
-        device="cpu", batch_size=BATCH_SIZE, repeats=0, threads=0, when=(), text=text
-    )
+    return table, Measured(device="cpu", batch_size=BATCH_SIZE, repeats=0, threads=0)
 
 
 def _threads(plan: Plan) -> int:
@@ -177,52 +139,31 @@ def _threads(plan: Plan) -> int:
     return plan.threads if device_of_this_machine().type == "cuda" else 1
 
 
-def _setting(threads: int) -> Lines:
-    return {**environments.lines(environment()), "threads": str(threads)}
+def _setting(plan: Plan, data: DataRecord) -> Lines:
+    return {
+        **lines(environment()),
+        "threads": str(_threads(plan)),
+        "model": plan.recipe.model.name,
+        "input": "×".join(map(str, input_shape(data))),
+    }
 
 
-def _read_costs(plan: Plan) -> Store | None:
+def _read(plan: Plan) -> Kept | None:
     """Return what is kept; a file that is missing or damaged keeps nothing."""
     path = plan.out / COSTS
-    if not path.exists():
-        return None
-    try:
-        return from_json(Store, read_json(path), where=repr(str(path)))
-    except UserError as error:
-        wrong = str(error).rstrip(".")
-    text = f"{wrong}; it is not used, and `keymix compare` measures again"
-    warnings.warn(text, KeymixWarning, stacklevel=3)
+    with suppress(UserError):
+        return from_json(Kept, read_json(path), where=repr(str(path)))
     return None
 
 
-def _how(kept: Store, table: Table) -> Measured:
+def _how(kept: Kept, table: Table) -> Measured:
     """Say how and when the costs of a table were measured."""
     setting, effort = kept.setting, kept.effort
     threads = int(setting["threads"])
-    where = "one thread" if threads == 1 else f"{threads} threads"
-    where = "on the GPU" if "device" in setting else f"on the CPU with {where}"
     times: dict[str, list[str]] = {}
     for label, row in table.items():
         if row.measured:
             times.setdefault(row.measured, []).append(label)
-    text = (
-        f"Parameters and multiply-adds are counted. Times were measured {where} after all "
-        "training had ended, all mixers in turns: the median of "
-        f"{effort.repeats} rounds and the range of their middle half. A training step is forward "
-        f"and backward of the recipe's batch, of {effort.batch_size} at most, its median. Peak "
-        "memory is what one forward and backward pass of a batch of "
-        f"{effort.batch_size} adds to weights and input."
-    )
-    if len(times) > 1:
-        dates = "; ".join(
-            f"{', '.join(labels)} on {when}" for when, labels in sorted(times.items())
-        )
-        text += (
-            f" Not all were measured together: {dates}. Small differences between those may be the "
-            "machine's. Delete costs.json and run the command again to measure all in turns."
-        )
-    elif times:
-        text += f" Measured on {next(iter(times))}."
     return Measured(
         device="cuda" if "device" in setting else "cpu",
         batch_size=effort.batch_size,
@@ -233,7 +174,6 @@ def _how(kept: Store, table: Table) -> Measured:
             MeasuredAt(measured=when, mixers=tuple(labels))
             for when, labels in sorted(times.items())
         ),
-        text=text,
     )
 
 
@@ -246,15 +186,14 @@ def measure(
     data: DataRecord,
     *,
     trained: Collection[str],
-    threads: int,
     effort: Effort | None = None,
 ) -> tuple[dict[str, CostRow], Effort]:
     """Count and measure the models of some mixers; the effort is chosen if none is given.
 
     Latencies are taken in turns in one process, so that a machine that drifts is unfair to none.
     """
-    shape = input_shape(data)
-    builds = _builds(plan, mixers, data)
+    shape, threads = input_shape(data), _threads(plan)
+    builds = {mixer.label: _build(plan, mixer, data) for mixer in mixers}
     device = device_of_this_machine()
     models = {label: build.make().to(device) for label, build in builds.items()}
     broken = {label: why for label, each in models.items() if (why := _breaks(each, data))}
@@ -278,7 +217,7 @@ def measure(
         measured = {label: with_peak(cost, peaks[label]) for label, cost in measured.items()}
     batch = min(plan.recipe.data.batch_size, effort.batch_size)
     able = {label: model for label, model in sound.items() if label in trained}
-    steps = _training_ms(able, data, batch_size=batch, threads=threads)
+    steps = _training_steps(able, data, batch_size=batch, threads=threads)
     table: dict[str, CostRow] = {}
     for mixer in mixers:
         label = mixer.label
@@ -287,6 +226,7 @@ def measure(
             table[label] = CostRow.unknown(mixer.params, note=note)
             continue
         row, cost = _counted(mixer, models[label], data), measured[label]
+        low, step, high = steps.get(label, (None, None, None))
         notes = [row.note] if row.note else []
         if cost.busy:
             notes.append("times: the machine was busy while they were measured")
@@ -299,16 +239,18 @@ def measure(
             latency_high_ms=cost.latency_q3_ms,
             images_per_s=cost.images_per_s,
             peak_mib=cost.peak_mib,
-            step_ms=steps.get(label),
+            step_low_ms=low,
+            step_ms=step,
+            step_high_ms=high,
             note="; ".join(notes),
         )
     return table, effort
 
 
-def _training_ms(
+def _training_steps(
     models: Mapping[str, nn.Module], data: DataRecord, *, batch_size: int, threads: int
-) -> dict[str, float]:
-    """Time a training step of the models that can make one, milliseconds."""
+) -> dict[str, tuple[float, float, float]]:
+    """Time a training step of the models that can make one: quartiles, milliseconds."""
     shape, passes = input_shape(data), passes_of(data.task)
     able = {}
     for label, model in models.items():
@@ -320,7 +262,7 @@ def _training_ms(
         able[label] = model
     if not able:
         return {}
-    return training_ms(
+    return training_quartiles_ms(
         able,
         shape,
         batch_size=batch_size,
@@ -350,16 +292,13 @@ def model_of(recipe: Mapping[str, Any], data: object) -> nn.Module:
     return model_for(from_dict(recipe), from_json(DataRecord, data, where="the record of the data"))
 
 
-def _builds(plan: Plan, mixers: Sequence[PlannedMixer], data: DataRecord) -> dict[str, Build]:
-    return {
-        mixer.label: Build(
-            factory="keymix.compare.costs:model_of",
-            kwargs={"recipe": plan.recipe_for(mixer, 0).to_dict(), "data": to_json(data)},
-            imports=plan.imports,
-            task=data.task,
-        )
-        for mixer in mixers
-    }
+def _build(plan: Plan, mixer: PlannedMixer, data: DataRecord) -> Build:
+    return Build(
+        factory="keymix.compare.costs:model_of",
+        kwargs={"recipe": plan.recipe_for(mixer, 0).to_dict(), "data": to_json(data)},
+        imports=plan.imports,
+        task=data.task,
+    )
 
 
 def _breaks(model: nn.Module, data: DataRecord) -> str | None:
@@ -387,25 +326,9 @@ def _effort(models: Sequence[nn.Module], data: DataRecord, threads: int) -> Effo
             task=data.task,
         )
         seconds = max(cost.latency_q1_ms for cost in trial.values()) / 1e3
-    return _effort_for(seconds, len(models))
-
-
-def _effort_for(seconds: float, models: int) -> Effort:
-    """Return the effort for models, the slowest of which takes these seconds per image."""
     batch = 2 ** int(max(0.0, min(math.log2(BATCH_SIZE), math.log2(BATCH_SECONDS / seconds))))
-    rounds = int(BUDGET_SECONDS / (max(1, models) * (batch / 2 + 1) * seconds))
+    rounds = int(BUDGET_SECONDS / (max(1, len(models)) * (batch / 2 + 1) * seconds))
     return Effort(batch_size=batch, repeats=max(FEWEST, min(REPEATS, rounds)))
-
-
-def expected_seconds(image_seconds: Sequence[float]) -> float:
-    """Return about how long `measure` will take, from each model's seconds of one image."""
-    if not image_seconds:
-        return 0.0
-    models, slowest = len(image_seconds), max(image_seconds)
-    effort = _effort_for(max(slowest, 1e-5), models)
-    steps = BUDGET_SECONDS / 2 + 3 * BATCH_SIZE * sum(image_seconds)
-    rounds = (effort.repeats + 3) * (effort.batch_size + 1) * sum(image_seconds)
-    return rounds + steps + PEAK_SECONDS * models
 
 
 # ---- spikes ---------------------------------------------------------------------------------
@@ -422,57 +345,50 @@ QUANTITIES = (
     "dense_energy_uj",
 )
 """What is read of each run; energies in µJ per image, the last of the network without spikes."""
+NOTHING = RunSpikes(time_steps=None, **dict.fromkeys(QUANTITIES))
 _PJ = 1e-6  # µJ
 
-SpikeRows = Mapping[str, RunSpikes | str]
-"""What a run's spikes cost, or why that is not known, by the run's folder."""
+SpikeRows = Mapping[str, RunSpikes]
+"""What a run's spikes cost, or in its notes why that is not known, by the run's folder."""
 
 
-def measured_spikes(
-    plan: Plan, images: ImageData, readings: Sequence[Reading], *, say: Say
-) -> SpikeRows | None:
-    """Return what the spikes of every finished run cost: as kept in the folder, or read now.
-
-    None where the model has no spikes.
-    """
-    found = known_spikes(plan, readings)
-    if found is None:
-        return None
-    runs = dict(found)
-    left = [name for name, row in runs.items() if isinstance(row, str)]
-    if left:
-        say(f"counting spikes of {len(left)} {'run' if len(left) == 1 else 'runs'}")
+def _measure_spikes(
+    plan: Plan, images: ImageData, readings: Sequence[Reading], kept: Kept, *, say: Say
+) -> None:
+    """Read what the spikes of every finished run cost, unless that is kept of these weights."""
+    runs = known_spikes(plan, readings) or {}
+    left = [name for name, row in runs.items() if row.weights is None]
+    if not left:
+        return
+    say(f"counting spikes of {len(left)} {'run' if len(left) == 1 else 'runs'}")
+    spikes = dict(kept.spikes)
     for name in left:
         try:
-            runs[name] = _study(plan.out / name, images)
-        except FAILURES as error:  # UserError included: a mixer of the user's may do what none does
-            runs[name] = reason(error)
-        whole = {each: row for each, row in runs.items() if isinstance(row, RunSpikes)}
-        write_json(plan.out / SPIKES, {"runs": _read_spikes(plan) | whole})
-    return runs
+            row = _study(plan.out / name, images)
+        except FAILURES as error:  # a mixer of the user's may do what none does
+            row = _unknown(reason(error))
+        spikes[name] = replace(row, weights=weights_hash(plan.out / name))
+    write_json(plan.out / COSTS, replace(kept, spikes=spikes))
 
 
 def known_spikes(plan: Plan, readings: Sequence[Reading]) -> SpikeRows | None:
     """Return what the spikes of every finished run cost as far as it is known; None without any."""
     if not plan.spiking:
         return None
-    kept = _read_spikes(plan)
+    found = _read(plan)
+    kept = found.spikes if found else {}
     ann_labels = {each.label for each in plan.mixers if each.ann_of or each.reference}
     done = (reading.run for reading in readings if isinstance(reading, Finished))
-    runs: dict[str, RunSpikes | str] = {}
+    runs = {}
     for name in (run.folder for run in done if run.mixer not in ann_labels):
         row = kept.get(name)
-        fresh = row is not None and row.weights == _hash(plan.out / name)
-        runs[name] = row if row is not None and fresh else NOT_YET
+        fresh = row is not None and row.weights == weights_hash(plan.out / name)
+        runs[name] = row if row is not None and fresh else _unknown(NOT_YET)
     return runs
 
 
-def expected_spike_seconds(plan: Plan, image_seconds: Mapping[str, float]) -> float:
-    """Return about how long `measured_spikes` takes, from each mixer's seconds of one image."""
-    if not plan.spiking:
-        return 0.0
-    spiking = sum(image_seconds[mixer.label] for mixer in plan.mixed if not mixer.ann_of)
-    return STUDY * IMAGES * len(plan.seeds) * spiking
+def _unknown(why: str) -> RunSpikes:
+    return replace(NOTHING, notes=(why,))
 
 
 def spike_table(
@@ -480,8 +396,6 @@ def spike_table(
     readings: Sequence[Reading],
     runs: SpikeRows | None,
     costs: Table,
-    *,
-    inputs: str = "images",
 ) -> Spikes | None:
     """Make what the record has of spikes: the mean of each mixer over its seeds.
 
@@ -495,21 +409,22 @@ def spike_table(
     ann_rows = {e.label: _ann_row(costs[e.label].macs, cost.mac) for e in plan.mixers if e.ann_of}
     mixers = {}
     for label in (each.label for each in plan.mixed):
-        mine = [runs.get(name) for name, owner in finished.items() if owner == label]
-        rows = [row for row in mine if isinstance(row, RunSpikes)]
-        found = [ann_rows[label]] if label in ann_rows else rows
-        unknown = [why for why in mine if isinstance(why, str)]
-        odd = [note for row in rows for note in row.notes or ()]  # that few neurons fire
+        mine = [runs[name] for name, owner in finished.items() if owner == label and name in runs]
+        found = [ann_rows[label]] if label in ann_rows else mine
         mixers[label] = MixerSpikes(
             **{key: statistics.summarize(_each(found, key)) for key in QUANTITIES},
-            time_steps=found[0].time_steps if found else None,
-            notes=tuple(dict.fromkeys([*unknown, *odd])),
+            time_steps=next((row.time_steps for row in found if row.time_steps), None),
+            notes=tuple(dict.fromkeys(note for row in mine for note in row.notes or ())),
         )
-    each = {name: ann_rows.get(label, runs.get(name)) for name, label in finished.items()}
-    read = (row.images for row in runs.values() if isinstance(row, RunSpikes))
-    text = _text(cost.mac, cost.ac, images=next(read, None) or IMAGES, inputs=inputs)
-    known_rows = {name: row for name, row in each.items() if isinstance(row, RunSpikes)}
-    return Spikes(text=text, mixers=mixers, runs=known_rows)
+    read = (row.images for row in runs.values() if row.images)
+    ann = {name: ann_rows[label] for name, label in finished.items() if label in ann_rows}
+    return Spikes(
+        images=next(read, IMAGES),
+        mac_pj=cost.mac,
+        ac_pj=cost.ac,
+        mixers=mixers,
+        runs={**runs, **ann},
+    )
 
 
 def _each(rows: Sequence[RunSpikes], key: str) -> list[float]:
@@ -520,30 +435,13 @@ def _each(rows: Sequence[RunSpikes], key: str) -> list[float]:
 def _ann_row(macs: Number | None, pj: float) -> RunSpikes:
     """Return the row of a network without spikes: multiply-adds alone."""
     energy = None if macs is None else macs * pj * _PJ
-    return RunSpikes(
-        firing_rate=None,
-        silent=None,
-        sops=None,
-        time_steps=None,
+    return replace(
+        NOTHING,
         macs=macs,
         energy_uj=energy,
         energy_low_uj=energy,
         energy_high_uj=energy,
         dense_energy_uj=energy,
-    )
-
-
-def _text(mac: float, ac: float, *, images: int, inputs: str) -> str:
-    return (
-        f"Read from the weights of the last epoch on {images} validation {inputs}, the same for "
-        "all; of several seeds the mean. A spike costs an addition for each weight that it meets "
-        f"(a synaptic operation), {ac:g} pJ; a layer with real-valued input, such as the first, "
-        f"makes all its multiply-adds, {mac:g} pJ each (32-bit floating point, 45 nm, Horowitz "
-        "2014). "
-        "Where shortcuts add spikes, inputs above 1 leave bounds: at least one addition, at most a "
-        "multiply-add. Batch norm is folded, memory access is not counted. “Without spikes” is the "
-        "same network making every multiply-add at one step; the multiply-adds of the cost table "
-        "are those of all steps, as if no input were a spike. docs/spikes.md has each assumption."
     )
 
 
@@ -554,7 +452,6 @@ def _study(folder: Path, images: ImageData) -> RunSpikes:
         found = spike_study(model, normalised(images, images.val, chosen), batch_size=BATCH)
     low, middle, high = found.energy
     return RunSpikes(
-        weights=_hash(folder),
         images=found.images,
         time_steps=found.time_steps,
         firing_rate=found.rate,
@@ -567,26 +464,3 @@ def _study(folder: Path, images: ImageData) -> RunSpikes:
         dense_energy_uj=found.ann_energy * _PJ,
         notes=tuple(note for note in found.notes if "never fired" in note),
     )
-
-
-def _hash(folder: Path) -> str:
-    try:
-        return hashlib.sha256((folder / weights_file("last")).read_bytes()).hexdigest()
-    except OSError:
-        return ""  # of a run whose weights were moved away; its scores are still read
-
-
-def _read_spikes(plan: Plan) -> dict[str, RunSpikes]:
-    """Return what is kept; a file, or a run's row, that is missing or damaged keeps nothing."""
-    path = plan.out / SPIKES
-    try:
-        runs = read_json(path).get("runs")
-    except UserError:
-        return {}
-    found = {}
-    for name, row in runs.items() if isinstance(runs, dict) else ():
-        with suppress(UserError):
-            read = from_json(RunSpikes, row, where=f"{str(path)!r}: {name}")
-            if None not in (read.weights, read.images, read.notes):  # else of a network without
-                found[name] = read
-    return found

@@ -5,9 +5,9 @@ The rule, applied to what is not given:
 
 - *Size.* Images of up to 40 pixels (the shorter side) stay as they are, in patches of 4; up to 80
   they get 64 pixels and patches of 8; larger ones 128 pixels and patches of 16. So the model sees
-  about 64 tokens, and the cost hardly grows. Images of 200 pixels or more get 224, and patches of
-  16, where ``--minutes`` is four times the default's time; on a GPU always, with DeiT-Ti. Nothing
-  is stretched: the shorter side is resized and the centre kept.
+  about 64 tokens, and the cost hardly grows. On a GPU images of 200 pixels or more get 224, and
+  patches of 16, with DeiT-Ti. Nothing is stretched: the shorter side is resized and the centre
+  kept. Half or twice the side where a budget asks for it (`keymix.compare.budget`).
 - *Stem.* Patches are embedded by strided 3x3 convolutions.
 - *Colour.* Grey images stay grey.
 - *Flips.* Left and right are swapped, but not of digits, letters and signs. Nothing is turned
@@ -23,7 +23,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from keymix.data.headers import Headers, read_headers
@@ -51,24 +50,15 @@ _SYMBOLS = re.compile(r"[0-9]{1,3}|[A-Za-z]")
 _NAMED_SYMBOLS = ("digit", "mnist", "svhn", "sign", "letter", "character", "text", "gtsrb")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fitted:
-    """A recipe fitted to data, and in words what is used of the data."""
-
-    recipe: Recipe
-    used: str = ""
-
-
-def fit_to_images(recipe: Recipe, given: Collection[str], *, cuda: bool) -> Fitted:
+def fit_to_images(recipe: Recipe, given: Collection[str], *, cuda: bool) -> Recipe:
     """Fit size, patches, colour and flips of a default recipe to the images.
 
     What was asked for, `given` by dotted keys, stays. `cuda` says whether there is a GPU.
     """
-    if recipe.augment.vertical_flip and "augment.vertical_flip" not in given:
-        recipe = replace_path(recipe, {"augment.vertical_flip": False})
+    recipe = _changed(recipe, {"augment.vertical_flip": False}, given)
     data = recipe.data
     if recipe.name != FITTED or kind_of_spec(data.spec) is not IMAGE:
-        return Fitted(recipe=recipe)
+        return recipe
     found = read_headers(data.spec, cell_mib=data.cell_mib)
     size, patch = sized(found, cuda=cuda)
     large = size == (LARGE, LARGE)
@@ -76,7 +66,7 @@ def fit_to_images(recipe: Recipe, given: Collection[str], *, cuda: bool) -> Fitt
         asked = data.image_size
         size = asked if isinstance(asked, tuple) else (asked, asked)
         large, patch = False, _patch_of(min(size))
-    changes: dict[str, Any] = {"data.image_size": _plain(size)}
+    changes: dict[str, Any] = {"data.image_size": size if size[0] != size[1] else size[0]}
     if found.grey:
         changes["data.channels"] = 1
     if recipe.model.name == HOST and large:
@@ -89,18 +79,33 @@ def fit_to_images(recipe: Recipe, given: Collection[str], *, cuda: bool) -> Fitt
     changes["augment.crop_padding"] = max(1, side // 8) if in_memory else 0
     if is_symbols(data.spec, found.classes):
         changes["augment.flip"] = False
-    kept = {key: value for key, value in changes.items() if key not in given}
-    return Fitted(recipe=replace_path(recipe, kept), used=_used(found, size))
+    return _changed(recipe, changes, given)
 
 
-def more_pixels(recipe: Recipe, given: Collection[str]) -> dict[str, int]:
-    """Return the size for a larger budget, to override the default; empty where there is none."""
-    data = recipe.data
-    fitted = recipe.name == FITTED and kind_of_spec(data.spec) is IMAGE
-    if not fitted or {"data.image_size", "model.name"} & {*given}:
-        return {}
-    shorter = min(read_headers(data.spec, cell_mib=data.cell_mib).size)
-    return {"data.image_size": LARGE} if shorter >= _FROM_LARGE else {}
+def resized(recipe: Recipe, given: Collection[str], *, larger: bool) -> Recipe | None:
+    """Return the recipe for 224 pixels, or for half the side; None where there is no such."""
+    side = recipe.data.image_size
+    fitted = recipe.name == FITTED and recipe.model.name == HOST
+    if (
+        not fitted
+        or "data.image_size" in given
+        or not isinstance(side, int)
+        or side <= _AS_THEY_ARE
+    ):
+        return None
+    if not larger:
+        side //= 2
+    elif min(read_headers(recipe.data.spec, cell_mib=recipe.data.cell_mib).size) >= _FROM_LARGE:
+        side = LARGE
+    else:
+        return None
+    padding = side // 8 if recipe.augment.crop_padding and side <= CACHE_SIDE else 0
+    changes = {
+        "data.image_size": side,
+        "model.options.patch_size": _patch_of(side),
+        "augment.crop_padding": padding,
+    }
+    return _changed(recipe, changes, given)
 
 
 def sized(found: Headers, *, cuda: bool) -> tuple[tuple[int, int], int]:
@@ -125,10 +130,6 @@ def _patch_of(side: int) -> int:
     return min(sides, key=lambda patch: abs(math.log(side / patch / _TOKENS)))
 
 
-def _plain(size: tuple[int, int]) -> int | tuple[int, int]:
-    return size[0] if size[0] == size[1] else size
-
-
 def is_symbols(spec: str, classes: Sequence[str]) -> bool:
     """Whether images show digits, letters or signs, which have no mirror image.
 
@@ -138,8 +139,13 @@ def is_symbols(spec: str, classes: Sequence[str]) -> bool:
     return named or (bool(classes) and all(_SYMBOLS.fullmatch(name) for name in classes))
 
 
-def _used(found: Headers, size: tuple[int, int]) -> str:
-    """Say what is used of the images, and what is thrown away."""
+def used(recipe: Recipe) -> str:
+    """Say what a fitted recipe uses of the images, and what is thrown away; else nothing."""
+    size = recipe.data.image_size
+    if recipe.name != FITTED or kind_of_spec(recipe.data.spec) is not IMAGE or size is None:
+        return ""
+    found = read_headers(recipe.data.spec, cell_mib=recipe.data.cell_mib)
+    size = size if isinstance(size, tuple) else (size, size)
     height, width = found.size
     if found.same and (height, width) == size:
         return f"{found.text}, as they are"
@@ -154,38 +160,23 @@ def with_enough_cases(recipe: Recipe, given: Collection[str], found: DataRecord)
     """Give the test split more cases, where it was split off from train and has too few."""
     few = found.cases is not None and found.cases["test"] < LEAST_CASES
     drawn = found.test_fraction is not None and found.test_fraction < CASES_SHARE
-    if not (few and drawn) or "data.test_fraction" in given:
-        return recipe
-    return replace_path(recipe, {"data.test_fraction": CASES_SHARE})
+    return _changed(recipe, {"data.test_fraction": CASES_SHARE}, given) if few and drawn else recipe
 
 
-def fit_to_count(
-    recipe: Recipe, given: Collection[str], *, train: int, before: Recipe | None
-) -> Recipe:
-    """Choose the epochs for a number of training inputs, unless they are `given`.
-
-    The choices of `before`, the recipe of the comparison that the folder holds, stay.
-    """
-    if before is not None and before.data.spec == recipe.data.spec and before.name == recipe.name:
-        kept = {
-            "schedule.epochs": before.schedule.epochs,
-            "schedule.warmup_epochs": before.schedule.warmup_epochs,
-        }
-        return _without(recipe, kept, given)
-    changes: dict[str, Any] = {}
-    steps = math.ceil(train / recipe.data.batch_size / recipe.optim.accumulate)
-    epochs = recipe.schedule.epochs
-    if recipe.name == FITTED or epochs * steps < FLOOR:
-        changes["schedule.epochs"] = max(LEAST_EPOCHS, math.ceil(AIM / steps))
-    if "schedule.epochs" in given or "schedule.epochs" in changes:
-        epochs = epochs if "schedule.epochs" in given else changes["schedule.epochs"]
-        if recipe.schedule.warmup_epochs:
-            changes["schedule.warmup_epochs"] = round(WARMUP * epochs, 3)
-    return _without(recipe, changes, given)
+def fit_to_count(recipe: Recipe, given: Collection[str], *, train: int) -> Recipe:
+    """Choose the epochs of a default recipe for a number of training inputs."""
+    steps = updates(recipe, train) // recipe.schedule.epochs
+    enough = recipe.name != FITTED and updates(recipe, train) >= FLOOR
+    if "schedule.epochs" in given:
+        return with_epochs(recipe, given, recipe.schedule.epochs)
+    return recipe if enough else with_epochs(recipe, given, max(LEAST_EPOCHS, -(-AIM // steps)))
 
 
-def _without(recipe: Recipe, changes: Mapping[str, Any], given: Collection[str]) -> Recipe:
-    return replace_path(recipe, {key: each for key, each in changes.items() if key not in given})
+def with_epochs(recipe: Recipe, given: Collection[str], epochs: int) -> Recipe:
+    """Return a recipe of so many epochs; a warm-up that it has becomes a tenth of them."""
+    warmup = round(WARMUP * epochs, 3) if recipe.schedule.warmup_epochs else 0.0
+    changes = {"schedule.epochs": epochs, "schedule.warmup_epochs": warmup}
+    return _changed(recipe, changes, {*given} - {"schedule.epochs"})
 
 
 def updates(recipe: Recipe, train: int) -> int:
@@ -194,21 +185,6 @@ def updates(recipe: Recipe, train: int) -> int:
     return recipe.schedule.epochs * steps
 
 
-def kept_choices(recipe: Recipe, before: Recipe | None, given: Collection[str]) -> Recipe | None:
-    """Return the recipe with what the first call chose for the folder; None where there is none."""
-    if before is None or before.name != recipe.name or before.data.spec != recipe.data.spec:
-        return None
-    chosen = {
-        "data.image_size": before.data.image_size,
-        "data.channels": before.data.channels,
-        "model.name": before.model.name,
-        "augment.crop_padding": before.augment.crop_padding,
-        "augment.flip": before.augment.flip,
-        "augment.vertical_flip": before.augment.vertical_flip,
-        "data.test_fraction": before.data.test_fraction,
-    }
-    fitted = _without(recipe, chosen, given)
-    if "model.name" in given:
-        return fitted
-    options = {**before.model.options, **recipe.model.options}
-    return replace(fitted, model=replace(fitted.model, options=options))
+def _changed(recipe: Recipe, changes: Mapping[str, Any], given: Collection[str]) -> Recipe:
+    """Return a recipe with changes by dotted key, but for what was asked for."""
+    return replace_path(recipe, {key: each for key, each in changes.items() if key not in given})

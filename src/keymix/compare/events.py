@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from keymix.compare.eta import Estimate, side_by_side
-
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
@@ -28,7 +26,6 @@ class Event:
         text: Why it failed, what is being done, or what the score of an epoch is.
         done: Runs that are finished.
         total: Runs of the comparison.
-        estimate: The estimate in numbers.
     """
 
     kind: Literal["plan", "estimate", "note", "start", "epoch", "done", "failed", "stage"]
@@ -41,72 +38,41 @@ class Event:
     text: str = ""
     done: int = 0
     total: int = 0
-    estimate: Estimate | None = None
 
 
 Watcher = Callable[[Event], None]
 
-_Run = tuple[str, int]
-
-
-@dataclass
-class _Underway:
-    """A run that trains."""
-
-    left: float  # seconds that it will still take, by the estimate, counted from `since`
-    since: float  # when it started, or its last epoch ended
-    epochs: int | None = None  # epochs done; None before the first that was seen
-
 
 class Remaining:
-    """Follows a comparison's events and says how long it will still take.
+    """Follows a comparison's events and says how long its training will still take.
 
-    Each mixer's runs continue at the pace of its epochs so far; mixers without an epoch yet are
-    as much slower or faster than estimated as all the others.
+    What is left goes on at the mean pace of all epochs so far.
     """
 
-    def __init__(self, estimate: Estimate, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._estimate, self._clock = estimate, clock
-        self._waiting = dict(estimate.runs)
-        self._underway: dict[_Run, _Underway] = {}
-        self._seen: dict[str, float] = {}
-        self._thought: dict[str, float] = {}
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._left, self._begun = 0.0, 0.0  # runs, and when the first of them started
+        self._first: dict[tuple[str, int], float] = {}  # parts of runs that were done before
+        self._done: dict[tuple[str, int], float] = {}
 
     def see(self, event: Event) -> None:
         """Take an event into account."""
-        run, now = (event.mixer, event.seed), self._clock()
-        if event.kind in ("start", "epoch") and run not in self._underway:
-            # the first run may start while the last trial is still timed
-            thought = self._waiting.pop(run, self._estimate.whole.get(event.mixer, 0.0))
-            self._underway[run] = _Underway(left=thought, since=now)
-        if event.kind == "epoch":
-            mine = self._underway[run]
-            epoch = self._estimate.whole.get(event.mixer, 0.0) / event.epochs
-            if mine.epochs is not None:  # how far the first was behind it is not known
-                done = event.epoch - mine.epochs
-                self._seen[event.mixer] = self._seen.get(event.mixer, 0.0) + now - mine.since
-                self._thought[event.mixer] = self._thought.get(event.mixer, 0.0) + done * epoch
-            mine.epochs, mine.since = event.epoch, now
-            mine.left = (event.epochs - event.epoch) * epoch
+        run = (event.mixer, event.seed)
+        if event.kind == "plan":
+            self._left = event.total - event.done
+        elif event.kind == "start" and not self._begun:
+            self._begun = self._clock()
+        elif event.kind == "epoch":
+            self._first.setdefault(run, (event.epoch - 1) / event.epochs)
+            self._done[run] = event.epoch / event.epochs
         elif event.kind in ("done", "failed"):
-            self._underway.pop(run, None)
-            self._waiting.pop(run, None)
+            self._first.setdefault(run, 1.0)
+            self._done[run] = 1.0
 
-    def seconds(self) -> float:
-        """Return the seconds that are left now, the measuring after training included."""
-        now = self._clock()
-        # lists, since a thread that draws may ask while another takes an event
-        busy = [
-            max(0.0, run.left * self._factor(mixer) - (now - run.since))
-            for (mixer, _), run in list(self._underway.items())
-        ]
-        waiting = [s * self._factor(mixer) for (mixer, _), s in list(self._waiting.items())]
-        processes = max(self._estimate.processes, len(busy))
-        return side_by_side(waiting, processes, busy) + self._estimate.after
-
-    def _factor(self, mixer: str) -> float:
-        thought = self._thought.get(mixer)
-        if thought:
-            return self._seen[mixer] / thought
-        total = sum(list(self._thought.values()))
-        return sum(list(self._seen.values())) / total if total else 1.0
+    def seconds(self) -> float | None:
+        """Return the seconds that are left now; None before the first epoch has ended."""
+        done = sum(list(self._done.values()))
+        now = done - sum(list(self._first.values()))
+        if now <= 0:
+            return None
+        return (self._clock() - self._begun) / now * max(self._left - done, 0.0)

@@ -1,292 +1,87 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run what is left of a comparison: in this process, or in a few long-lived ones side by side.
+"""Train what is left of a comparison, as events: in this process, or in a few side by side.
 
 Small models gain little from a second thread, so on a CPU two processes of one thread each train
-nearly twice as fast as one of two. Epochs are read from each run's ``metrics.jsonl``, so that any
-executor that says when a call is done gives the same events.
+nearly twice as fast as one of two. What a run does is read from its folder. Where one process is
+planned it is this one: mixers that a notebook registers are known here alone.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
-import queue
+import json
+import os
+import select
 import signal
+import subprocess
+import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Executor, Future
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from keymix.analysis.threads import use_threads
-from keymix.compare import eta
-from keymix.compare.costs import unmeasured
-from keymix.compare.eta import Estimate, Trial
+from keymix.analysis.memory import fresh_python
 from keymix.compare.events import Event, Watcher
-from keymix.compare.executor import (
-    FAILURES,
-    SynchronousExecutor,
-    WorkerEnded,
-    WorkerExecutor,
-    reason,
-)
-from keymix.compare.plan import Job, Plan
-from keymix.compare.runs import DAMAGED
+from keymix.compare.question import Plan
+from keymix.compare.runs import ERROR, log_of, read_error
+from keymix.compare.worker import NO_DISK, Lines, run
 from keymix.data.dataset import ImageData
-from keymix.data.specs import task_name
 from keymix.errors import Interrupted, KeymixWarning, UserError, WriteError
-from keymix.mixers.registry import import_file
-from keymix.task import get_task
-from keymix.train.checkpoints import DamagedRun
-from keymix.train.engine import train
-from keymix.train.files import METRICS, locked, read_metrics
+from keymix.train.files import METRICS, make_folder, read_metrics, write_text
 from keymix.train.folder import is_finished
-from keymix.train.model import load_data
-from keymix.train.recipe import DataConfig, Recipe
 from keymix.train.record import EpochLine
 from keymix.train.signals import interruptible
 
 POLL = 0.05
 """Seconds between two looks at the epochs of runs under way."""
-
 GRACE = 10.0
-"""Seconds that processes have to save when they are asked to end."""
-
-_PATIENCE = 10.0
-"""Seconds that a run's folder may stay with a worker whose parent was killed."""
-
-Failures = dict[tuple[str, int], str]
-"""Why runs failed, by mixer and seed."""
-Estimator = Callable[[Mapping[str, Trial | None]], Estimate | None]
-"""From each mixer's trial, None where it failed."""
-Pending = Collection[Future[Any]]
-Wait = Callable[[Pending], Pending]
+"""Seconds that runs have to save when they are asked to end."""
+_SAVED = (0, 128 + signal.SIGTERM, -signal.SIGTERM)  # exit codes of a run that was asked to end
+_END = 10.0  # seconds that the process has which kills the runs that are left
 
 
-# ---- what an executor calls -----------------------------------------------------------------
+def train_runs(plan: Plan, data: ImageData, *, watch: Watcher) -> None:
+    """Train the runs of a stored plan that are not done, one seed of all mixers after the other.
 
-
-class Runner:
-    """Train runs one after another in this process; loaded data stay for the next run.
-
-    `data` are images and the part of a recipe that they were loaded for.
+    One that fails leaves its reason in its folder. SIGINT and SIGTERM let runs save and raise
+    Interrupted, which says how to resume; a second one ends at once.
     """
-
-    def __init__(
-        self,
-        data: tuple[DataConfig, ImageData] | None = None,
-        *,
-        on_epoch: Callable[[], None] | None = None,
-    ) -> None:
-        self._data, self._on_epoch = data, on_epoch
-
-    def train(self, recipe: Recipe, folder: str) -> None:
-        """Train one run; SIGTERM raises Interrupted, as does SIGINT where it is not ignored."""
-        images, after, place = self._images(recipe), self._on_epoch, Path(folder)
-        trained = partial(
-            train,
-            recipe,
-            place,
-            progress=None if after is None else lambda line: after(),
-            data=images,
-            threads=torch.get_num_threads(),
-        )
-        if place.exists():
-            with locked(place, "run", patience=_PATIENCE):
-                pass  # a worker whose parent was killed a moment ago has let go of the run
-        try:
-            trained()
-        except DamagedRun as error:
-            move_away(place, error)
-            trained()
-
-    def try_out(self, recipe: Recipe, runs: float) -> Trial | None:
-        """Time a few steps of a recipe, for ``runs`` runs in a row; None if they fail."""
-        try:
-            return eta.try_out(recipe, self._images(recipe), runs=runs)
-        except FAILURES:  # as the run will
-            return None
-
-    def _images(self, recipe: Recipe) -> ImageData:
-        if self._data is None or self._data[0] != recipe.data:
-            self._data = (recipe.data, load_data(recipe.data))
-        return self._data[1]
-
-
-def move_away(folder: Path, error: DamagedRun) -> None:
-    """Rename the folder of a damaged run, so that the run can be done again, and warn."""
-    aside = folder.with_name(f"{folder.name}{DAMAGED}")
-    if aside.exists():
-        raise UserError(f"move {str(aside)!r} away, which is there from before: {error.cause}")
-    folder.rename(aside)
-    text = f"{error.cause}; the run is moved to {str(aside)!r} and trained again"
-    warnings.warn(text, KeymixWarning, stacklevel=3)
-
-
-_runner = Runner()  # of a worker process
-
-
-def set_up(imports: tuple[str, ...], threads: int) -> None:
-    """Make a worker process ready: import the files that register things, limit its threads."""
-    torch.set_num_threads(threads)
-    for path in imports:
-        import_file(path)
-
-
-def train_run(recipe: Recipe, folder: str) -> None:
-    """Train one run in a worker process: see `Runner.train`."""
-    _runner.train(recipe, folder)
-
-
-def try_run(recipe: Recipe, runs: float) -> Trial | None:
-    """Time a few steps in a worker process: see `Runner.try_out`."""
-    return _runner.try_out(recipe, runs)
-
-
-# ---- runs and their events ------------------------------------------------------------------
-
-
-def train_runs(plan: Plan, data: ImageData, *, watch: Watcher) -> Failures:
-    """Train the runs that are not done, one seed of all mixers after the other."""
-    todo = [plan.job(m, seed) for m, seed in plan.pairs if not is_finished(plan.folder(m, seed))]
-    jobs = [replace(job, score=data.task.score) for job in todo]
-    watch(Event(kind="plan", done=len(plan.pairs) - len(jobs), total=len(plan.pairs)))
-    if not jobs:
-        return {}
-    sizes, costs = data.record().sizes, unmeasured(plan)
-
-    def estimate(trials: Mapping[str, Trial | None]) -> Estimate | None:
-        return eta.estimated(plan, jobs, trials, sizes=sizes, unmeasured=costs)
-
-    work = [*eta.trial_jobs(plan, jobs), *jobs]
-    logs = plan.out / "runs"
-    if plan.processes == 1:
-        return run_here(
-            work,
-            threads=plan.threads,
-            data=(plan.recipe.data, data),
-            logs=logs,
-            watch=watch,
-            estimate=estimate,
-        )
-    return run_side_by_side(
-        work,
-        processes=plan.processes,
-        threads=plan.threads,
-        imports=plan.imports,
-        logs=logs,
-        watch=watch,
-        estimate=estimate,
-    )
-
-
-def trials_here(plan: Plan, jobs: Sequence[Job], data: ImageData) -> dict[str, Trial | None]:
-    """Time a few steps of every mixer in this process."""
-    runner = Runner((plan.recipe.data, data))
-    with use_threads(plan.threads):
-        return {
-            job.mixer: runner.try_out(job.recipe, job.trial) for job in eta.trial_jobs(plan, jobs)
-        }
-
-
-def expected(plan: Plan, data: ImageData) -> str:
-    """Say how long the runs that are left would take, by a trial of each mixer in this process."""
-    jobs = [plan.job(m, seed) for m, seed in plan.pairs if not is_finished(plan.folder(m, seed))]
-    trials, sizes = trials_here(plan, jobs, data), data.record().sizes
-    found = eta.estimated(plan, jobs, trials, sizes=sizes, unmeasured=unmeasured(plan))
-    return "all runs are finished" if found is None else found.text()
-
-
-def run_here(
-    jobs: Sequence[Job],
-    *,
-    threads: int,
-    data: tuple[DataConfig, ImageData],
-    logs: Path,
-    watch: Watcher,
-    estimate: Estimator | None = None,
-) -> Failures:
-    """Train one run after another in this process; tracebacks go to a log in `logs`.
-
-    SIGINT and SIGTERM raise Interrupted, with the run saved.
-    """
-    schedule = Schedule(jobs, watch, estimate=estimate)
-    runner = Runner(data, on_epoch=schedule.report_epochs)
-    executor = SynchronousExecutor(logs / "worker0.log")
+    course = Course(plan, data, watch)
+    if course.waiting and plan.processes > 1 and hasattr(os, "fork"):
+        _train_side_by_side(plan, course)
+        return
     try:
-        with use_threads(threads):
-            return schedule.run(executor, train=runner.train, try_out=runner.try_out)
+        for number in course.waiting:
+            course.start(number)
+            course.end(number, run(plan.out, number, data=data, on_epoch=course.look))
     except Interrupted as stop:
-        raise Interrupted(stop.signum, f"{_by(stop.signum)}: {resume_hint(logs.parent)}") from None
+        raise _stopped(stop.signum, resume_hint(plan.out)) from None
 
 
-def run_side_by_side(
-    jobs: Sequence[Job],
-    *,
-    processes: int,
-    threads: int,
-    imports: Sequence[str],
-    logs: Path,
-    watch: Watcher,
-    estimate: Estimator | None = None,
-) -> Failures:
-    """Train runs in several processes of some threads each; `logs` is the folder of their logs.
-
-    SIGINT and SIGTERM ask the processes to save and wait for them a while; a second one kills
-    them. Either way their runs resume next time, and Interrupted says how many ended in order.
-    """
-    said: queue.SimpleQueue[str] = queue.SimpleQueue()
-    slots = min(processes, sum(not job.trial for job in jobs))
-    if not slots:
-        return {}
-    out = logs.parent
-    executor = WorkerExecutor(
-        slots,
-        logs=logs,
-        name="training process",
-        environment={"OMP_NUM_THREADS": str(threads)},
-        initializer=set_up,
-        initargs=(tuple(imports), threads),
-        warn=said.put,
-        grace=GRACE,
-    )
-    try:
-        with interruptible(lambda: resume_hint(out)) as interrupts, interrupts.deferred():
-
-            def wait(pending: Pending) -> Pending:
-                done = wait_a_moment(pending)
-                while not said.empty():
-                    warnings.warn(said.get(), KeymixWarning, stacklevel=2)
-                interrupts.look()  # here alone: within a future's lock it would stay locked
-                return done
-
-            schedule = Schedule(jobs, watch, slots=slots, wait=wait, estimate=estimate)
-            try:
-                failures = schedule.run(executor)
-            except Interrupted as stop:
-                busy = list(schedule.running)
-                executor.shutdown(cancel_futures=True)
-                ended = sum(map(_in_order, busy))
-                text = f"{ended} of {len(busy)} runs under way ended in order; {resume_hint(out)}"
-                raise Interrupted(stop.signum, f"{_by(stop.signum)}: {text}") from None
-            except WriteError:
-                executor.shutdown(cancel_futures=True)  # the others save what they can, in order
-                raise
-    finally:
-        executor.kill_workers()
-    return failures
-
-
-def _in_order(future: Future[Any]) -> bool:
-    """Whether a run that was asked to stop has saved, or had not begun; or came to its end."""
-    if future.cancelled():
-        return True
-    error = future.exception()
-    return error is None or (isinstance(error, WorkerEnded) and error.stopped)
+def _train_side_by_side(plan: Plan, course: Course) -> None:
+    with (
+        interruptible(lambda: resume_hint(plan.out)) as interrupts,
+        interrupts.deferred(),
+        Processes(plan) as processes,
+    ):
+        try:
+            while course.waiting or processes.running:
+                while course.waiting and len(processes.running) < plan.processes:
+                    number = course.waiting.popleft()
+                    course.start(number)
+                    processes.start(number)
+                for number, code in processes.ended(POLL):
+                    course.end(number, code)
+                course.look()
+                interrupts.look()
+        except Interrupted as stop:
+            busy, saved = len(processes.running), processes.stop()
+            text = f"{saved} of {busy} runs under way ended in order; {resume_hint(plan.out)}"
+            raise _stopped(stop.signum, text) from None
+        except WriteError:  # no other run would fare better
+            processes.stop()
+            raise
 
 
 def resume_hint(out: Path) -> str:
@@ -295,105 +90,59 @@ def resume_hint(out: Path) -> str:
     return f"{kept}; rerun the same command (without --overwrite) to resume"
 
 
-def _by(signum: int) -> str:
-    return f"stopped by {signal.Signals(signum).name}"
+def _stopped(signum: int, text: str) -> Interrupted:
+    return Interrupted(signum, f"stopped by {signal.Signals(signum).name}: {text}")
 
 
-def wait_a_moment(pending: Pending) -> Pending:
-    """Wait until a future is done, or for as long as `POLL`; return those that are done."""
-    first = concurrent.futures.FIRST_COMPLETED
-    return concurrent.futures.wait(pending, timeout=POLL, return_when=first).done
+# ---- what happens, as events ------------------------------------------------------------------
 
 
-class Schedule:
-    """Gives out trials and runs to an executor, in order, and turns their course into events.
+class Course:
+    """The runs that wait, by their number in the plan, and what happens to them, as events."""
 
-    At most `slots` calls are given to the executor at a time; `wait` returns those futures that
-    are done, after a moment if none is. Once all trials are done, `estimate` adds them up.
-    """
+    def __init__(self, plan: Plan, data: ImageData, watch: Watcher) -> None:
+        self._plan, self._score, self._watch = plan, data.task.score, watch
+        self._epochs: dict[int, NewEpochs] = {}
+        pairs = plan.pairs
+        left = (k for k, pair in enumerate(pairs) if not is_finished(plan.folder(*pair)))
+        self.waiting = deque(left)
+        watch(Event(kind="plan", done=len(pairs) - len(self.waiting), total=len(pairs)))
 
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        watch: Watcher,
-        *,
-        slots: int = 1,
-        wait: Wait = wait_a_moment,
-        estimate: Estimator | None = None,
-    ) -> None:
-        self._waiting, self._watch = deque(jobs), watch
-        self._slots, self._wait, self._estimate = slots, wait, estimate
-        self._to_try = {job.mixer for job in jobs if job.trial}
-        self._trials: dict[str, Trial | None] = {}
-        self.running: dict[Future[Any], Job] = {}
-        self._epochs: dict[tuple[str, int], tuple[Job, NewEpochs]] = {}
-        self._failures: Failures = {}
+    def start(self, number: int) -> None:
+        """Report that a run starts."""
+        mixer, seed = self._plan.pairs[number]
+        self._epochs[number] = NewEpochs(self._plan.folder(mixer, seed) / METRICS)
+        self._watch(Event(kind="start", mixer=mixer.label, seed=seed))
 
-    def run(
-        self,
-        executor: Executor,
-        *,
-        train: Callable[[Recipe, str], None] = train_run,
-        try_out: Callable[[Recipe, float], Trial | None] = try_run,
-    ) -> Failures:
-        """Do all jobs by an executor, which may be any other than ours.
-
-        A WriteError of a run ends them all: no other run would fare better on a full disk.
-        """
-        while self._waiting or self.running:
-            while self._waiting and len(self.running) < self._slots:
-                job = self._waiting.popleft()
-                if job.trial:
-                    self.running[executor.submit(try_out, job.recipe, job.trial)] = job
-                else:
-                    self._start(job)
-                    self.running[executor.submit(train, job.recipe, str(job.folder))] = job
-            done = self._wait(self.running)
-            self.report_epochs()  # of those that are done, too, before their ends
-            for future in [future for future in self.running if future in done]:
-                self._finish(future, self.running.pop(future))
-        return self._failures
-
-    def report_epochs(self) -> None:
+    def look(self) -> None:
         """Report the epochs that ended since the last look, in every run under way."""
-        for job, epochs in self._epochs.values():
-            score = job.score or get_task(task_name(job.recipe.data.spec)).score
+        for number, epochs in self._epochs.items():
+            mixer, seed = self._plan.pairs[number]
             for line in epochs.read():
-                value = line.val.get(score.key)
+                value = line.val.get(self._score.key)
                 self._watch(
                     Event(
                         kind="epoch",
-                        mixer=job.mixer,
-                        seed=job.seed,
+                        mixer=mixer.label,
+                        seed=seed,
                         epoch=line.epoch + 1,
-                        epochs=job.recipe.schedule.epochs,
+                        epochs=self._plan.recipe.schedule.epochs,
                         value=value,
-                        shown="" if value is None else score.text(value),
-                        text=score.name,
+                        shown="" if value is None else self._score.text(value),
+                        text=self._score.name,
                     )
                 )
 
-    def _start(self, job: Job) -> None:
-        self._epochs[job.mixer, job.seed] = job, NewEpochs(job.folder / METRICS)
-        self._watch(Event(kind="start", mixer=job.mixer, seed=job.seed))
-
-    def _finish(self, future: Future[Any], job: Job) -> None:
-        error = future.exception()
-        if isinstance(error, WriteError):
-            raise error
-        if job.trial:
-            self._trials[job.mixer] = None if error is not None else future.result()
-            if self._estimate is not None and self._trials.keys() == self._to_try:
-                found = self._estimate(self._trials)
-                if found is not None:
-                    self._watch(Event(kind="estimate", text=found.text(), estimate=found))
-            return
-        del self._epochs[job.mixer, job.seed]
-        if error is None:
-            self._watch(Event(kind="done", mixer=job.mixer, seed=job.seed))
+    def end(self, number: int, code: int) -> None:
+        """Report that a run is done, or failed for the reason that its folder has."""
+        self.look()
+        del self._epochs[number]
+        mixer, seed = self._plan.pairs[number]
+        if code == 0:
+            self._watch(Event(kind="done", mixer=mixer.label, seed=seed))
         else:
-            text = self._failures[job.mixer, job.seed] = reason(error)
-            self._watch(Event(kind="failed", mixer=job.mixer, seed=job.seed, text=text))
+            text = read_error(self._plan.folder(mixer, seed))
+            self._watch(Event(kind="failed", mixer=mixer.label, seed=seed, text=text))
 
 
 class NewEpochs:
@@ -420,6 +169,107 @@ class NewEpochs:
             return []
         lines = read_metrics(self._path)
         known = {line.epoch: line for line in self._lines}
-        new = [line for line in lines if line != known.get(line.epoch)]
         self._status, self._lines = status, lines
-        return new
+        return [line for line in lines if line != known.get(line.epoch)]
+
+
+# ---- processes ------------------------------------------------------------------------------
+
+
+class Processes:
+    """The process from which runs are forked, see `keymix.compare.worker`, and those under way."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        command, environment = fresh_python("keymix.compare.worker")
+        # CUDA is looked for without touching it, which a forked process could not use then
+        environment |= {"OMP_NUM_THREADS": str(plan.threads), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment
+        )
+        assert self._process.stdout is not None
+        self._messages = Lines(self._process.stdout.fileno())
+        self._no_disk = ""
+        self.running: set[int] = set()
+        self._ask(imports=plan.imports, recipe=plan.recipe.to_dict(), out=str(plan.out))
+
+    def __enter__(self) -> Processes:
+        """Start no run yet."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Kill what is left."""
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        if not self.running:
+            process.kill()  # it may be at its imports still
+        with suppress(BrokenPipeError):
+            process.stdin.close()  # it kills its children and ends
+        try:
+            process.wait(_END)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+    def start(self, number: int) -> None:
+        """Fork a process for a run."""
+        self.running.add(number)
+        self._ask(run=number)
+
+    def ended(self, seconds: float) -> Iterator[tuple[int, int]]:
+        """Yield the runs that have ended and their exit codes; wait for some seconds at most."""
+        ready, _, _ = select.select([self._messages.pipe], [], [], seconds)
+        for message in self._messages.read() if ready else ():
+            if "warning" in message:
+                warnings.warn(message["warning"], KeymixWarning, stacklevel=2)
+            elif "failed" in message:
+                raise UserError(f"no run can be started: {message['failed']}")
+            elif "no_disk" in message:
+                self._no_disk = message["no_disk"]
+            else:
+                self.running.remove(message["run"])
+                if message["code"] != NO_DISK:
+                    self._see_to(message["run"], message["code"])
+                    yield message["run"], message["code"]
+        if self._no_disk:
+            raise WriteError(self._no_disk)
+        if self._messages.ended:
+            raise UserError(
+                f"the process that starts runs was killed; {resume_hint(self._plan.out)}"
+            )
+
+    def stop(self) -> int:
+        """Ask all runs to save, wait for them a while, and return how many ended in order."""
+        with suppress(OSError):
+            self._ask(stop=True)
+        saved, deadline = 0, time.monotonic() + GRACE
+        while self.running and not self._messages.ended and time.monotonic() < deadline:
+            with suppress(UserError):  # the first reason stands
+                saved += sum(code in _SAVED for _, code in self.ended(POLL))
+        return saved
+
+    def _ask(self, **request: Any) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def _see_to(self, number: int, code: int) -> None:
+        """Leave the reason in the folder of a run whose process died, and no empty log."""
+        place = self._plan.folder(*self._plan.pairs[number])
+        log = log_of(place)
+        said = log.read_text("utf-8", "replace").split("\n") if log.is_file() else [""]
+        if said == [""]:
+            log.unlink(missing_ok=True)
+        if code in (*_SAVED, 1):
+            return
+        how = f"with code {code}"
+        if code < 0:
+            memory = ", perhaps for lack of memory" if code == -signal.SIGKILL else ""
+            how = f"by signal {-code}{memory}"
+        elif any(said):
+            how = f"{how}: {[line for line in said if line][-1].strip()[:200]}"
+        make_folder(place)
+        write_text(place / ERROR, f"the training process ended {how}\n")

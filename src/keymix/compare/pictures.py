@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -18,22 +21,25 @@ from torch import Tensor, nn
 from keymix.analysis.answers import Answers
 from keymix.analysis.attention import attention_maps, masks_tokens, on_image, token_masks
 from keymix.analysis.collapse import map_similarity
-from keymix.compare.executor import FAILURES, reason
-from keymix.compare.plan import Plan
+from keymix.compare.question import Plan
 from keymix.compare.runs import Finished, Reading
 from keymix.data.dataset import ImageData, Split
-from keymix.errors import UserError
+from keymix.data.record import SameImages
+from keymix.errors import FAILURES, UserError, reason
 from keymix.hosts import find_host, find_mixers
-from keymix.records import Own
-from keymix.report.gallery import Galleries, Gallery
+from keymix.records import from_json
+from keymix.report.gallery import Gallery, Pictures
 from keymix.report.part import ImageOutputs, Page, page_of
 from keymix.report.pictures import image_uri
 from keymix.report.record import Attention, Collapse, MapImage, PackedMaps
+from keymix.train.files import read_json, weights_file, write_json
+from keymix.train.model import load_data
 from keymix.train.runs import load_run
 
 T = TypeVar("T")
 FloatArray = npt.NDArray[np.float64]
 
+PICTURES_FILE = "pictures.json"
 PICTURES, COLLAPSE_IMAGES = 4, 64
 MOST_LAYERS = 12
 """Layers of which attention maps are kept at most."""
@@ -61,20 +67,65 @@ Stage = tuple[list[int], dict[str, Maps], dict[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pictures:
-    """What was read off the models and the images; None where it could not be."""
+class Kept:
+    """The content of ``pictures.json``: what it was read off, and what was seen."""
 
-    attention: Attention | None = None
-    collapse: Collapse | None = None
-    own: Own = field(default_factory=Own)  # the task's pictures of the models' answers
-    notes: tuple[str, ...] = ()  # what failed, for who ran it; the page has a plain sentence
+    weights: Mapping[str, str]  # the hash of each finished run's, by its folder
+    data: SameImages
+    images: bool  # whether it has pictures of the data
+    pictures: Pictures
 
-    def bare(self) -> Pictures:
-        """Leave every picture of the data out; numbers stay."""
-        if self.attention is None:
-            return replace(self, own=Own())
-        images = tuple(replace(image, png="") for image in self.attention.images)
-        return replace(self, attention=replace(self.attention, images=images), own=Own())
+
+def kept_pictures(
+    plan: Plan,
+    runs: Sequence[Reading],
+    data: ImageData | None,
+    same: SameImages,
+    *,
+    images: bool,
+) -> Pictures:
+    """Return what the folder keeps of these runs' weights, or look into the models and keep it.
+
+    `data` are the images if they are loaded already, and else loaded where they are needed: they
+    must be the `same`. With `images` there are pictures of the data.
+    """
+    path = plan.out / PICTURES_FILE
+    folders = [each.run.folder for each in runs if isinstance(each, Finished)]
+    weights = {name: weights_hash(plan.out / name) for name in folders}
+    kept = None
+    with suppress(UserError):
+        kept = from_json(Kept, read_json(path), where=repr(str(path)))
+    if kept is not None and (kept.weights, kept.data) != (weights, same):
+        kept = None
+    if kept is None or (images and not kept.images):
+        try:
+            looked = pictures(plan, runs, data or _loaded(plan, same), images=images)
+            kept = Kept(weights=weights, data=same, images=images, pictures=looked)
+            write_json(path, kept)
+        except FAILURES as error:  # the images, the weights or a mixer may be elsewhere
+            if kept is None:
+                return Pictures(notes=(f"attention maps are left out: {reason(error)}",))
+            note = f"pictures of the data are left out: {reason(error)}"
+            return replace(kept.pictures, notes=(*kept.pictures.notes, note))
+    elif kept.images and not images:
+        kept = replace(kept, images=False, pictures=kept.pictures.bare())
+        write_json(path, kept)
+    return kept.pictures
+
+
+def _loaded(plan: Plan, same: SameImages) -> ImageData:
+    data = load_data(plan.recipe.data)
+    if SameImages.of(data.record()) != same:
+        raise UserError(f"the data {data.spec!r} has changed since")
+    return data
+
+
+def weights_hash(folder: Path) -> str:
+    """Return the hash of a run's last weights; empty where they were moved away."""
+    try:
+        return hashlib.sha256((folder / weights_file("last")).read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def pictures(plan: Plan, runs: Sequence[Reading], data: ImageData, *, images: bool) -> Pictures:
@@ -87,13 +138,12 @@ def pictures(plan: Plan, runs: Sequence[Reading], data: ImageData, *, images: bo
     page, notes = page_of(task), list[str]()
     done = [each for each in runs if isinstance(each, Finished)]
     answers = done[0].answers["last"]
-    own = Own()
+    galleries: dict[str, Gallery] = {}
     if images:
-        drawn = _drawn(page, models, data, answers, seed=seed, notes=notes)
-        found = page.gallery(data, [each.tested for each in _to_show(plan, done)])
-        own = Own.of(Galleries(galleries={**drawn, **found}))
+        galleries |= _drawn(page, models, data, answers, seed=seed, notes=notes)
+        galleries |= page.gallery(data, [each.tested for each in _to_show(plan, done)])
     if task.whole_images:
-        return Pictures(own=own, notes=tuple(notes))
+        return Pictures(galleries=galleries, notes=tuple(notes))
     chosen = page.chosen(answers, PICTURES)
     seen = attention(
         models,
@@ -112,7 +162,7 @@ def pictures(plan: Plan, runs: Sequence[Reading], data: ImageData, *, images: bo
     looked = Pictures(
         attention=replace(seen, said={m: each for m, each in said.items() if each} or None),
         collapse=collapse(models, data, seed=seed, notes=notes),
-        own=own,
+        galleries=galleries,
         notes=tuple(dict.fromkeys(notes)),  # of every stage that was tried
     )
     return looked if images else looked.bare()

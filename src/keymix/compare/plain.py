@@ -4,73 +4,38 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
-from keymix.analysis.measure import training_ms
-from keymix.compare.executor import FAILURES, reason
-from keymix.compare.plan import Plan, Planned, PlannedMixer, input_shape
+from keymix.compare import budget
+from keymix.compare.budget import Load
+from keymix.compare.question import Plan, PlannedMixer
 from keymix.data.dataset import ImageData
+from keymix.errors import FAILURES, reason
 from keymix.models.match import trainable
-from keymix.train.model import device_of_this_machine, model_for
+from keymix.train.model import model_for
 
 PLAIN = "plain network"
 """Label of the trained reference."""
-WIDTHS = (
-    4,
-    6,
-    8,
-    10,
-    12,
-    14,
-    16,
-    20,
-    24,
-    28,
-    32,
-    36,
-    40,
-    48,
-    56,
-    64,
-    80,
-    96,
-    112,
-    128,
-    160,
-    192,
-    224,
-    256,
-)
-"""Widths that a plain network may have."""
+FIRST, LEAST, MOST = 16, 4, 256
+"""Width that is tried first, and taken where nothing can be timed; the least and the most."""
 ALIKE = 0.2
 """Share by which the time of its training step may differ from the baseline's."""
-UNSIZED = 16
-"""The width where the baseline cannot be timed."""
-_SECONDS = 1.5  # of a measurement of the baseline next to one width
+SECONDS, WIDTHS = 20.0, 5
+"""No width is tried after half of so long, nor more than so many."""
+_POWER = 1.5  # of the width that the time of a step is taken to grow with, at first
 
 
-def with_plain_network(
-    plan: Plan, data: ImageData, *, before: Planned | None, say: Callable[[str], None]
-) -> Plan:
-    """Add the task's plain network to a comparison, as wide as the baseline is slow.
-
-    Its width is that of the folder's last plan, so that runs resume; else the one of `WIDTHS` whose
-    training step, forward and backward, takes nearest to the baseline's time, measured in turns.
-    `before` is the folder's last plan.
-    """
-    name = data.task.plain
-    if not name:
+def with_plain_network(plan: Plan, data: ImageData, before: Plan | None, kept: Plan | None) -> Plan:
+    """Add the task's plain network: that which the folder has, else one without a width yet."""
+    name, there = data.task.plain, () if before is None else before.mixers
+    network = next((each for each in there if each.reference), None)
+    gave_way = kept is not None and kept.question.reference and network is None
+    if not name or not plan.question.reference or gave_way:
         return plan
-    known = None if before is None else next((m for m in before.mixers if m.model == name), None)
-    network = known or sized(plan, data, name, say=say)
-    notes = (*plan.notes, f"{network.label}: {network.note}")
-    return replace(plan, mixers=(*plan.mixers, network), notes=notes)
-
-
-def sized(plan: Plan, data: ImageData, name: str, *, say: Callable[[str], None]) -> PlannedMixer:
-    """Choose the width of a plain network; see `with_plain_network`."""
-    planned = PlannedMixer(
+    network = network or PlannedMixer(
         label=PLAIN,
         slug=PLAIN.replace(" ", "-"),
         control=False,
@@ -78,42 +43,54 @@ def sized(plan: Plan, data: ImageData, name: str, *, say: Callable[[str], None])
         mixes_prefix=True,
         params=0,
         model=name,
+        options={"width": FIRST},
     )
-    say("sizing the plain network")
-    base = plan.mixers[plan.labels.index(plan.baseline)]
-    device = device_of_this_machine()
-    models = {"base": model_for(plan.recipe_for(base, 0), data.record()).to(device)}
-    shape = input_shape(data.record())
-    ratios: dict[int, float] = {}
+    return replace(plan, mixers=(*plan.mixers, network))
 
-    def ratio(i: int) -> float:
-        if i not in ratios:
-            tried = replace(planned, options={"width": WIDTHS[i]})
-            models["plain"] = model_for(plan.recipe_for(tried, 0), data.record()).to(device)
-            found = training_ms(
-                models,
-                shape,
-                batch_size=min(plan.recipe.data.batch_size, len(data.train)),
-                seconds=_SECONDS,
-                threads=plan.threads,
-                task=data.task.name,
-            )
-            ratios[i] = found["plain"] / found["base"]
-        return ratios[i]
+
+def with_its_width(plan: Plan, data: ImageData, load: Load, *, say: Callable[[str], None]) -> Plan:
+    """Make a plain network that has no width yet as wide as the baseline is slow."""
+    *rest, network = plan.mixers
+    if not network.reference or network.params:
+        return plan
+    say("sizing the plain network")
+    time_of = partial(budget.timed, data=data, threads=plan.threads)
+    base = plan.mixers[plan.labels.index(plan.baseline)]
+
+    def step(width: int) -> float:
+        return time_of(plan.recipe_for(replace(network, options={"width": width}), 0)).step
 
     try:
-        low, high = 0, len(WIDTHS) - 1
-        while low < high:  # the widest that is no slower
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if ratio(middle) <= 1 else (low, middle - 1)
-        near = [i for i in (low, low + 1) if i < len(WIDTHS)]
-        chosen = min(near, key=lambda i: abs(math.log(ratio(i))))
-        width, took = WIDTHS[chosen], ratios[chosen]
+        wanted = load.trials.get(plan.baseline) or time_of(plan.recipe_for(base, 0))
+        width, took = sized(step, wanted.step)
+    except FAILURES as error:  # of a baseline of the user's, as its runs will fail
+        width, how = FIRST, f"not sized, since {plan.baseline} makes no step: {reason(error)}"
+    else:
         unlike = "" if 1 - ALIKE <= took <= 1 + ALIKE else ", the nearest that there is"
         how = f"whose training step took {took:.2f} of the time of {plan.baseline}'s{unlike}"
-    except FAILURES as error:  # of a baseline of the user's, as its runs will fail
-        width, how = UNSIZED, f"not sized, since {plan.baseline} makes no step: {reason(error)}"
-    made = replace(planned, options={"width": width})
-    params = trainable(model_for(plan.recipe_for(made, 0), data.record()))
-    unlike = "" if 1 - ALIKE <= took <= 1 + ALIKE else ", the nearest that there is"
-    return replace(made, params=params, note=f"no attention: {name} of width {width}, {how}.")
+    note = f"no attention: {network.model} of width {width}, {how}."
+    network = replace(network, options={"width": width}, note=note)
+    params = trainable(model_for(plan.recipe_for(network, 0), data.record()))
+    return replace(plan, mixers=(*rest, replace(network, params=params)))
+
+
+def sized(
+    step: Callable[[int], float], wanted: float, *, clock: Callable[[], float] = time.monotonic
+) -> tuple[int, float]:
+    """Return the width whose `step` takes nearest to the time that is wanted, and their ratio.
+
+    A power law through the two nearest widths so far says which one is tried next.
+    """
+    begun, ratios = clock(), dict[int, float]()
+    width, power = FIRST, _POWER
+    while width not in ratios and len(ratios) < WIDTHS and clock() - begun < SECONDS / 2:
+        ratios[width] = step(width) / wanted
+        near = sorted(ratios, key=lambda each: abs(math.log(ratios[each])))
+        best = near[0]
+        if abs(ratios[best] - 1) <= ALIKE / 2:
+            break
+        if near[1:]:
+            slope = math.log(ratios[best] / ratios[near[1]]) / math.log(best / near[1])
+            power = min(max(slope, 0.5), 3.0)
+        width = min(max(2 * round(best * ratios[best] ** (-1 / power) / 2), LEAST), MOST)
+    return best, ratios[best]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from keymix.analysis import statistics
-from keymix.analysis.answers import Answers, Arrays
+from keymix.analysis.answers import Answers
 from keymix.data.dataset import ImageData
 from keymix.data.record import DataRecord
 from keymix.errors import UserError
@@ -45,28 +45,24 @@ class References:
         return {name: known[name] for name in names if name in known}
 
 
-def references(out: Path, images: ImageData, *, say: Callable[[str], None]) -> References:
-    """Return the points of reference of a comparison: as kept, or computed now."""
-    data = images.record()
-    kept = known_references(out, data)
-    if kept.rows:
-        return kept
+def compute_references(out: Path, images: ImageData, *, say: Callable[[str], None]) -> None:
+    """Compute the points of reference of a comparison, unless its folder keeps them."""
+    if known_references(out, images.record()).rows:
+        return
     say("computing points of reference")
-    task = data.task_kind
-    rows, answers = [], {}
+    task = images.record().task_kind
+    rows = []
     arrays: dict[str, Any] = {}
     start = time.perf_counter()
     for i, each in enumerate(answers_of(task).references(images)):
         found = each.evaluated.answers
         rows.append(_row(each, task, time.perf_counter() - start))
-        answers[each.name] = found
         stored = {**found.shared(), **found.arrays(_WHICH)}
         arrays |= {f"{i}/{name}": values for name, values in stored.items()}
         start = time.perf_counter()
     if rows:
         write_arrays(out / ARRAYS, arrays)
         write_json(out / FACTS, Kept(rows=tuple(rows)))
-    return References(rows=tuple(rows), answers=answers)
 
 
 def known_references(out: Path, data: DataRecord) -> References:
@@ -74,20 +70,15 @@ def known_references(out: Path, data: DataRecord) -> References:
     try:
         kept = from_json(Kept, read_json(out / FACTS), where=repr(str(out / FACTS)))
         stored = read_arrays(out / ARRAYS)
-        answers = {row.name: _answers(stored, i, data) for i, row in enumerate(kept.rows)}
+        by_row: dict[str, dict[str, Any]] = {}
+        for name, values in stored.items():
+            row, _, part = name.partition("/")
+            by_row.setdefault(row, {})[part] = values
+        read = answers_of(data.task_kind).read
+        answers = {row.name: read(by_row[str(i)], _WHICH, data) for i, row in enumerate(kept.rows)}
     except (UserError, KeyError):
         return References()
     return References(rows=kept.rows, answers=answers)
-
-
-def _answers(stored: Arrays, i: int, data: DataRecord) -> Answers:
-    """Read the answers of one reference."""
-    mine = {
-        name.partition("/")[2]: values
-        for name, values in stored.items()
-        if name.startswith(f"{i}/")
-    }
-    return answers_of(data.task_kind).read(mine, _WHICH, data)
 
 
 def _row(found: Reference, task: Task, seconds: float) -> ReferenceRow:

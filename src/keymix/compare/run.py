@@ -6,83 +6,32 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from keymix.analysis.threads import busy
-from keymix.compare import folder, record
-from keymix.compare.budget import Budget, Trials, as_before, fit_to_budget, has_room
-from keymix.compare.costs import known_costs, known_spikes, measured_costs, measured_spikes
-from keymix.compare.defaults import more_pixels
+from keymix.compare import folder
+from keymix.compare.costs import known_costs, known_spikes, measure_costs
 from keymix.compare.events import Event, Watcher
-from keymix.compare.execute import expected, train_runs, trials_here
-from keymix.compare.executor import FAILURES, reason
-from keymix.compare.folder import MANIFEST, Manifest
-from keymix.compare.pictures import Pictures, pictures
-from keymix.compare.plain import with_plain_network
-from keymix.compare.plan import Plan, resolve
-from keymix.compare.record import make_record
-from keymix.compare.references import References, known_references, references
+from keymix.compare.execute import train_runs
+from keymix.compare.folder import Stored
+from keymix.compare.pictures import kept_pictures
+from keymix.compare.plan import resolve, summary, time_left, what_it_can_show
+from keymix.compare.question import Plan, Question
+from keymix.compare.references import References, compute_references, known_references
+from keymix.compare.results import Known, checked_data, results
 from keymix.compare.runs import Finished, Reading, read_runs
-from keymix.compare.summary import summary, what_it_can_show
-from keymix.compare.tune import known_tuning, tuned
+from keymix.compare.tune import tuned
 from keymix.data.dataset import ImageData
-from keymix.data.record import SameImages
-from keymix.errors import UserError, unknown
+from keymix.errors import UserError
 from keymix.mixers.registry import import_file
-from keymix.records import Own, to_json
-from keymix.report.checked import Checked
-from keymix.report.comparison import render
-from keymix.report.record import ComparisonRecord, OpenRun, opened
-from keymix.task import Task, get_task, list_tasks
-from keymix.train.files import RECIPE, locked, read_json
-from keymix.train.model import load_data
+from keymix.report.comparison import Comparison
+from keymix.report.record import OpenRun
+from keymix.report.words import said
+from keymix.train.files import RECIPE, locked
 from keymix.train.recipe import Recipe
-from keymix.train.validate import check_processes
-
-SEEDS = 3
-"""Seeds of a comparison where nobody says how many."""
-PICTURES = ("attention", "collapse")
-"""What of the record is read off the models and the images, in addition to the task's own."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """What came out.
-
-    Args:
-        out: The comparison's folder.
-        record: The content of ``results.json``.
-        notes: What could not be done, in words.
-    """
-
-    out: Path
-    record: ComparisonRecord
-    notes: tuple[str, ...] = ()
-
-    @property
-    def report(self) -> Path:
-        """The offline HTML report."""
-        return self.out / folder.REPORT
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """One row per mixer: the score of the last epoch, intervals, verdict."""
-        return [to_json(row) for row in self.record.outcome.last]
-
-    @property
-    def failed(self) -> list[dict[str, Any]]:
-        """The runs that failed, with their reasons."""
-        return [to_json(run) for run in self.record.runs if run.status == "failed"]
-
-    @property
-    def missing(self) -> list[dict[str, Any]]:
-        """The runs that have not started, or are not finished yet."""
-        return [to_json(run) for run in self.record.runs if run.status == "missing"]
 
 
 def compare(
@@ -144,8 +93,11 @@ def compare(
             of which 2 if None; no other score has a margin by default.
         tune: ``"lr"`` tries half and twice the recipe's learning rate with every mixer, at a seed
             of its own, and takes one better on validation by more than one standard error.
-        minutes: About how long it may take: updates, mixers that are not named, and seeds that are
-            not, give way in this order, or updates grow up to ten times.
+        minutes: About how long it may take on this machine, from a few timed steps of each mixer.
+            Pixels, epochs (down to those of 800 updates) and mixers that are not named give way in
+            this order; named minutes also let epochs grow up to ten times. If None, 30 for data of
+            one's own of which neither recipe nor epochs are named, else without bound. The plan is
+            made once: when the call is repeated, the folder's plan is followed.
         processes: Training processes side by side; decided by cores and device if None.
         imports: Python files that register mixers, tasks or data sources of one's own. Those of an
             earlier call are not run again unless they are given again; a note names them.
@@ -163,199 +115,86 @@ def compare(
 
     Example:
         >>> result = keymix.compare(data="digits", mixers="mhsa,ska", seeds=2, out="digits-cmp")
-        >>> result.rows[1]["headline"]
+        >>> result.differences
     """
-    out = Path(out)
-    _check_tune(tune)
+    asked = {name: value for name, value in locals().items() if name != "progress"}
+    return answer(Question(**asked), progress=progress)
+
+
+def answer(question: Question, *, progress: Watcher | None = None) -> Comparison:
+    """Answer a question: see `compare`."""
     watch: Watcher = progress or ignore
-    if command is None:
-        command = _call(locals())
-
-    plan, loaded = _prepared(
-        watch,
-        reference=reference,
-        processes=processes,
-        imports=imports,
-        overwrite=overwrite,
-        out=out,
-        data=data,
-        model=model,
-        mixers=mixers,
-        seeds=seeds,
-        recipe=recipe,
-        overrides=overrides,
-        epochs=epochs,
-        limit=limit,
-        match=match,
-        baseline=baseline,
-        controls=controls,
-        ann=ann,
-        margin=margin,
-        command=command,
-        minutes=minutes,
-    )
+    plan, data = _planned(question, watch)
+    out = plan.out
 
     def say(text: str) -> None:
         watch(Event(kind="stage", text=text))
 
-    known = loaded.record()
-    shown = folder.shows_images(out) if images is None else images
+    known = data.record()
     with locked(out, "comparison"):
-        tuning = None
-        if tune is not None:
-            plan, tuning = tuned(plan, loaded, watch=watch)
-        folder.claim(plan, known, overwrite=overwrite, images=shown)
-        checked = _checked(out, loaded, watch)
-        failures = train_runs(plan, loaded, watch=watch)
-        identity = folder.read_manifest(out).identity
-        runs = read_runs(plan, images=identity.data, failures=failures)
-        if not any(isinstance(reading, Finished) for reading in runs):
-            why = next(reading.reason for reading in runs if isinstance(reading, OpenRun))
+        stored = folder.claim(plan, known)
+        if question.tune is not None:
+            plan = tuned(plan, data, watch=watch)
+            stored = folder.keep(replace(stored, plan=plan))
+        if stored.checked is None:
+            say("checking the data")
+            stored = folder.keep(replace(stored, checked=checked_data(data)))
+        checked = stored.checked
+        assert checked is not None
+        for line in said("data_check", checked, known):
+            watch(Event(kind="note", text=line))
+        if text := time_left(plan):
+            watch(Event(kind="estimate", text=text))
+        train_runs(plan, data, watch=watch)
+        runs = read_runs(plan, images=stored.data)
+        if why := _none_finished(runs):
             raise UserError(f"no run could be finished; the first says: {why}")
-        found = references(out, loaded, say=say) if reference else References()
-        trained = {each.run.mixer for each in runs if isinstance(each, Finished)}
-        costs, measured = measured_costs(plan, known, trained=trained, say=say)
-        spikes = measured_spikes(plan, loaded, runs, say=say)
-        say("reading attention maps")
-        try:
-            looked = pictures(plan, runs, loaded, images=shown)
-        except UserError as error:  # where weights cannot be read, the scores are reported without
-            looked = Pictures(notes=(f"attention maps are left out: {error}",))
-        result = make_record(
-            plan,
-            known,
-            runs,
-            costs=costs,
-            measured=measured,
-            pictures=looked,
-            images=shown,
-            spikes=spikes,
-            checked=checked,
-            references=found,
-            looks=folder.keep_look(plan, runs),
-            tuning=tuning,
-        )
-        folder.write_results(result, out)
-    return Comparison(out=out, record=result, notes=looked.notes)
+        if question.reference:
+            compute_references(out, data, say=say)
+        measure_costs(plan, data, runs, say=say)
+        return _gathered(folder.look(stored, runs), runs, data, say=say)
 
 
-def _prepared(
-    watch: Watcher,
-    *,
-    reference: bool,
-    processes: int | None,
-    imports: Sequence[str | Path],
-    overwrite: bool,
-    out: Path,
-    minutes: float | None,
-    seeds: int | Sequence[int] | None,
-    overrides: Mapping[str, Any] | None,
-    **asked: Any,
-) -> tuple[Plan, ImageData]:
-    """Resolve and check everything, and say what was chosen; `asked` are arguments of `resolve`."""
-    given = {"mixers": asked["mixers"], "seeds": seeds, "epochs": asked["epochs"]}
-    named = {name for name, value in given.items() if value is not None}
-    budget = None if minutes is None else Budget(minutes=minutes, named=named)
-
-    def say(text: str) -> None:
-        watch(Event(kind="stage", text=text))
-
-    if processes is not None:
-        check_processes("processes", processes, least=1)
+def _planned(question: Question, watch: Watcher) -> tuple[Plan, ImageData]:
+    """Resolve and check everything, and say what was chosen; nothing is written."""
+    out = question.folder
     folder.check_folder(out)
-    unread = "" if overwrite else folder.imports_note(out, imports)
-    if unread:
+    there = folder.read_if_any(out, damaged=not question.overwrite)
+    before = None if there is None or question.overwrite else there.plan
+    if before is not None and (unread := folder.imports_note(before, question.imports)):
         watch(Event(kind="note", text=unread))
-    for path in imports:
+    for path in question.imports:
         import_file(path)
-    before = None if overwrite else folder.planned_in(out)
-    fields = overrides or {}
-
-    def planned(larger: Mapping[str, int]) -> tuple[Plan, ImageData]:
-        plan, images = resolve(
-            reference=reference,
-            processes=processes,
-            imports=imports,
-            out=out,
-            recorded=None if overwrite else partial(folder.recorded_in, out),
-            say=say,
-            seeds=SEEDS if seeds is None else seeds,
-            overrides={**fields, **larger},
-            **asked,
-        )
-        if before is not None and before.threads:  # which results depend on, in their last bits
-            plan = replace(plan, threads=before.threads)
-        if reference:
-            plan = with_plain_network(plan, images, before=before, say=say)
-        return plan, images
-
-    def tried(plan: Plan, images: ImageData) -> Trials:
-        say("timing a few steps of each mixer")
-        return trials_here(plan, [plan.job(mixer, seed) for mixer, seed in plan.pairs], images)
-
-    plan, images = planned({})
-    if budget is not None and before is not None:
-        plan = as_before(plan, before, named)
-    elif budget is not None:
-        trials, sizes = tried(plan, images), images.record().sizes
-        larger: dict[str, int] = {}
-        if asked["recipe"] is None and has_room(plan, trials, budget, sizes=sizes):
-            larger = more_pixels(plan.recipe, {*fields, *(("model.name",) * bool(asked["model"]))})
-        if larger:
-            plan, images = planned(larger)
-            trials = tried(plan, images)
-        plan, gave_way = fit_to_budget(plan, trials, budget, sizes=sizes)
-        if gave_way:
-            plan = replace(plan, notes=(gave_way, *plan.notes))
-    for text in (summary(plan, images), *plan.notes, *filter(None, [busy()])):
+    if question.images is None:
+        as_before = there is None or there.plan.question.images
+        question = replace(question, images=as_before)
+    plan, data = resolve(question, before, say=lambda text: watch(Event(kind="stage", text=text)))
+    notes = [summary(plan, data), *plan.notes]
+    notes += [f"left out of the comparison: {sentence}" for sentence in plan.cannot_sit]
+    notes += [f"{each.label}: {each.note}" for each in plan.mixers if each.note]
+    for text in filter(None, (*notes, busy())):
         watch(Event(kind="note", text=text))
-    return plan, images
+    return plan, data
 
 
-def plan_comparison(*, progress: Watcher | None = None, **arguments: Any) -> str:
+def plan_comparison(question: Question, *, progress: Watcher | None = None) -> str:
     """Say what `compare` would do and how long it would take; nothing is written.
 
     Args:
+        question: The arguments of `compare`.
         progress: Called with every :class:`keymix.compare.events.Event`; notes say what is used.
-        arguments: Those of `compare`.
 
     Returns:
         What the test split could show, and the time that it would take, in words.
 
     Raises:
         UserError: As `compare`, before training.
-        TypeError: If `compare` has no such argument.
     """
-    watch: Watcher = progress or ignore
-    bound = inspect.signature(compare).bind(**arguments)
-    bound.apply_defaults()
-    unread = ("progress", "tune", "images")
-    given = {key: each for key, each in bound.arguments.items() if key not in unread}
-    given |= {"out": Path(given["out"]), "command": given["command"] or ""}
-    tune = bound.arguments["tune"]
-    _check_tune(tune)
-    plan, images = _prepared(watch, **given)
-    text = expected(plan, images)
-    if tune is not None:
+    plan, data = _planned(question, progress or ignore)
+    text = time_left(plan) or "all runs are finished"
+    if question.tune is not None:
         text = f"{text}; the tuning before it is not counted"
-    return "\n".join(filter(None, (what_it_can_show(plan, images), text)))
-
-
-def _check_tune(tune: str | None) -> None:
-    if tune not in (None, "lr"):
-        raise unknown("tune", str(tune), ["lr"])
-
-
-def _checked(out: Path, data: ImageData, watch: Watcher) -> Checked:
-    """Report what the cheap part of the data check finds; a resumed comparison reads it."""
-    checked = folder.read_manifest(out).checked
-    if checked is None:
-        watch(Event(kind="stage", text="checking the data"))
-        checked = record.checked_data(data)
-        folder.keep_checked(out, checked)
-    for line in record.finding_lines(checked, data.record()):
-        watch(Event(kind="note", text=line))
-    return checked
+    return "\n".join(filter(None, (what_it_can_show(plan, data), text)))
 
 
 def ignore(event: Event) -> None:
@@ -363,33 +202,7 @@ def ignore(event: Event) -> None:
     del event
 
 
-def _call(arguments: Mapping[str, Any]) -> str:
-    """Write the call of `compare` with the arguments that are not at their defaults."""
-    skip = ("progress", "command", "overwrite")
-    given = {**arguments, "out": str(arguments["out"])}
-    if given["recipe"] is not None and not isinstance(given["recipe"], str):
-        given["recipe"] = given["recipe"].name
-    words = [
-        f"{name}={given[name]!r}"
-        for name, parameter in inspect.signature(compare).parameters.items()
-        if name not in skip and given[name] != parameter.default
-    ]
-    return f"keymix.compare({', '.join(words)})"
-
-
-# ---- again from the folder ------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Before:
-    """What a folder had before.
-
-    The record is None if there is none or it is damaged; `damage` says what is wrong with it, or
-    with its pictures, which are left out then.
-    """
-
-    record: ComparisonRecord | None = None
-    damage: str = ""
+# ---- from the folder to the page ------------------------------------------------------------
 
 
 def rebuild(
@@ -402,8 +215,8 @@ def rebuild(
     """Make ``report.html``, ``results.csv`` and ``results.json`` again from the run folders.
 
     Runs that finished since are read, wherever they were trained. Costs are those that were
-    measured before. Where the images cannot be read any more, the attention maps of the earlier
-    record stay.
+    measured before. Where the images cannot be read any more, the pictures are those that the
+    folder keeps of the same runs.
 
     Args:
         out: The comparison's folder.
@@ -421,58 +234,32 @@ def rebuild(
     out = Path(out)
     watch = progress or ignore
     _check(out)
-    watch(Event(kind="stage", text="reading the runs"))
+
+    def say(text: str) -> None:
+        watch(Event(kind="stage", text=text))
+
+    say("reading the runs")
     for path in imports:
         import_file(path)
-    stamp = _stamp(out)
-    before = _before(out)
-    shown = folder.shows_images(out) if images is None else images
-    there = folder.read_manifest(out)
-    plan = folder.plan_of(out, there)
-    runs = read_runs(plan, images=there.identity.data, failures=_failures(before.record))
-    data = next((reading.data for reading in runs if isinstance(reading, Finished)), None)
-    if data is None:
-        failed = (r.reason for r in runs if isinstance(r, OpenRun) and r.status == "failed")
-        why = next(failed, "")
+    stored = folder.read(out)
+    question = stored.plan.question
+    if images is not None and images != question.images:
+        plan = replace(stored.plan, question=replace(question, images=images))
+        stored = folder.keep(replace(stored, plan=plan))
+    runs = read_runs(stored.plan, images=stored.data)
+    if why := _none_finished(runs):
         raise UserError(
-            f"no run of the comparison in {str(out)!r} is finished yet. "
-            f"Resume it with: {plan.command}"
-            + (f". The first that failed says: {why}" if why else "")
+            f"no run of the comparison in {str(out)!r} is finished yet. Resume it with: "
+            f"{stored.plan.command}. The first says: {why}"
         )
-    costs, measured = known_costs(plan, data, before.record)
-    watch(Event(kind="stage", text="reading attention maps"))
-    looked, note = _pictures(plan, there, runs, before, images=shown)
-    result = make_record(
-        plan,
-        data,
-        runs,
-        costs=costs,
-        measured=measured,
-        pictures=looked,
-        images=shown,
-        spikes=known_spikes(plan, runs),
-        checked=there.checked,
-        references=known_references(out, data),
-        looks=there.looks,
-        tuning=known_tuning(out),
-    )
-    if note and result.attention is not None and not _shows(result):
-        kept = {k: v for k, v in result.own.values.items() if k not in _drawn(result.task_kind)}
-        result = replace(result, attention=None, collapse=None, own=Own(kept))
-        note = f"attention maps are left out: those in {folder.RESULTS} are damaged, and {note}"
-    if _stamp(out) != stamp:  # a comparison ended here meanwhile; its record is the newer one
-        newer = _before(out).record
-        if newer is not None:
-            return Comparison(out=out, record=newer)
-    if shown != there.images:
-        folder.keep_images(out, shown)
-    folder.write_results(result, out)
-    notes = filter(None, (folder.imports_note(out, imports), note, *looked.notes))
-    return Comparison(out=out, record=result, notes=tuple(notes))
+    found = _gathered(stored, runs, None, say=say)
+    unread = folder.imports_note(stored.plan, imports)
+    found.notes = (*filter(None, [unread]), *found.notes)
+    return found
 
 
 def _check(out: Path) -> None:
-    if (out / MANIFEST).is_file():
+    if (out / folder.PLAN).is_file():
         return
     if not out.exists():
         raise UserError(
@@ -484,77 +271,41 @@ def _check(out: Path) -> None:
             "it is."
         )
     raise UserError(
-        f"{str(out)!r} holds no comparison: it has no {MANIFEST}. Name the folder given as --out "
-        "to `keymix compare`."
+        f"{str(out)!r} holds no comparison: it has no {folder.PLAN}. Name the folder given as "
+        "--out to `keymix compare`."
     )
 
 
-def _stamp(out: Path) -> int | None:
-    path = out / folder.RESULTS
-    return path.stat().st_mtime_ns if path.exists() else None
+def _none_finished(runs: Sequence[Reading]) -> str:
+    """Return why no run is finished, if none is: the reason of the first that failed, if any."""
+    left = [each for each in runs if isinstance(each, OpenRun)]
+    failed = [each for each in left if each.status == "failed"]
+    return "" if len(left) < len(runs) else (failed or left)[0].reason
 
 
-def _before(out: Path) -> Before:
-    """Open the earlier record; where only pictures are damaged, without them."""
-    path, damage = out / folder.RESULTS, ""
-    try:
-        values = read_json(path)
-    except UserError:
-        return Before()
-    data = values.get("data")
-    task = data.get("task") if isinstance(data, dict) else None
-    drawn = _drawn(get_task(task)) if task in list_tasks() else ()
-    without = {key: value for key, value in values.items() if key not in drawn}
-    for given in (values, {**without, **dict.fromkeys(PICTURES)}):
-        try:
-            return Before(record=opened(given, where=repr(str(path))), damage=damage)
-        except UserError as error:
-            damage = damage or str(error)
-    return Before(damage=damage)
+def _gathered(
+    stored: Stored, runs: Sequence[Reading], data: ImageData | None, *, say: Callable[[str], None]
+) -> Comparison:
+    """Write results and page from runs that were read and what the folder keeps of them.
 
-
-def _drawn(task: Task) -> tuple[str, ...]:
-    """Name what of the record is the task's own pictures."""
-    del task
-    return ("galleries",)
-
-
-def _failures(before: ComparisonRecord | None) -> dict[tuple[str, int], str]:
-    """Return why runs failed when they were last tried."""
-    runs = before.runs if before else ()
-    return {
-        (run.mixer, run.seed): run.reason
-        for run in runs
-        if isinstance(run, OpenRun) and run.status == "failed"
-    }
-
-
-def _shows(record: ComparisonRecord) -> bool:
-    """Whether a record with earlier pictures can be shown; a damaged one may hold anything."""
-    try:
-        render(record)
-    except FAILURES:
-        return False
-    return True
-
-
-def _pictures(
-    plan: Plan, there: Manifest, runs: Sequence[Reading], before: Before, *, images: bool
-) -> tuple[Pictures, str]:
-    """Look into the models again; where that cannot be done, keep the earlier ones and say why."""
-    try:
-        data = load_data(plan.recipe.data)
-        if SameImages.of(data.record()) != there.identity.data:
-            raise UserError(f"the data {data.spec!r} has changed since")
-        return pictures(plan, runs, data, images=images), ""
-    except FAILURES as error:  # UserError included: the images or a mixer may be elsewhere
-        why = reason(error)
-    if before.damage:
-        return Pictures(), f"attention maps are left out: {before.damage}; {why}"
-    record = before.record
-    if record is None or record.attention is None:
-        return Pictures(), f"attention maps are left out: {why}"
-    own = {key: record.own.values.get(key) for key in _drawn(record.task_kind)}
-    kept = Pictures(attention=record.attention, collapse=record.collapse, own=Own(own))
-    kept = kept if images else kept.bare()
-    return kept, f"attention maps are kept as they were: {why}"
+    `data` are the images if they are loaded already.
+    """
+    plan = stored.plan
+    out, shown = plan.out, bool(plan.question.images)
+    known = next(each.data for each in runs if isinstance(each, Finished))
+    say("reading attention maps")
+    looked = kept_pictures(plan, runs, data, stored.data, images=shown)
+    costs, measured = known_costs(plan, known)
+    beside = Known(
+        costs=costs,
+        measured=measured,
+        spikes=known_spikes(plan, runs),
+        checked=stored.checked,
+        references=known_references(out, known) if plan.question.reference else References(),
+        looks=stored.looks,
+        tuning=plan.tuning,
+        images=shown,
+    )
+    found = results(plan, known, runs, beside)
+    folder.write_results(found, out, looked)
+    return Comparison(out=out, record=found, pictures=looked, notes=looked.notes)

@@ -11,15 +11,14 @@ from typing import Literal
 import numpy as np
 
 from keymix.analysis.answers import Answers
-from keymix.compare.environments import lines
-from keymix.compare.outcome import Scores
-from keymix.compare.plan import Plan, PlannedMixer
+from keymix.compare.question import Plan, PlannedMixer
 from keymix.data.record import DataRecord, SameImages
 from keymix.errors import UserError
 from keymix.records import Own, differences
 from keymix.report.part import Page, RunAnswers, page_of
 from keymix.report.record import DoneRun, HistoryLine, Lines, Mark, Number, OpenRun, Which
 from keymix.task import LOSS, Task
+from keymix.train.environment import lines
 from keymix.train.files import METRICS, SUMMARY, read_metrics
 from keymix.train.folder import read_finished
 from keymix.train.recipe import Recipe
@@ -27,8 +26,19 @@ from keymix.train.record import Tested
 
 DAMAGED = ".damaged"
 """Ends the name of the folder that a damaged run is moved to before it is trained again."""
+ERROR = "error.txt"
+"""In a run's folder, why it failed when it was last tried: one line."""
 NOT_STARTED = "it has not started"
 _HERE = ("name", "data.spec", "data.workers")  # parts of a recipe that change no result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """What one finished run scored with its weights of one epoch (the last, or the best)."""
+
+    val: float | None  # the score that models are compared by, on the validation split
+    test: Mapping[str, float | None]  # by key, None where one is not defined
+    answers: Answers  # on the test split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,26 +70,32 @@ Reading = Finished | OpenRun
 """A run as it was found."""
 
 
-def read_runs(
-    plan: Plan, *, images: SameImages, failures: Mapping[tuple[str, int], str]
-) -> list[Reading]:
-    """Read every run of the plan, mixer by mixer; `failures` says why the last try failed."""
-    return [
-        read_run(plan, mixer, seed, images=images, failure=failures.get((mixer.label, seed)))
-        for mixer in plan.mixers
-        for seed in plan.seeds
-    ]
+def log_of(folder: Path) -> Path:
+    """Return the file next to a run's folder that has what its process said, and tracebacks."""
+    return folder.with_name(f"{folder.name}.log")
 
 
-def read_run(
-    plan: Plan, mixer: PlannedMixer, seed: int, *, images: SameImages, failure: str | None
-) -> Reading:
+def read_error(folder: Path) -> str:
+    """Return why a run failed when it was last tried; empty if it did not."""
+    try:
+        return (folder / ERROR).read_text("utf-8", "replace").strip()
+    except OSError:
+        return ""
+
+
+def read_runs(plan: Plan, *, images: SameImages) -> list[Reading]:
+    """Read every run of the plan, mixer by mixer."""
+    return [read_run(plan, mixer, seed, images) for mixer in plan.mixers for seed in plan.seeds]
+
+
+def read_run(plan: Plan, mixer: PlannedMixer, seed: int, images: SameImages) -> Reading:
     """Read one run; epochs are counted from 1.
 
     A run whose files cannot be read, that is another run than the plan's or of other images,
-    counts as failed. `failure` is why it failed when it was last tried, if it did.
+    counts as failed.
     """
     folder = plan.folder(mixer, seed)
+    failure = read_error(folder)
     status: Literal["failed", "missing"] = "failed"
     try:
         if (folder / SUMMARY).exists():

@@ -10,52 +10,38 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
 from keymix.compare.events import Event, Watcher
 from keymix.compare.execute import train_runs
-from keymix.compare.plan import Plan
+from keymix.compare.folder import TUNING, Stored, keep
+from keymix.compare.question import Plan
 from keymix.compare.runs import Finished, read_runs
 from keymix.data.dataset import ImageData
 from keymix.data.record import SameImages
 from keymix.errors import UserError
-from keymix.records import from_json
 from keymix.report.record import Tuning, TuningRow
+from keymix.report.words import say
 from keymix.task import Score
-from keymix.train.files import read_json, write_json
 from keymix.train.recipe import replace_path
 
-FOLDER, FACTS = "tune", "tune.json"
 FACTORS = (0.5, 1.0, 2.0)
 """Of the recipe's learning rate."""
 SEED = 1_000
 """The seed of the tuning, which no comparison has unless it is asked for."""
 
 
-def tuned(plan: Plan, images: ImageData, *, watch: Watcher) -> tuple[Plan, Tuning]:
-    """Return the plan with the learning rate that is chosen, and how it was chosen.
-
-    What the folder keeps of an earlier choice from the same rates is taken.
-    """
-    rates = [plan.recipe.optim.lr * factor for factor in FACTORS]
-    known = known_tuning(plan.out)
-    if known is None or [row.rate for row in known.rows] != rates:
-        found = {rate: _validated(plan, images, rate, watch) for rate in rates}
-        known = choose(found, default=plan.recipe.optim.lr, score=images.task.score)
-        write_json(plan.out / FACTS, known)
-    watch(Event(kind="note", text=known.text))
-    recipe = replace_path(plan.recipe, {"optim.lr": known.chosen})
-    return replace(plan, recipe=recipe), known
-
-
-def known_tuning(out: Path) -> Tuning | None:
-    """Return what a folder keeps of a choice; None where there is none, or it is damaged."""
-    try:
-        return from_json(Tuning, read_json(out / FACTS), where=repr(str(out / FACTS)))
-    except UserError:
-        return None
+def tuned(plan: Plan, images: ImageData, *, watch: Watcher) -> Plan:
+    """Return the plan with the learning rate that is chosen, and how; a choice of before stays."""
+    tuning = plan.tuning
+    if tuning is None:
+        lr = plan.recipe.optim.lr
+        found = {rate: _validated(plan, images, rate, watch) for rate in (lr * f for f in FACTORS)}
+        tuning = choose(found, default=lr, score=images.task.score)
+    watch(Event(kind="note", text=say("tuning", tuning, images.task.score)))
+    recipe = replace_path(plan.recipe, {"optim.lr": tuning.chosen})
+    return replace(plan, recipe=recipe, tuning=tuning)
 
 
 def _validated(plan: Plan, images: ImageData, rate: float, watch: Watcher) -> dict[str, float]:
@@ -66,13 +52,14 @@ def _validated(plan: Plan, images: ImageData, rate: float, watch: Watcher) -> di
         recipe=replace_path(plan.recipe, {"optim.lr": rate}),
         mixers=tuple(each for each in plan.mixed if not each.control),
         seeds=(SEED if SEED not in plan.seeds else max(plan.seeds) + 1,),
-        out=plan.out / FOLDER / f"lr{rate:g}",
+        out=plan.out / TUNING / f"lr{rate:g}",
     )
-    failures = train_runs(trial, images, watch=watch)
     same = SameImages.of(images.record())
+    keep(Stored(plan=trial, data=same))
+    train_runs(trial, images, watch=watch)
     return {
         each.run.mixer: value
-        for each in read_runs(trial, images=same, failures=failures)
+        for each in read_runs(trial, images=same)
         if isinstance(each, Finished) and (value := each.scores("last").val) is not None
     }
 
@@ -89,8 +76,6 @@ def choose(found: Mapping[float, Mapping[str, float]], *, default: float, score:
         if rate != default and gains.mean() > max(error, best):
             chosen, best = rate, float(gains.mean())
     means = {rate: float(np.mean([scores[m] for m in shared])) for rate, scores in found.items()}
-    listed = ", ".join(f"{score.text(means[rate])} at {rate:g}" for rate in found)
-    kept = "the recipe's" if chosen == default else f"better than the recipe's {default:g}"
     return Tuning(
         rows=tuple(
             TuningRow(rate=rate, mean=means[rate], scores=dict(scores))
@@ -98,5 +83,4 @@ def choose(found: Mapping[float, Mapping[str, float]], *, default: float, score:
         ),
         default=default,
         chosen=chosen,
-        text=f"learning rate {chosen:g}, {kept}: mean over mixers on validation {listed}",
     )

@@ -106,7 +106,8 @@ def check(
     looked_for: findings.TargetFindings = look_up(targets.findings)()
     looked_for.check(report, images, source, known)
     if targets.groups is None or not source.grouped:
-        findings.add_sequences(report, sequences_of(tables), targets.kind)
+        found = sequences_of(tables)
+        findings.add_sequences(report, found, targets.kind, own_split=len(tables) > 1)
     findings.add_sizes(report, images)
     findings.add_traits(report, images)
     items = source.items
@@ -215,7 +216,8 @@ def quick_check(
         tables = {split.name: split.table for split in data.splits}
         try:
             found = sequences_of(tables, late=late)
-            findings.add_sequences(report, found, targets.kind)
+            own_split = data.test.origin != "train"
+            findings.add_sequences(report, found, targets.kind, own_split=own_split)
         except TimeoutError:
             missed.append(f"whether {items} are frames of sequences")
     looks = _looks(data, (lambda share: False) if data.train.inputs.quick else late)

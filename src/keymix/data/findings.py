@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 
 STOPS, FALSIFIES, WARNING, NOTE = "stops", "falsifies", "warning", "note"
 LONE_CASE = "splits of a single case"
-LEVELS = (STOPS, FALSIFIES, WARNING, NOTE)  # from the worst
+SEVERITY = {
+    STOPS: "stops training",
+    FALSIFIES: "falsifies results",
+    WARNING: "warning",
+    NOTE: "note",
+}
+"""What each level means, from the worst: of a check, and of a comparison that has made it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +77,7 @@ class Report:
         if where:
             made = Finding(level=level, what=what, where=where, remedy=remedy, details=details)
             self.findings.append(made)
-            self.findings.sort(key=lambda finding: LEVELS.index(finding.level))
+            self.findings.sort(key=lambda finding: [*SEVERITY].index(finding.level))
 
     @property
     def fit(self) -> bool:
@@ -82,9 +88,10 @@ class Report:
     def verdict(self) -> str:
         """The verdict in one line."""
         lines = []
-        for level, words in ((STOPS, "would stop training"), (FALSIFIES, "would falsify results")):
+        for level in (STOPS, FALSIFIES):
             if found := self.of(level):
-                lines.append(f"{words}: " + ", ".join(f"{f.what} ({f.count:,})" for f in found))
+                listed = ", ".join(f"{f.what} ({f.count:,})" for f in found)
+                lines.append(f"{SEVERITY[level]}: {listed}")
         if lines:
             return "; ".join(lines)
         warnings = len(self.of(WARNING))
@@ -483,18 +490,29 @@ def add_traits(report: Report, images: Images) -> None:
         )
 
 
-def add_sequences(report: Report, found: Sequences | None, target: TargetKind) -> None:
-    """Name the sequences whose frames are taken for independent images."""
+def add_sequences(
+    report: Report, found: Sequences | None, target: TargetKind, *, own_split: bool
+) -> None:
+    """Name the sequences whose frames are taken for independent images.
+
+    A split that is drawn frame by frame tests on what was learned from. The data set's own split
+    stays as it is, since published scores are of it.
+    """
     if found is None:
         return
     report.facts["sequences"] = {"images": found.count, "sequences": found.images}
-    how = "put each sequence into train, val or test as a whole"
+    remedy = (
+        f"{target.grouping}put each sequence into train, val or test as a whole: neighbours are "
+        "nearly the same picture, so that a model is tested on what it learned from"
+    )
+    if own_split:
+        remedy = (
+            "the split is the data set's own and stays; intervals over test images are too narrow"
+        )
     report.add(
-        WARNING,
+        WARNING if own_split else FALSIFIES,
         IN_SEQUENCES,
         [f"{name}: {images} images" for name, images in found.images.items()],
-        f"{target.grouping}{how}: neighbours are nearly the "
-        "same picture, so that a model is tested on what it learned from, and intervals over test "
-        "images are too narrow",
+        remedy,
         [{"sequence": name, "images": images} for name, images in found.images.items()],
     )

@@ -12,7 +12,7 @@ Level = Literal["stops", "falsifies", "warning"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class DataFinding:
     """Something that the check of the data found, how often, the first places, and the remedy."""
 
     level: Level
@@ -30,30 +30,7 @@ class Checked:
     images are.
     """
 
-    findings: tuple[Finding, ...]
+    findings: tuple[DataFinding, ...]
     too_narrow: bool
     looked_at: Mapping[str, int]
     not_looked_at: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class GradedFinding(Finding):
-    """A finding with its level in words, and as a sentence where one is shorter than the list."""
-
-    grade: str
-    sentence: str = ""
-
-    @property
-    def said(self) -> str:
-        """What was found, and how often."""
-        return self.sentence or f"{self.what} ({self.count:,})."
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataCheck(Checked):
-    """What the check of the data found, and how the page words it."""
-
-    findings: tuple[GradedFinding, ...]
-    headline: str
-    narrow: str
-    missed: str

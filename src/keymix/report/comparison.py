@@ -1,185 +1,179 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One comparison as one offline HTML page: from the record of ``results.json``, no torch.
-
-The page's script sorts tables, picks attention maps and compares two runs; `keymix.report.page`
-says what holds for every page, `keymix.report.sections` what this one shows, and
-`keymix.report.part` what a task adds to it.
-"""
+"""A finished comparison in Python: it prints as a table, and gives frames and figures. No torch."""
 
 from __future__ import annotations
 
-import pkgutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from importlib import import_module
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from keymix.records import to_json
-from keymix.report import charts, pictures, sections
+from keymix.analysis.certainty import Decision
+from keymix.errors import UserError
+from keymix.report import charts, frames
 from keymix.report.answer import answer
-from keymix.report.charts import Look
-from keymix.report.page import Script, render_page
-from keymix.report.part import Page, Section, Shown, page_of
-from keymix.report.record import ComparisonRecord, DoneRun, OpenRun
-from keymix.report.sections.attention import LEVELS
-from keymix.report.sections.learning import history
-from keymix.report.wording import STATUS, wording
-from keymix.task import Score, Task
+from keymix.report.gallery import NO_PICTURES, Pictures
+from keymix.report.part import Shown
+from keymix.report.record import ComparisonRecord, OpenRun, opened
+from keymix.report.result import Result
+from keymix.report.sections import cost, learning
+from keymix.report.sections.mixers import decision, differences
+from keymix.report.words import said
 
-SCRIPTS = ("core", "tables", "answer", "attention")
-"""Files of ``templates/script``, in the order they are joined."""
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
 
-
-def render(record: ComparisonRecord) -> str:
-    """Render a comparison's record as an HTML document."""
-    trained = record.trained_references
-    looks = charts.looks(
-        record.labels, baseline=record.baseline, controls=record.controls, references=trained
-    )
-    page = page_of(record.task_kind)
-    own: list[Script] = [(page.package, name) for name in page.scripts] or ["contrast"]
-    own = [*page.shared_scripts, *own]
-    done = [run for run in record.runs if isinstance(run, DoneRun)]
-    made = list(sections_of(Shown(record=record, looks=looks, page=page)))
-    said = answer(record)
-    view = {
-        "r": record,
-        "looks": looks,
-        "absent": [label for label in record.labels if not record.finished(label)],
-        "done": len(done),
-        "reference_labels": trained,
-        "score": record.task_kind.score,
-        "w": wording(record),
-        "label_is": page.label_is,
-        "sections": made,
-        "pictured": _pictured(record, made),
-        "answer": said,
-        "pick": record.recommendation.pick if record.recommendation else None,
-    }
-    return render_page(
-        "report.html.j2",
-        view,
-        payload=payload(record, looks, page, subject=said.subject),
-        scripts=(*SCRIPTS, *own, "pair"),
-        package=page.package,
-    )
+RESULTS, TABLE, REPORT = "results.json", "results.csv", "report.html"
+DIFFERENCES = "differences.csv"
 
 
-def _pictured(record: ComparisonRecord, made: Sequence[Section]) -> str:
-    """Say how many images of the data the page has pictures of."""
-    number, kind = len({name for section in made for name in section.images}), record.data.kind
-    if not number:
-        return f"It holds no picture of the data{'' if record.images else ': they are left out'}."
-    return f"It holds pictures of {number} test {kind.noun if number == 1 else kind.nouns}."
+class Comparison(Result):
+    """What a comparison found: `scores`, `differences`, `costs` and `findings` as frames.
 
+    ``record`` has everything, as ``results.json`` does; ``out`` is the comparison's folder, and
+    ``pictures`` is what its page shows of models and images. Figures are ``"pareto"``, ``"curves"``
+    and ``"differences"``.
 
-def sections_of(shown: Shown) -> Iterator[Section]:
-    """Make the sections, in order: those of `keymix.report.sections`, and the task's own."""
-    found = [
-        import_module(f"{sections.__name__}.{each.name}")
-        for each in pkgutil.iter_modules(sections.__path__)
-    ]
-    placed = [(module.PLACE, module.sections) for module in found]
-    for _, made in sorted([*placed, (sections.OWN, _own)], key=lambda each: each[0]):
-        yield from made(shown)
-
-
-def _own(shown: Shown) -> Iterator[Section]:
-    """Make the task's sections; those with templates have them in its package.
-
-    Answers of models that learned nothing are not worth a look.
+    Example:
+        >>> result = keymix.compare(data="digits", mixers="mhsa,ska", seeds=2, out="digits-cmp")
+        >>> result.differences[["mixer", "difference", "low", "high", "degree"]]
+        >>> result.plot("pareto")
     """
-    if not shown.record.learned:
-        return
-    for section in shown.page.sections(shown.record, shown.looks):
-        template, styles = (name and f"own/{name}" for name in (section.template, section.styles))
-        yield replace(section, template=template, styles=styles)
+
+    def __init__(
+        self,
+        *,
+        out: Path,
+        record: ComparisonRecord,
+        pictures: Pictures = NO_PICTURES,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        shown = Shown.of(record, pictures)
+        super().__init__(
+            answer="\n".join(said("answer", answer(record))),
+            tables={"comparison": decision(record, further=True), **frames.tables(record)},
+            figures=_figures(shown),
+            page=out / REPORT,
+            notes=notes,
+        )
+        self.out, self.record, self.pictures = out, record, pictures
+
+    @property
+    def report(self) -> Path:
+        """The offline HTML report."""
+        return self.out / REPORT
+
+    @property
+    def scores(self) -> DataFrame:
+        """One row per finished run, epoch (last or best), split and metric.
+
+        Columns: ``mixer``, ``seed``, ``epoch``, ``split``, ``metric``, ``value``.
+        """
+        return self.frame("scores")
+
+    @property
+    def curves(self) -> DataFrame:
+        """The columns of `scores`, for every epoch, counted from 1."""
+        return self.frame("curves")
+
+    @property
+    def differences(self) -> DataFrame:
+        """One row per mixer and epoch (last or best): its difference from the baseline.
+
+        Columns: ``mixer``, ``baseline``, ``epoch``, ``seeds`` (pairs of runs), ``difference``,
+        ``low`` and ``high`` (ends of the interval over seeds and test units), ``level`` (its
+        confidence), ``p``, ``p_holm`` (corrected over mixers), ``degree`` (clear, provisional,
+        equal, unclear), ``direction`` (better, worse or empty).
+        """
+        return self.frame("differences")
+
+    @property
+    def costs(self) -> DataFrame:
+        """One row per mixer: parameters, multiply-adds per image, bytes, times in ms, MiB.
+
+        Columns: ``mixer``, ``params``, ``macs``, ``activation_bytes``, ``latency_ms``,
+        ``latency_low_ms``, ``latency_high_ms``, ``images_per_s``, ``step_ms``, ``peak_mib``,
+        ``time_steps``; of spiking models ``firing_rate``, ``sops``, ``energy_uj``,
+        ``energy_low_uj``, ``energy_high_uj``, the mean over seeds.
+        """
+        return self.frame("costs")
+
+    @property
+    def findings(self) -> DataFrame:
+        """What the comparison found out about itself, the most serious first.
+
+        Columns: ``kind``, ``text``, ``remedy``.
+        """
+        return self.frame("findings")
+
+    @property
+    def decision(self) -> Decision:
+        """Which mixer to take, or what is missing to decide it."""
+        return self.record.recommendation
+
+    @property
+    def failed(self) -> list[OpenRun]:
+        """The runs that failed, with their reasons."""
+        return self.record.unfinished("failed")
+
+    @property
+    def missing(self) -> list[OpenRun]:
+        """The runs that have not started, or are not finished yet."""
+        return self.record.unfinished("missing")
 
 
-# ---- what the script reads ------------------------------------------------------------------
+def _figures(shown: Shown) -> dict[str, Callable[[Axes], object]]:
+    """Return what draws the score against cost, validation by epoch, and the differences."""
+    record = shown.record
+    costs = list(cost.scatters(record, shown.looks).values())
+    curves = learning.curves(record, shown.looks)
+    rows = differences(record, shown.looks)
+    found: dict[str, Callable[[Axes], object]] = {}
+    if costs:
+        found["pareto"] = costs[0].draw
+    if curves:
+        found["curves"] = partial(_with_legend, draw=curves[-1].draw)
+    if rows:
+        score, baseline = record.task_kind.score, record.baseline
+        found["differences"] = partial(
+            charts.differences, rows=rows, baseline=baseline, score=score
+        )
+    return found
 
-DIGITS = 5
-"""Significant digits of the curves' values."""
+
+def _with_legend(ax: Axes, draw: Callable[[Axes], object]) -> None:
+    draw(ax)
+    handles, labels = ax.get_legend_handles_labels()
+    named = dict(zip(labels, handles, strict=True))
+    ax.legend(named.values(), named, frameon=False)
 
 
-def payload(
-    record: ComparisonRecord, looks: Mapping[str, Look], page: Page, *, subject: str = ""
-) -> object:
-    """Make what the page's script reads: runs, their curves, packed maps, the task's own.
+def load_results(folder: str | Path) -> Comparison:
+    """Open the results of a comparison's folder; nothing is computed again.
 
-    The `subject` is the mixer that the page is about.
+    Args:
+        folder: The folder given as ``out`` to `keymix.compare`.
+
+    Returns:
+        The results, as `keymix.compare` returned them.
+
+    Raises:
+        UserError: If the folder holds no results, or they cannot be read.
+
+    Example:
+        >>> keymix.load_results("digits-cmp").scores
     """
-    task = record.task_kind
-    return {
-        "kind": page.label_is,
-        "score": _score(task.score),
-        "inputs": record.data.kind.nouns,
-        "baseline": record.baseline,
-        "subject": subject,
-        "mixers": [{"label": m, "colour": look.colour} for m, look in looks.items()],
-        "runs": [_run(run, task, page) for run in record.runs],
-        "testImages": record.test_images,
-        "environments": [group.lines for group in record.trained_with],
-        "curves": [
-            {"key": key, "label": label, "percent": percent}
-            for key, label, percent in history(task)
-        ],
-        "attention": _attention(record),
-        **_plain(page.of_comparison(record)),
-    }
-
-
-def _plain(record: object) -> dict[str, object]:
-    """A task's part of the payload as plain values."""
-    return {} if record is None else dict(to_json(record))
-
-
-def _score(score: Score) -> dict[str, object]:
-    """What the script needs to write a score."""
-    return {
-        "name": score.name,
-        "label": score.label,
-        "unit": score.unit,
-        "scale": score.scale,
-        "places": 1 if score.unit == "%" else score.places,
-        "difference": score.difference_unit,
-        "better": score.better,
-    }
-
-
-def _run(run: OpenRun | DoneRun, task: Task, page: Page) -> dict[str, object]:
-    known = {"mixer": run.mixer, "seed": run.seed, "status": STATUS[run.status]}
-    if isinstance(run, OpenRun):
-        return known | {"done": False}
-    return known | {
-        "done": True,
-        "score": run.last.test[task.score.key],
-        "seconds": run.seconds,
-        **_plain(page.of_run(run)),
-        "environment": run.trained_with,
-        "epochs": [line.epoch for line in run.history],
-        "history": {
-            key: [_short(line.values.get(key)) for line in run.history]
-            for key, _, _ in history(task)
-        },
-    }
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.{DIGITS}g}")
-
-
-def _attention(record: ComparisonRecord) -> dict[str, object] | None:
-    stored = record.attention
-    if not stored or not stored.maps or not any(image.png for image in stored.images):
-        return None
-    return {
-        "images": [{"label": image.label, "id": image.id} for image in stored.images],
-        "layers": stored.layers,
-        "maps": to_json(stored.maps),
-        "missing": stored.missing,
-        "said": to_json(stored.said or {}),
-        "levels": LEVELS,
-        "heat": pictures.HEAT,
-        "full": pictures.FULL,
-        "opacity": pictures.OPACITY,
-    }
+    out = Path(folder)
+    path = out / RESULTS
+    if not path.is_file():
+        raise UserError(
+            f"{str(out)!r} has no {RESULTS}. Name a comparison's folder; `keymix report {out}` "
+            "writes the file from its runs."
+        )
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{str(path)!r} cannot be read: {error}") from None
+    return Comparison(out=out, record=opened(values, where=repr(str(path))))

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from keymix.errors import UserError
 from keymix.report.pictures import IMAGE
-from keymix.report.record import Sparse
+from keymix.report.record import Attention, Collapse, Sparse
 
 WIDTH = 360
 """Width of a picture in the units of its boxes."""
@@ -103,7 +103,23 @@ class Gallery(Sparse):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Galleries:
-    """The galleries of a comparison by name, in order."""
+class Pictures:
+    """What was read off the models and the images, next to the results; None where it could not be.
 
+    `galleries` are the task's, by name and in order; `notes` say what failed, for who ran it.
+    """
+
+    attention: Attention | None = None
+    collapse: Collapse | None = None
     galleries: Mapping[str, Gallery] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def bare(self) -> Pictures:
+        """Leave every picture of the data out; numbers stay."""
+        if self.attention is None:
+            return replace(self, galleries={})
+        images = tuple(replace(image, png="") for image in self.attention.images)
+        return replace(self, attention=replace(self.attention, images=images), galleries={})
+
+
+NO_PICTURES = Pictures()

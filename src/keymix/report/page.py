@@ -71,7 +71,7 @@ def environment(package: str = "") -> jinja2.Environment:
         loader = jinja2.ChoiceLoader([own, loader])
     env = jinja2.Environment(
         loader=loader,
-        autoescape=True,
+        autoescape=lambda name: not (name or "").endswith(".txt.j2"),
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
@@ -85,6 +85,7 @@ def environment(package: str = "") -> jinja2.Environment:
         "breakable": breakable,
         "with_code": with_code,
         "by_reason": by_reason,
+        "capitalised": lambda text: text[:1].upper() + text[1:],
         "nice_json": lambda value: json.dumps(to_json(value), indent=2, ensure_ascii=False),
     }
     env.filters.update(filters)

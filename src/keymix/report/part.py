@@ -15,8 +15,8 @@ from markupsafe import Markup
 from keymix.analysis.answers import Answers, FloatArray
 from keymix.data.record import DataRecord
 from keymix.records import Own
-from keymix.report.charts import Look
-from keymix.report.gallery import Galleries, Gallery
+from keymix.report.charts import Look, looks
+from keymix.report.gallery import Gallery, Pictures
 from keymix.report.record import ComparisonRecord, DoneRun, OutcomeRow, Said
 from keymix.report.tables import Column, Table
 from keymix.task import Score, Task
@@ -230,9 +230,8 @@ class Page:
         Raises:
             UserError: Naming the key.
         """
-        for kind in (self.comparison, Galleries):
-            if kind is not None:
-                record.own.read(kind, where=where)
+        if self.comparison is not None:
+            record.own.read(self.comparison, where=where)
         for run in record.runs:
             if self.run is not None and isinstance(run, DoneRun):
                 run.own.read(self.run, where=f"{where}: {run.folder}")
@@ -300,19 +299,32 @@ class Page:
         del run
         return None
 
-    def of_comparison(self, record: ComparisonRecord) -> object:
+    def of_comparison(self, record: ComparisonRecord, pictures: Pictures) -> object:
         """What the script reads of the comparison as a whole, likewise."""
-        del record
+        del record, pictures
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """What sections are made from: a comparison's record, how its mixers look, the task's page."""
+    """What sections are made from: results, pictures, how the mixers look, the task's page."""
 
     record: ComparisonRecord
+    pictures: Pictures
     looks: Mapping[str, Look]
     page: Page
+
+    @classmethod
+    def of(cls, record: ComparisonRecord, pictures: Pictures) -> Shown:
+        """Give every mixer of a comparison its look."""
+        drawn = looks(
+            record.labels,
+            baseline=record.baseline,
+            controls=record.controls,
+            references=record.trained_references,
+        )
+        page = page_of(record.task_kind)
+        return cls(record=record, pictures=pictures, looks=drawn, page=page)
 
 
 def packed_shares(shares: FloatArray) -> str:

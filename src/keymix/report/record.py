@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a comparison: all that ``results.json`` keeps and that its page shows. No torch.
+"""The results of a comparison as numbers: all that ``results.json`` keeps. No torch.
 
 A field is a key of the file, see `keymix.records`. Fields that default to None are not
 written while they are None: they belong to another task, or to models without spikes.
@@ -8,16 +8,16 @@ written while they are None: they belong to another task, or to models without s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from keymix.analysis.certainty import Degree, Direction, Recommendation, Settle
+from keymix.analysis.certainty import Decision, Degree, Direction, Settle
 from keymix.analysis.statistics import Interval, Summary
-from keymix.data.record import DataRecord, LeftOutImage
+from keymix.data.record import DataRecord
 from keymix.errors import UserError
 from keymix.records import Own, from_json, spread
-from keymix.report.checked import DataCheck
+from keymix.report.checked import Checked
 from keymix.task import Task
 from keymix.train.recipe import Recipe
 
@@ -120,8 +120,7 @@ class OutcomeRow:
     `scores` are by name: those of the test split, and that on validation. The difference from the
     baseline has one `interval`, over seeds and test units, and next to it those over `seeds`, None
     without a pair of runs, and over `images` or cases alone. The baseline and points of reference
-    have no degree of certainty; `headline` is it in a sentence, `detail` the evidence, and `settle`
-    what would settle an unclear difference.
+    have no degree of certainty; `settle` is what would settle an unclear difference.
     """
 
     mixer: str
@@ -132,8 +131,6 @@ class OutcomeRow:
     degree: Degree | None = None
     direction: Direction | None = None
     settle: Settle | None = None
-    headline: str
-    detail: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,53 +175,22 @@ class TuningRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """How the learning rate was chosen: what was tried, the recipe's, the chosen, in a sentence."""
+    """How the learning rate was chosen: what was tried, the recipe's, the chosen."""
 
     rows: tuple[TuningRow, ...]
     default: float
     chosen: float
-    text: str
-
-
-DiagnosisKind = Literal[
-    "nothing_learned",
-    "data_problem",
-    "few_units",
-    "constant_predictions",
-    "still_learning",
-    "ceiling",
-    "control_level",
-    "control_unbeaten",
-    "reference_ahead",
-]
-"""What a comparison may find out about itself, the most serious first."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diagnosis(Sparse):
-    """Something that a comparison found out about itself, and what to do about it.
+class Finding:
+    """Something that a comparison found out about itself, by its kind, and the numbers of it.
 
-    `heading` is it in a line. `epochs` are those that a longer training would have, where that is
-    the remedy.
+    `keymix.compare.findings` has the kinds; ``templates/findings.txt.j2`` says each in words.
     """
 
-    kind: DiagnosisKind
-    heading: str
-    text: str
-    remedy: str = ""
-    epochs: int | None = None
-
-    @property
-    def said(self) -> str:
-        """Heading and text."""
-        return f"{self.heading}. {self.text}"
-
-    def folded(self, title: str) -> tuple[str, str]:
-        """Return it in a line, and the rest; the line is not what the `title` says already."""
-        if self.heading != title:
-            return self.heading, self.text
-        line, _, rest = self.text.partition(". ")
-        return line.rstrip("."), rest
+    kind: str
+    numbers: Mapping[str, Any] = field(default_factory=dict)
 
 
 # ---- costs ----------------------------------------------------------------------------------
@@ -236,7 +202,8 @@ class CostRow(Sparse):
 
     Multiply-adds are per image, and of spiking models of all `time_steps`; activations are those
     kept to train, bytes per image; latency is at batch 1, its median and quartiles; `peak_mib` that
-    of a training step; `step_ms` its median time, forward and backward, for the batch of costs.
+    of a training step; `step_ms` its median time, forward and backward, for the batch of costs,
+    and `step_low_ms` and `step_high_ms` its quartiles.
     `note` says what is out of the ordinary, `measured` when it was measured.
     """
 
@@ -251,6 +218,8 @@ class CostRow(Sparse):
     note: str = ""
     time_steps: int | None = None
     step_ms: Number | None = None
+    step_low_ms: Number | None = None
+    step_high_ms: Number | None = None
     measured: str | None = None
 
     def __post_init__(self) -> None:
@@ -282,7 +251,10 @@ class MeasuredAt:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured(Sparse):
-    """How costs were measured: device, batch, rounds, threads, environment, dates, in words."""
+    """How costs were measured: device, batch, rounds, threads, environment, dates.
+
+    There are 0 rounds where nothing was measured yet.
+    """
 
     device: str
     batch_size: int
@@ -290,7 +262,6 @@ class Measured(Sparse):
     threads: int
     setting: Lines | None = None
     when: tuple[MeasuredAt, ...] = ()
-    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,9 +309,15 @@ class MixerSpikes:
 
 @dataclass(frozen=True, kw_only=True)
 class Spikes:
-    """What spikes cost: how it was measured, by mixer's label, and by run's folder."""
+    """What spikes cost, by mixer's label and by run's folder.
 
-    text: str
+    Of so many `images` of the validation split; a multiply-add takes `mac_pj`, a synaptic operation
+    `ac_pj`, in pJ.
+    """
+
+    images: int
+    mac_pj: float
+    ac_pj: float
     mixers: Mapping[str, MixerSpikes]
     runs: Mapping[str, RunSpikes]
 
@@ -448,103 +425,77 @@ class TrainedWith:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Paragraph:
-    """A paragraph of the method."""
-
-    title: str
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class ComparisonRecord(Sparse):
     """A whole comparison.
 
     Args:
         format: `FORMAT`.
-        title: Heading of the page.
-        facts: The line below it.
-        lead: The result in a few sentences.
-        caution: What too few seeds leave open; empty if nothing.
         created: When the record was made.
         command: What repeats it.
         environment: What the record was made with.
         trained_with: What the runs were trained with.
-        environment_warning: Where environments differ, in words.
         data: The data.
-        data_line: The data and its fingerprint in a line.
         data_check: What the check of the data found; None if it was not made.
-        left_out: The first of the images that could not be read.
         recipe: What all runs share.
         match: ``params`` if widths were matched.
         readout: How every model reads out.
+        cannot_sit: Why mixers that nobody named were left out.
         baseline: Label of the mixer that the others are compared with.
         seeds: The training seeds.
         processes: Training processes side by side.
         threads: Threads of each.
         mixers: The mixers, in the order of every table.
         mechanisms: What the mixers of which these consist do, in plain words, by name.
-        diagnoses: What the comparison found out about itself, the most serious first.
+        findings: What the comparison found out about itself, the most serious first.
         outcome: Scores, intervals, and how certain the differences are.
         references: Points of reference that no network was trained for.
         recommendation: Which mixer to take.
         tuning: How the learning rate was chosen; None where it is the recipe's.
         margin: Differences up to this are equal, in units of the score; None where none is.
+        recognised: Margin within which these seeds and test units recognise half of true ties.
         looks: Seeds of each time that all runs were finished and looked at, the last of them now.
         alpha: Significance level of this look.
         test_images: Number of test images.
         costs: By mixer's label.
         measured: How costs were measured.
         spikes: Of spiking models, what spikes cost.
-        method: How it was done, one paragraph per question.
-        curves_note: What to keep in mind of the training loss.
         runs: The runs, mixer by mixer.
         images: Whether pictures of the data may be in it.
-        attention: Attention maps; None where they could not be read.
-        collapse: How alike neighbouring blocks are; None where that could not be read.
-        own: What the task keeps of it: its page's ``comparison`` and ``pictures``.
+        own: What the task keeps of it: its page's ``comparison``.
     """
 
     format: int = FORMAT
-    title: str
-    facts: tuple[str, ...]
-    lead: str
-    caution: str
     created: str
     command: str
     environment: Lines
     trained_with: tuple[TrainedWith, ...]
-    environment_warning: str | None
     data: DataRecord
-    data_line: str
-    data_check: DataCheck | None = None
-    left_out: tuple[LeftOutImage, ...]
+    data_check: Checked | None = None
     recipe: Recipe
     match: str | None
     readout: Readout
+    cannot_sit: tuple[str, ...] = ()
     baseline: str
     seeds: tuple[int, ...]
     processes: int
     threads: int
     mixers: tuple[ComparedMixer, ...]
     mechanisms: Mapping[str, str]
-    diagnoses: tuple[Diagnosis, ...]
+    findings: tuple[Finding, ...]
     outcome: Outcome
     references: tuple[ReferenceRow, ...]
-    recommendation: Recommendation | None = None
+    recommendation: Decision
     tuning: Tuning | None = None
     margin: float | None = None
+    recognised: float | None = None
     looks: tuple[int, ...]
     alpha: float
     test_images: int
     costs: Mapping[str, CostRow]
     measured: Measured
     spikes: Spikes | None = None
-    method: tuple[Paragraph, ...]
-    curves_note: str
     runs: tuple[OpenRun | DoneRun, ...]
     images: bool
-    attention: Attention | None
-    collapse: Collapse | None
     own: Own = field(default_factory=Own, metadata=spread())
 
     @property
@@ -588,14 +539,49 @@ class ComparisonRecord(Sparse):
         return [each.label for each in self.mixers if not each.control and not each.reference]
 
     @property
-    def found(self) -> dict[str, Diagnosis]:
+    def look(self) -> int:
+        """Which look at the results this is."""
+        return look_number(self.looks, self.seeds)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether intervals over test units are too narrow, since units belong together."""
+        return self.data_check is not None and self.data_check.too_narrow
+
+    @property
+    def differing(self) -> list[str]:
+        """In what the environments of the runs differ."""
+        return differing([each.lines for each in self.trained_with])
+
+    @property
+    def differing_here(self) -> list[str]:
+        """In what the environment of all runs differs from that which made the results."""
+        if len(self.trained_with) != 1:
+            return []
+        found = differing([self.trained_with[0].lines, self.environment])
+        return [key for key in found if key != "threads"]
+
+    @property
+    def found(self) -> dict[str, Finding]:
         """What it found out about itself, by kind."""
-        return {each.kind: each for each in self.diagnoses}
+        return {each.kind: each for each in self.findings}
 
     @property
     def learned(self) -> bool:
         """Whether some model learned the data, so that its answers are worth a look."""
         return "nothing_learned" not in self.found
+
+
+def look_number(looks: Sequence[int], seeds: Sequence[int]) -> int:
+    """Say which look at the results it is, from 1: more seeds than at the last make a new one."""
+    again = bool(looks) and len(seeds) <= looks[-1]
+    return len(looks) + (not again)
+
+
+def differing(environments: Sequence[Lines]) -> list[str]:
+    """Return the keys whose lines are not the same in all environments."""
+    known = {key: None for lines in environments for key in lines}
+    return [key for key in known if len({lines.get(key) for lines in environments}) > 1]
 
 
 def opened(values: Mapping[str, Any], *, where: str) -> ComparisonRecord:

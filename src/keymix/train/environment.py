@@ -13,7 +13,9 @@ from pathlib import Path
 import torch
 
 from keymix._version import __version__
-from keymix.train.record import Environment
+from keymix.train.record import Environment, Machine
+
+NOT_RECORDED = "not recorded"
 
 
 def cpu_model() -> str:
@@ -60,3 +62,40 @@ def environment() -> Environment:
         device=torch.cuda.get_device_name(0) if cuda else "cpu",
         cuda=torch.version.cuda if cuda else None,
     )
+
+
+def lines(found: Environment) -> dict[str, str]:
+    """Write an environment as short lines; what it lacks is called not recorded."""
+    written = _of_machine(found)
+    changed = {
+        key
+        for part in found.earlier
+        for key, line in _of_machine(part).items()
+        if line != written.get(key)
+    }
+    if changed:
+        named = ", ".join(sorted(changed))
+        written["resumed"] = f"earlier parts of the run had other {named}"
+    return written
+
+
+def _of_machine(found: Machine) -> dict[str, str]:
+    packages, commit = found.packages, found.commit or "not a checkout"
+    written = {
+        "keymix": _text(found.keymix),
+        "commit": commit if found.known else NOT_RECORDED,
+        "python": _text(found.python),
+        "packages": ", ".join(f"{name} {version}" for name, version in packages.items())
+        if packages is not None
+        else NOT_RECORDED,
+        "machine": f"{found.cpu}, {found.cores} cores" if found.cpu else NOT_RECORDED,
+        "system": _text(found.platform),
+        "threads": _text(found.threads),
+    }
+    if found.device not in (None, "cpu"):
+        written["device"] = f"{found.device}, CUDA {found.cuda}"
+    return written
+
+
+def _text(value: str | int | None) -> str:
+    return NOT_RECORDED if value is None else str(value)

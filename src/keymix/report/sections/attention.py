@@ -18,6 +18,7 @@ from keymix.report.page import by_reason
 from keymix.report.part import Section, Shown
 from keymix.report.record import Attention, ComparisonRecord, PackedMaps, Said
 from keymix.report.tables import Column, Table
+from keymix.report.words import say
 
 PLACE = 60
 HEADING = "Where they look"
@@ -54,7 +55,7 @@ class Sheet:
 
 def sections(shown: Shown) -> Iterator[Section]:
     """Show the maps, where there are any; without pictures of the data their numbers alone."""
-    stored = shown.record.attention
+    stored = shown.pictures.attention
     if not stored or not stored.images or not stored.maps or not shown.record.learned:
         return
     if not any(image.png for image in stored.images):
@@ -83,11 +84,7 @@ def _in_numbers(stored: Attention, record: ComparisonRecord) -> Iterator[Section
     yield Section(
         name="Attention",
         heading=HEADING,
-        about=(
-            f"{stored.query} Pictures of the data are left out of this page. The strongest patch "
-            "of a map, mean over heads, as a multiple of even attention: the mean of "
-            f"{len(stored.images)} test {record.data.kind.nouns}."
-        ),
+        about=say("peaks", stored, record.data),
         tables=[Table("attention", "Attention of the strongest patch", columns, rows)],
         notes=[(labels, reason) for reason, labels in by_reason(stored.missing)],
     )

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from keymix.report import charts
-from keymix.report.charts import Line, Look
+from keymix.report.charts import Chart, Line, Look
 from keymix.report.page import by_reason
 from keymix.report.part import Section, Shown
 from keymix.report.record import Collapse
-from keymix.report.svg import svg
 from keymix.report.tables import Column, Table
+from keymix.report.words import say
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,20 +24,14 @@ PLACE = 70
 
 def sections(shown: Shown) -> Iterator[Section]:
     """Show the similarity of neighbours: drawn, or of two blocks as a table."""
-    found = shown.record.collapse
+    found = shown.pictures.collapse
     if found is None or not found.similarity or not shown.record.learned:
         return
-    about = (
-        "Cosine similarity of the attention maps of neighbouring blocks, the maps that multiply "
-        f"the values, averaged over heads, tokens and {found.images} test images (DeepViT, Eq. 2), "
-        f"seed {found.seed}. Near 1 the deeper block attends as the one before it: attention has "
-        "collapsed."
-    )
     drawn = chart(found, shown.looks)
     yield Section(
         name="Collapse",
         heading="Do deep layers repeat themselves?",
-        about=about,
+        about=say("collapse", found),
         legend=() if drawn is None else list(found.similarity),
         charts=() if drawn is None else (drawn,),
         tables=[table(found)] if drawn is None else (),
@@ -73,4 +67,4 @@ def chart(found: Collapse, looks: Mapping[str, Look]) -> Markup | None:
         charts.curves(ax, lines, x_label="blocks compared", y_label="similarity of their maps")
         ax.set_xticks(every, [pairs[i] for i in every])
 
-    return svg(draw, name="Similarity of the attention maps of neighbouring blocks")
+    return Chart("collapse", "Similarity of the attention maps of neighbouring blocks", draw).svg

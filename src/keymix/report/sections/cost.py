@@ -3,20 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from markupsafe import Markup
 
 from keymix.report import charts, formats
-from keymix.report.charts import Look, Point
-from keymix.report.part import Notes, Section, Shown
+from keymix.report.charts import Chart, Look, Point
+from keymix.report.part import Section, Shown
 from keymix.report.record import ComparisonRecord, CostRow, Number
-from keymix.report.svg import svg
 from keymix.report.tables import Cell, Column, Table
-from keymix.report.wording import dense_over, with_unit, wording
+from keymix.report.wording import dense_over, with_unit
 
 PLACE = 20
 
@@ -31,45 +29,17 @@ COSTS = (
 UNITS = ((2e9, 1e9, ", G"), (2e6, 1e6, ", M"), (2e4, 1e3, ", k"))
 
 
-@dataclass(frozen=True)
-class CostChart:
-    """The score against one cost, by the cost's name."""
-
-    name: str
-    svg: Markup
-
-
-@dataclass(frozen=True, kw_only=True)
-class Costs:
-    """The score against each cost, the first of which is shown first, and the table of costs."""
-
-    heading: str
-    charts: Sequence[CostChart]
-    about: str
-    measured: str
-    table: Table
-    notes: Notes
-
-
 def sections(shown: Shown) -> Iterator[Section]:
     """Show the costs, and the score against those that were measured."""
-    record, words = shown.record, wording(shown.record)
-    about = record.measured.text
-    if dense_over(record)[0]:
-        about += " Multiply-adds are those of all time steps T, dense: as if no input were a spike."
+    record = shown.record
     notes = [((mixer.label,), mixer.note) for mixer in record.mixers if mixer.note]
     costs = {label: record.costs[label] for label in shown.looks if label in record.costs}
     notes += [((label,), cost.note) for label, cost in costs.items() if cost.note]
-    view = Costs(
-        heading=f"{words.heading} against cost",
-        charts=scatters(record, shown.looks),
-        about=f"{words.up} and to the left is better. The dashed line joins the mixers that no "
-        "other beats in both (the Pareto front). Latencies are medians on one machine: small "
-        "differences between them may be chance. Bars: ± one standard deviation over seeds.",
-        measured=about,
-        table=table(record),
-        notes=notes,
-    )
+    view = {
+        "charts": scatters(record, shown.looks),
+        "table": table(record),
+        "notes": notes,
+    }
     yield Section(name="Cost", template="sections/cost.html.j2", view=view)
 
 
@@ -131,9 +101,9 @@ def _cost(record: ComparisonRecord, key: str) -> dict[str, Number]:
     return {label: value for label, value in costs.items() if value is not None}
 
 
-def scatters(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[CostChart]:
-    """Draw the score against each cost that was measured."""
-    drawn = []
+def scatters(record: ComparisonRecord, looks: Mapping[str, Look]) -> dict[str, Chart]:
+    """Make the charts of the score against each cost that is known, by what the cost is called."""
+    drawn: dict[str, Chart] = {}
     score, kind = record.task_kind.score, record.data.kind
     known = {row.name: row.scores.get(score.key) for row in record.references}
     levels = {name: value for name, value in known.items() if value is not None}
@@ -165,6 +135,5 @@ def scatters(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[CostCh
                 levels=levels,
                 baseline=record.baseline,
             )
-            name = f"Test {score.label} against {shown}"
-            drawn.append(CostChart(x_label, svg(draw, name=name)))
+            drawn[x_label] = Chart(key, f"Test {score.label} against {shown}", draw)
     return drawn

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from keymix.report.gallery import Galleries, Gallery
+from keymix.report.gallery import Gallery
 from keymix.report.part import Section, Shown
 from keymix.report.pictures import TINY
 
@@ -26,8 +26,7 @@ def sections(shown: Shown) -> Iterator[Section]:
     """Show every gallery; the answers of models that learned nothing are not worth a look."""
     if not shown.record.learned:
         return
-    stored = shown.record.own.read(Galleries).galleries
-    for i, (name, gallery) in enumerate(stored.items()):
+    for i, (name, gallery) in enumerate(shown.pictures.galleries.items()):
         yield Section(
             name="" if i else "Pictures",
             template="sections/gallery.html.j2",

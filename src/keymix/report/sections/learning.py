@@ -7,17 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
-from markupsafe import Markup
 
 from keymix.analysis.statistics import FloatArray
 from keymix.report import charts
-from keymix.report.charts import Line, Look
+from keymix.report.charts import Chart, Line, Look
 from keymix.report.formats import listing, scored
 from keymix.report.part import Section, Shown
 from keymix.report.record import ComparisonRecord, HistoryLine
-from keymix.report.svg import svg
 from keymix.report.tables import Cell, Column, Table
 from keymix.report.wording import with_unit
+from keymix.report.words import say
 from keymix.task import LOSS, Score, Task
 
 PLACE = 40
@@ -31,14 +30,13 @@ def sections(shown: Shown) -> Iterator[Section]:
     """Show the curves, where there are any."""
     record = shown.record
     if drawn := curves(record, shown.looks):
-        led, table = leads(record)
-        about = f"Mean over seeds; the band is ± one standard deviation. {record.curves_note}"
+        early, late, table = leads(record)
         yield Section(
             name="Learning",
             heading="How they learned",
-            about=f"{led} {about}".strip(),
+            about=say("learning", record, early, late, PARTS[0]),
             legend=list(shown.looks),
-            charts=drawn,
+            charts=[chart.svg for chart in drawn],
             layout="grid3",
             tables=[] if table is None else [table],
         )
@@ -56,8 +54,8 @@ def history(task: Task) -> tuple[tuple[str, str, bool], ...]:
     )
 
 
-def curves(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Markup]:
-    """Draw the mean over seeds by epoch with its band, one chart per quantity."""
+def curves(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Chart]:
+    """Make the charts of the mean over seeds by epoch with its band, one per quantity."""
     drawn, score = [], record.task_kind.score
     for key, y_label, is_percent in history(record.task_kind):
         lines = []
@@ -78,7 +76,7 @@ def curves(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Markup]:
                 percent=is_percent,
                 within=(score.low, score.high) if decides else (None, None),
             )
-            drawn.append(svg(draw, name=f"{y_label} by epoch"))
+            drawn.append(Chart(key, f"{y_label} by epoch", draw))
     return drawn
 
 
@@ -111,14 +109,15 @@ def _by_epoch(
     return shared, np.array(rows, dtype=np.float64)
 
 
-def leads(record: ComparisonRecord) -> tuple[str, Table | None]:
+def leads(record: ComparisonRecord) -> tuple[str, str, Table | None]:
     """Rank the mixers after parts of the training: who learns faster, and who ends higher.
 
-    Returns a sentence and the table; neither for fewer than ten epochs.
+    Returns who is first after the first part and at the end, and the table; nothing for fewer than
+    ten epochs.
     """
     score, total = record.task_kind.score, record.recipe.schedule.epochs
     if total < LEAST_EPOCHS:
-        return "", None
+        return "", "", None
     wanted = [round(total * part / 100) for part in PARTS]
     means: dict[str, list[float]] = {}
     for mixer in record.labels:
@@ -129,7 +128,7 @@ def leads(record: ComparisonRecord) -> tuple[str, Table | None]:
         mean = found[1].mean(axis=0)
         means[mixer] = [float(mean[found[0].index(epoch)]) for epoch in wanted]
     if len(means) < 2:
-        return "", None
+        return "", "", None
     places = [_places({m: mean[i] for m, mean in means.items()}, score) for i in range(len(PARTS))]
     rows: list[list[Cell | str]] = [
         [mixer]
@@ -140,18 +139,14 @@ def leads(record: ComparisonRecord) -> tuple[str, Table | None]:
         for mixer in means
     ]
     if all(set(place.values()) == {1} for place in places):
-        return "On validation all are equal, from the beginning to the end.", None
+        return "all equal", "all equal", None
     heads = [
         Column(f"after {part}\u00a0%", f"after_{part}", "ratio", most_first=score.better == "more")
         for part in PARTS
     ]
     title = f"Validation {score.name} after parts of the training, and the place"
     table = Table("parts", title, (Column("mixer", "mixer", "name"), *heads), rows)
-    fast, high = (_first(place) for place in (places[0], places[-1]))
-    early = f"after {PARTS[0]}\u00a0% of the training"
-    if fast == high:
-        return f"Best on validation both {early} and at its end: {fast}.", table
-    return f"Best on validation {early}: {fast}; at its end: {high}.", table
+    return _first(places[0]), _first(places[-1]), table
 
 
 def _places(means: Mapping[str, float], score: Score) -> dict[str, int]:

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every mixer against the baseline: score, difference, certainty and cost in one table."""
+"""Every mixer against the baseline: score, difference, certainty and cost in one table.
+
+The table stands first on the page, and is what the terminal and Python print.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
 from markupsafe import Markup
 
@@ -14,199 +18,160 @@ from keymix.report import charts
 from keymix.report.answer import answer, relative
 from keymix.report.charts import Look
 from keymix.report.formats import MISSING, changed, interval, no_spread, scored
-from keymix.report.part import Section, Shown
+from keymix.report.part import Section, Shown, page_of
 from keymix.report.record import ComparisonRecord, OutcomeRow, ReferenceRow
 from keymix.report.tables import Cell, Column, Kind, Table
-from keymix.report.wording import (
-    ScoreColumn,
-    columns,
-    control_name,
-    dense_over,
-    with_unit,
-    without_finding,
-    wording,
-)
+from keymix.report.wording import ScoreColumn, columns, dense_over, with_unit, wording
+from keymix.report.words import say
 from keymix.task import Score
 
 PLACE = 10
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scores:
-    """The scores at one epoch, and why several seeds have no interval, by mixer's label."""
-
-    table: Table
-    notes: list[tuple[str, str]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mixers:
-    """The table that decides, the sentences behind it, and all scores of both epochs.
-
-    `lead` is the result without what stands above it; `copied` the table as text, by format.
-    `roles` say what rows without a mixer are, and `ahead` which of them is the best.
-    """
-
-    table: Table
-    copied: Mapping[str, str]
-    axis: str  # what the strips show, and from where to where
-    others: list[OutcomeRow]
-    lead: str
-    roles: str
-    ahead: str
-    left_out: bool  # whether sections are left out, since no model learned the data
-    references: list[tuple[str, str]]  # names of points of reference, and how they answer
-    scores: Scores
-    best: Scores
-    about_table: str
+NOTHING = Cell(None, MISSING, "soft")
+COSTS: tuple[tuple[str, str, Kind, str, int], ...] = (
+    ("params", "params", "count", "", 2),
+    ("macs", "multiply-adds", "count", "", 3),
+    ("step_ms", "step", "ms", " ms", 1),
+    ("latency_ms", "latency", "ms", " ms", 4),
+    ("peak_mib", "memory", "mib", " MiB", 5),
+)
+"""Costs of the table: key, heading, kind, unit, and which give way first at a narrow terminal."""
+FURTHER = 6
+"""Scores next to the first give way at a narrow terminal before costs."""
 
 
 def sections(shown: Shown) -> Iterator[Section]:
     """Show the table, and folded what is behind it."""
-    record = shown.record
-    found = decision(record, shown.looks)
-    plain = without_pictures(found.table)
-    unsaid = answer(record).means_nothing
-    view = Mixers(
-        table=found.table,
-        copied={"csv": plain.csv(), "markdown": plain.markdown(), "latex": plain.latex()},
-        axis=found.axis,
-        others=[] if unsaid else [row for row in record.outcome.last if row.headline],
-        lead=without_finding(record),
-        roles=roles(record),
-        ahead=ahead(record),
-        left_out=not record.learned,
-        references=[(row.name, _about(row, record)) for row in record.references],
-        scores=scores(record, record.outcome.last, "after the last epoch"),
-        best=scores(record, record.outcome.best, "at the epoch that was best on validation"),
-        about_table=shown.page.about_table(record),
-    )
+    r = shown.record
+    table = decision(r)
+    compared, score = differences(r, shown.looks), r.task_kind.score
+    unsaid = answer(r).means_nothing
+    view = {
+        "table": _with_strips(table, charts.strips(compared, score=score, units=wording(r).units)),
+        "copied": {"csv": table.csv(), "markdown": table.markdown(), "latex": table.latex()},
+        "axis": charts.axis_of(compared, score),
+        "others": [] if unsaid else [row for row in r.outcome.last if row.degree],
+        "ahead": _ahead(r),
+        "scores": scores(r, r.outcome.last, "after the last epoch"),
+        "best": scores(r, r.outcome.best, "at the epoch that was best on validation"),
+    }
     yield Section(name="Mixers", template="sections/mixers.html.j2", view=view)
 
 
-@dataclass(frozen=True)
-class Decision:
-    """The table that decides, and what the strips in it show."""
+def decision(record: ComparisonRecord, *, further: bool = False) -> Table:
+    """Make the table of every mixer against the baseline, the best score first.
 
-    table: Table
-    axis: str
-
-
-RELATIVE = (
-    ("params", "parameters", "count"),
-    ("macs", "multiply-adds", "count"),
-    ("step_ms", "training step", "ms"),
-    ("latency_ms", "latency", "ms"),
-    ("peak_mib", "training memory", "mib"),
-)
-
-
-def decision(record: ComparisonRecord, looks: Mapping[str, Look]) -> Decision:
-    """Make the table of every mixer against the baseline, the best score first."""
-    words, score = wording(record), record.task_kind.score
-    compared = _rows(record, looks)
-    drawn = charts.strips(compared, score=score, units=words.units)
-    unit = f" {score.difference_unit}" if score.difference_unit else ""
-    ends = " to ".join(map(score.change, charts.axis_of(compared, score))) + unit
-    most_first = score.better == "more"
+    With `further` it has those of the task's other scores that are shown at a terminal.
+    """
+    score, words = record.task_kind.score, wording(record)
+    beside = page_of(record.task_kind).terminal if further else ()
+    more = [column for column in columns(record) if column.key in beside]
+    known = [each for each in COSTS if any(relative(record, m, each[0]) for m in record.labels)]
+    dense = dense_over(record)[0]
     heads = [
         Column("mixer", "mixer", "name"),
-        Column(with_unit(f"test {score.label}", score), score.key, "ratio", most_first=most_first),
-        Column("from the baseline", "strip", where="people", sort="none", label="intervals"),
-        Column(words.changed, "difference", "ratio", most_first=most_first),
+        _scores_column(with_unit(score.label, score), score.key, score),
+        *(replace(_scores_column(c.head, c.key, c.score), gives_way=FURTHER) for c in more),
+        _scores_column(words.changed, "difference", score),
         Column(_level(record), "interval", "ratio", sort="none", label="interval"),
         Column("certainty", "certainty"),
+        *(
+            Column(
+                f"{name}, {dense}" if dense and key == "macs" else name,
+                key,
+                "ratio",
+                gives_way=gives_way,
+            )
+            for key, name, _, _, gives_way in known
+        ),
     ]
-    known = [each for each in RELATIVE if _known(record, each[0])]
-    dense = dense_over(record)[0]
-    heads += [
-        Column(f"{name}, {dense}" if dense and key == "macs" else name, key, "ratio")
-        for key, name, _ in known
-    ]
-    rows: list[tuple[float, list[Any]]] = []
-    for row in record.outcome.last:
-        mean = row.scores[score.key].mean
-        strip = drawn.get(row.mixer, "")
-        cells = [
-            *_scored(row, score),
-            Cell(None, strip, "strip"),
-            *_compared(record, row),
-            *(_relative(record, row.mixer, key, cast(Kind, kind)) for key, _, kind in known),
-        ]
-        rows.append((-float("inf") if mean is None else score.rank(mean), [row.mixer, *cells]))
-    for reference in record.references:
-        value = reference.scores.get(score.key)
-        cells = [
-            Cell(value, scored(value, score)),
-            Cell(None, "", "strip"),
-            *[NOTHING] * 2,
-            Cell("reference", "reference", "soft"),
-            *[NOTHING] * len(known),
-        ]
-        rank = -float("inf") if value is None else score.rank(value)
-        rows.append((rank, [reference.name, *cells]))
-    rows.sort(key=lambda each: -each[0])
-    ordered = [cells for _, cells in rows]
-    pick = record.recommendation.pick if record.recommendation else None
-    marked = frozenset(i for i, cells in enumerate(ordered) if cells[0] == pick)
-    title = f"Every mixer against {record.baseline}"
-    return Decision(Table("decision", title, heads, ordered, marked=marked), ends)
-
-
-def roles(record: ComparisonRecord) -> str:
-    """Say what the rows of controls and references are, and what recommended means."""
-    made = [f"{control_name(label)}: the control" for label in record.controls]
-    made += [
-        f"{label}: convolutions, no attention, for reference" for label in record.trained_references
-    ]
-    rule = record.recommendation
-    if rule is not None and rule.margin is not None and rule.pick is not None:
-        within = record.task_kind.score.changed(rule.margin, sign=False)
-        made.append(
-            "recommended: the cheapest mixer per training step that keeps up with the best on "
-            f"validation within {within}"
+    rows: list[tuple[float | None, list[Any]]] = [
+        (
+            row.scores[score.key].mean,
+            [
+                row.mixer,
+                _spread(row.scores[score.key], score),
+                *(Cell(mean, scored(mean, c.score)) for c in more for mean in [_mean(row, c)]),
+                *_compared(record, row),
+                *(_cost(record, row.mixer, key, kind, unit) for key, _, kind, unit, _ in known),
+            ],
         )
-    text = "; ".join(made)
-    return f"{text[0].upper()}{text[1:]}." if text else ""
-
-
-def ahead(record: ComparisonRecord) -> str:
-    """Say that the best row of the table is no mixer; empty where that is said already."""
-    if not record.learned or "reference_ahead" in record.found:
-        return ""
-    score, base = record.task_kind.score, record.baseline
-    means = {
-        row.mixer: score.rank(mean)
         for row in record.outcome.last
-        if (mean := row.scores[score.key].mean) is not None
-    }
-    learned = {row.name: row.scores.get(score.key) for row in record.references if row.learned}
-    means |= {name: score.rank(mean) for name, mean in learned.items() if mean is not None}
-    best = max(means, key=lambda label: means[label], default=base)
-    mixers = [means[label] for label in record.named if label in means]
-    if best in record.named or base not in means or not mixers or means[best] <= max(mixers):
-        return ""
-    size = score.changed(means[best] - means[base], sign=False)
-    who = control_name(best) if best in record.controls else best
-    who = f"the {best}" if best in record.trained_references else who
-    cost = relative(record, best, "macs")
-    text = f"{who[0].upper()}{who[1:]} is {size} better than {base}"
-    return f"{text} at {cost} multiply-adds." if cost else f"{text}."
+    ]
+    for reference in record.references:
+        cells = _of_reference(reference, [score, *(c.score for c in more)], len(known))
+        rows.append((reference.scores.get(score.key), cells))
+    rows.sort(key=lambda each: math.inf if each[0] is None else -score.rank(each[0]))
+    pick = record.recommendation.pick
+    marked = frozenset(i for i, (_, cells) in enumerate(rows) if cells[0] == pick)
+    title = f"{say('title', record)}: test split, last epoch"
+    return Table("decision", title, heads, [cells for _, cells in rows], marked=marked)
+
+
+def _scores_column(head: str, key: str, score: Score) -> Column:
+    return Column(head, key, "ratio", most_first=score.better == "more")
+
+
+def _mean(row: OutcomeRow, column: ScoreColumn) -> float | None:
+    return row.scores[column.key].mean
 
 
 def _level(record: ComparisonRecord) -> str:
     return f"{100 * (1 - record.alpha):.4g}\u00a0% interval"
 
 
-def without_pictures(table: Table) -> Table:
-    """Return the table without the column of strips, for files."""
-    kept = [i for i, column in enumerate(table.columns) if column.key != "strip"]
-    rows = [[row[i] for i in kept] for row in table.rows]
-    return replace(table, columns=[table.columns[i] for i in kept], rows=rows)
+def _spread(summary: Summary, score: Score) -> Cell:
+    """Write a mean with its standard deviation over seeds."""
+    if summary.mean is None:
+        return Cell(None, "no run finished", "soft")
+    spread = "" if summary.sd is None else f" ± {scored(summary.sd, score)}"
+    return Cell(summary.mean, f"{scored(summary.mean, score)}{spread}")
 
 
-def _rows(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[charts.Row]:
-    """List what the strips draw: the difference, both intervals, the difference of each seed."""
+def _compared(record: ComparisonRecord, row: OutcomeRow) -> list[Cell]:
+    """Write the difference from the baseline, its interval, and how certain it is."""
+    score = record.task_kind.score
+    if row.mixer == record.baseline:
+        return [Cell(0, "baseline", "soft"), NOTHING, NOTHING]
+    if row.seeds is None:
+        return [Cell(None, "no pair of runs", "soft"), NOTHING, NOTHING]
+    degree = row.degree or "reference"
+    return [
+        Cell(row.seeds.difference, changed(row.seeds.difference, score)),
+        Cell(None, interval(row.interval, score)),
+        Cell(degree, degree),
+    ]
+
+
+def _of_reference(row: ReferenceRow, shown: Sequence[Score], rest: int) -> list[Any]:
+    """Write a point of reference that no network was trained for: its scores alone."""
+    values = [(row.scores.get(score.key), score) for score in shown]
+    made = [Cell(value, scored(value, score)) for value, score in values]
+    reference = Cell("reference", "reference", "soft")
+    return [row.name, *made, NOTHING, NOTHING, reference, *[NOTHING] * rest]
+
+
+def _cost(record: ComparisonRecord, mixer: str, key: str, kind: Kind, unit: str) -> Cell:
+    """Write a cost against the baseline's, and the baseline's own."""
+    cost = record.costs.get(mixer)
+    value = None if cost is None else getattr(cost, key)
+    if mixer == record.baseline and value is not None:
+        return Cell(value, Column("", "", kind).cell(value) + unit, "soft")
+    text = relative(record, mixer, key)
+    return Cell(value, text) if text else NOTHING
+
+
+# ---- what only the page has -----------------------------------------------------------------
+
+
+def _with_strips(table: Table, drawn: Mapping[str, Markup]) -> Table:
+    """Put a column of strips behind the score."""
+    strip = Column("from the baseline", "strip", where="people", sort="none", label="intervals")
+    rows = [[*row[:2], Cell(None, drawn.get(row[0], ""), "strip"), *row[2:]] for row in table.rows]
+    return replace(table, columns=[*table.columns[:2], strip, *table.columns[2:]], rows=rows)
+
+
+def differences(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[charts.Row]:
+    """List what is drawn: every difference, both intervals, the difference of each seed."""
     return [
         charts.Row(
             label=row.mixer,
@@ -221,6 +186,12 @@ def _rows(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[charts.Ro
     ]
 
 
+def _ends(found: Interval | None) -> tuple[float, float] | None:
+    if found is None or found.low is None or found.high is None:
+        return None
+    return (found.low, found.high)
+
+
 def _by_seed(record: ComparisonRecord, mixer: str) -> list[float]:
     """Return the difference from the baseline of each seed that both have finished."""
     key = record.task_kind.score.key
@@ -232,124 +203,53 @@ def _by_seed(record: ComparisonRecord, mixer: str) -> list[float]:
     return [float(a - b) for a, b in pairs if a is not None and b is not None]
 
 
-def _scored(row: OutcomeRow, score: Score) -> list[Cell]:
-    found = row.scores[score.key]
-    if found.mean is None:
-        return [Cell(None, "no run finished", "soft")]
-    spread = "" if found.sd is None else f" ± {scored(found.sd, score)}"
-    return [Cell(found.mean, f"{scored(found.mean, score)}{spread}")]
+def _ahead(record: ComparisonRecord) -> str:
+    """Say that the best row of the table is no mixer; empty where that is said already."""
+    if not record.learned or "reference_ahead" in record.found:
+        return ""
+    score, base = record.task_kind.score, record.baseline
+    known = {row.mixer: row.scores[score.key].mean for row in record.outcome.last}
+    known |= {row.name: row.scores.get(score.key) for row in record.references if row.learned}
+    means = {label: mean for label, mean in known.items() if mean is not None}
+    best = max(means, key=lambda label: score.rank(means[label]), default=base)
+    mixers = [score.rank(means[label]) for label in record.named if label in means]
+    if best in record.named or base not in means or not mixers:
+        return ""
+    if score.rank(means[best]) <= max(mixers):
+        return ""
+    return say("ahead", record, best, means[best] - means[base], relative(record, best, "macs"))
 
 
-def _compared(record: ComparisonRecord, row: OutcomeRow) -> list[Cell]:
-    """Write the difference with its interval, and how certain it is."""
-    score, found = record.task_kind.score, row.interval
-    if row.mixer == record.baseline:
-        return [Cell(0, "baseline", "soft"), *[NOTHING] * 2]
-    if row.seeds is None:
-        return [Cell(None, "no pair of runs", "soft"), *[NOTHING] * 2]
-    both = Cell(None, interval(found, score))
-    degree = row.degree or "reference"
-    said = degree if row.direction is None else f"{degree}, {row.direction}"
-    return [
-        Cell(row.seeds.difference, changed(row.seeds.difference, score)),
-        both,
-        Cell(said, said),
-    ]
-
-
-def _known(record: ComparisonRecord, key: str) -> bool:
-    return any(relative(record, label, key) for label in record.labels)
-
-
-def _relative(record: ComparisonRecord, mixer: str, key: str, kind: Kind) -> Cell:
-    """Write a cost against the baseline's, and the baseline's own."""
-    cost = record.costs.get(mixer)
-    value = None if cost is None else getattr(cost, key)
-    if mixer == record.baseline and value is not None:
-        unit = {"ms": " ms", "mib": " MiB"}.get(kind, "")
-        return Cell(value, Column("", "", kind).cell(value) + unit, "soft")
-    text = relative(record, mixer, key)
-    return Cell(value, text) if text else NOTHING
-
-
-def scores(record: ComparisonRecord, rows: Sequence[OutcomeRow], when: str) -> Scores:
-    """Make the table of scores of an epoch, one row per mixer."""
-    words, shown = wording(record), columns(record)
-    most_first = record.task_kind.score.better == "more"
+def scores(
+    record: ComparisonRecord, rows: Sequence[OutcomeRow], when: str
+) -> tuple[Table, list[tuple[str, str]]]:
+    """Make the table of all scores of an epoch, and say why several seeds have no interval."""
+    shown = columns(record)
     heads = (
         Column("mixer", "mixer", "name"),
         *(
-            Column(
-                column.head,
-                column.key,
-                "ratio",
-                most_first=column.score.better == "more",
-                style="" if column.spread else "soft",
-            )
-            for column in shown
+            replace(_scores_column(c.head, c.key, c.score), style="" if c.spread else "soft")
+            for c in shown
         ),
-        Column(words.changed, "difference", "ratio", most_first=most_first),
+        _scores_column(wording(record).changed, "difference", record.task_kind.score),
         Column(_level(record), "interval", "ratio", sort="none", label="interval"),
         Column("certainty", "certainty"),
         Column("runs", "runs", "ratio", most_first=True, style="soft"),
     )
-    cells = [[row.mixer, *_cells(record, row, shown), _runs(record, row)] for row in rows]
-    cells += [_reference(each, shown) for each in record.references]
-    title = f"{words.heading} {when}"
+    cells = [[row.mixer, *_all_scores(row, shown), *_compared(record, row)] for row in rows]
+    for made, row in zip(cells, rows, strict=True):
+        done, planned = len(record.finished(row.mixer)), len(record.seeds)
+        made.append(Cell(done, str(done) if done == planned else f"{done} of {planned}"))
+    cells += [_of_reference(each, [c.score for c in shown], 1) for each in record.references]
     notes = [(row.mixer, no_spread(row.seeds)) for row in rows if row.seeds]
-    return Scores(
-        table=Table("scores", title, heads, cells), notes=[(m, why) for m, why in notes if why]
-    )
+    table = Table("scores", f"{wording(record).heading} {when}", heads, cells)
+    return table, [(mixer, why) for mixer, why in notes if why]
 
 
-NOTHING = Cell(None, MISSING, "soft")
-
-
-def _cells(record: ComparisonRecord, row: OutcomeRow, shown: Sequence[ScoreColumn]) -> list[Cell]:
-    """Write the scores of a mixer, its difference from the baseline, its interval, certainty."""
-    if not record.finished(row.mixer):
-        return [Cell(None, "no run finished", "soft"), *[NOTHING] * (len(shown) + 2)]
-    made = [_spread(row.scores[column.key], column) for column in shown]
-    return [*made, *_compared(record, row)]
-
-
-def _about(row: ReferenceRow, record: ComparisonRecord) -> str:
-    """Say how a point of reference answers, and how certain its score is."""
-    score = record.task_kind.score
-    if row.low is None or row.high is None:
-        return row.about
-    ends = f"{scored(row.low, score)} to {score.text(row.high)}"
-    return f"{row.about}; {score.name} {ends} (95\u00a0% over test {wording(record).units})"
-
-
-def _reference(row: ReferenceRow, shown: Sequence[ScoreColumn]) -> list[Any]:
-    """Write a point of reference that no network was trained for: its scores alone."""
-    made = [
-        Cell(value, scored(value, column.score))
-        for column in shown
-        for value in [row.scores.get(column.key)]
+def _all_scores(row: OutcomeRow, shown: Sequence[ScoreColumn]) -> list[Any]:
+    return [
+        _spread(row.scores[c.key], c.score)
+        if c.spread or _mean(row, c) is None
+        else Cell(_mean(row, c), scored(_mean(row, c), c.score))
+        for c in shown
     ]
-    return [row.name, *made, Cell(None, "reference", "soft"), *[NOTHING] * 3]
-
-
-def _spread(summary: Summary, column: ScoreColumn) -> Cell:
-    """Write a mean with its standard deviation over seeds."""
-    text = scored(summary.mean, column.score)
-    if column.spread:
-        sd = "" if summary.sd is None else f"± {scored(summary.sd, column.score)}"
-        more = Markup(' <span class="pm">{}</span>').format(sd) if sd else ""
-        text = Markup("<span>{}{}</span>").format(text, more)
-    return Cell(summary.mean, text)
-
-
-def _runs(record: ComparisonRecord, row: OutcomeRow) -> Cell:
-    """Say how many of a mixer's runs finished: ``3``, or ``2 of 3``."""
-    planned, done = len(record.seeds), len(record.finished(row.mixer))
-    text = str(done) if done == planned else f"{done} of {planned}"
-    return Cell(row.scores[record.task_kind.score.key].n, text)
-
-
-def _ends(interval: Interval | None) -> tuple[float, float] | None:
-    if interval is None or interval.low is None or interval.high is None:
-        return None
-    return (interval.low, interval.high)

@@ -3,32 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 from markupsafe import Markup
 
 from keymix.report import formats
 from keymix.report.part import Section, Shown
-from keymix.report.record import ComparisonRecord, Lines, OpenRun
+from keymix.report.record import ComparisonRecord, OpenRun
 from keymix.report.tables import Cell, Column, Table
 from keymix.report.wording import STATUS, with_unit, wording
 
 PLACE = 80
-
-
-@dataclass(frozen=True, kw_only=True)
-class Repeat:
-    """The runs, the seconds of all, and of their environments who had which and what differs.
-
-    `differing` are keys of lines, `who` mixers with their seeds in words, by environment.
-    """
-
-    table: Table
-    seconds: float
-    differing: list[str]
-    who: list[list[tuple[str, str]]]
 
 
 def sections(shown: Shown) -> Iterator[Section]:
@@ -36,12 +22,11 @@ def sections(shown: Shown) -> Iterator[Section]:
     record = shown.record
     if sum(len(record.finished(label)) for label in record.labels) > 1:
         yield Section(name="Two runs", template="sections/pair.html.j2", view=shown.page.pair_note)
-    view = Repeat(
-        table=table(record),
-        seconds=sum(run.seconds for label in record.labels for run in record.finished(label)),
-        differing=differing([group.lines for group in record.trained_with]),
-        who=[who(record, position) for position in range(len(record.trained_with))],
-    )
+    view = {
+        "table": table(record),
+        "seconds": sum(run.seconds for label in record.labels for run in record.finished(label)),
+        "who": [who(record, position) for position in range(len(record.trained_with))],
+    }
     yield Section(name="Method and runs", template="sections/runs.html.j2", view=view)
 
 
@@ -76,12 +61,6 @@ def table(record: ComparisonRecord) -> Table:
         cells = [run.mixer, seed, state, at_last, epoch, at_best, run.seconds]
         rows.append([*cells, *([run.trained_with + 1] if several else [])])
     return Table("runs", "Runs", columns, rows)
-
-
-def differing(environments: Sequence[Lines]) -> list[str]:
-    """Return the keys whose lines are not the same in all environments."""
-    known = {key: None for lines in environments for key in lines}
-    return [key for key in known if len({lines.get(key) for lines in environments}) > 1]
 
 
 def who(record: ComparisonRecord, position: int) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from keymix.report import formats
 from keymix.report.part import Section, Shown, page_of
 from keymix.report.record import ComparisonRecord, MixerSpikes
 from keymix.report.tables import Cell, Column, Table
+from keymix.report.words import say
 
 PLACE = 30
 
@@ -40,7 +41,7 @@ def sections(shown: Shown) -> Iterator[Section]:
     if record.spikes:
         yield Section(
             heading="What spikes cost",
-            about=record.spikes.text,
+            about=say("spikes", record),
             tables=[table(record)],
             notes=[(labels, note) for note, labels in notes(record).items()],
         )

@@ -10,6 +10,7 @@ from keymix.report.part import Section, Shown
 from keymix.report.record import Tuning
 from keymix.report.tables import Cell, Column, Table
 from keymix.report.wording import with_unit
+from keymix.report.words import say
 from keymix.task import Score
 
 PLACE = 45
@@ -19,12 +20,9 @@ def sections(shown: Shown) -> Iterator[Section]:
     """Show the validation scores at each rate, where the rate was tuned."""
     record = shown.record
     if record.tuning is not None:
-        text = record.tuning.text
         yield Section(
             heading="Learning rate",
-            about=f"{text[0].upper()}{text[1:]}. One seed, which the comparison does not have; the "
-            "recipe's rate stays unless another is better by more than one standard error over "
-            "mixers.",
+            about=f"{say('tuning', record.tuning, record.task_kind.score)} {say('tuned')}",
             tables=[table(record.tuning, record.task_kind.score)],
         )
 

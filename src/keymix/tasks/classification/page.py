@@ -19,7 +19,7 @@ from keymix.report.by_class import (
     by_seed,
 )
 from keymix.report.charts import Look
-from keymix.report.gallery import Gallery
+from keymix.report.gallery import Gallery, Pictures
 from keymix.report.part import ClassScores, Page, RunAnswers, Section
 from keymix.report.record import ComparisonRecord, DoneRun, OutcomeRow, Said, Sparse
 from keymix.task import Task
@@ -274,8 +274,9 @@ class ClassPage(Page):
         """Give the script what is right."""
         return run.own.read(OfRun)
 
-    def of_comparison(self, record: ComparisonRecord) -> ScriptComparison:
+    def of_comparison(self, record: ComparisonRecord, pictures: Pictures) -> ScriptComparison:
         """Give the script the classes."""
+        del pictures
         return ScriptComparison(classes=record.own.read(OfComparison).classes)
 
 

@@ -21,7 +21,7 @@ from keymix.report.by_class import (
 )
 from keymix.report.charts import Look
 from keymix.report.formats import percent
-from keymix.report.gallery import Galleries, Gallery
+from keymix.report.gallery import Gallery, Pictures
 from keymix.report.part import ClassScores, ImageOutputs, Page, RunAnswers, Section, packed_shares
 from keymix.report.record import ComparisonRecord, DoneRun, Sparse
 from keymix.report.tables import Cell, Column, Table
@@ -286,10 +286,10 @@ class DetectionPage(Page):
             shares=own.images, classes=tuple(each.box_ap for each in own.classes or ())
         )
 
-    def of_comparison(self, record: ComparisonRecord) -> OfScript:
+    def of_comparison(self, record: ComparisonRecord, pictures: Pictures) -> OfScript:
         """Give the script the classes."""
         own = record.own.read(OfComparison)
-        drawn = record.own.read(Galleries).galleries.get("detections")
+        drawn = pictures.galleries.get("detections")
         names = None if drawn is None else drawn.names
         return OfScript(classes=own.classes, full=own.full or 0, names=names)
 

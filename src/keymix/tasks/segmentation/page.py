@@ -20,7 +20,7 @@ from keymix.report.by_class import (
     mean,
 )
 from keymix.report.formats import distance
-from keymix.report.gallery import Galleries, Gallery
+from keymix.report.gallery import Gallery, Pictures
 from keymix.report.part import ClassScores, ImageOutputs, Page, RunAnswers, packed_shares
 from keymix.report.record import ComparisonRecord, DoneRun, Sparse
 from keymix.report.tables import Column
@@ -314,9 +314,9 @@ class MaskPage(Page):
         classes = tuple(row.jaccard for row in own.classes or ())
         return ScriptRun(shares=own.overlaps, classes=classes)
 
-    def of_comparison(self, record: ComparisonRecord) -> ScriptComparison:
+    def of_comparison(self, record: ComparisonRecord, pictures: Pictures) -> ScriptComparison:
         """Give the script the classes and the names of images."""
-        drawn = record.own.read(Galleries).galleries.get("masks")
+        drawn = pictures.galleries.get("masks")
         return ScriptComparison(
             classes=record.own.read(OfComparison).classes,
             names=None if drawn is None else drawn.names,

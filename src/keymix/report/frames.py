@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The numbers of a comparison as tidy tables, for CSV files and for frames in Python. No torch.
+
+``results.csv`` is `results_table`, ``differences.csv`` is `differences_table`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from keymix.report.part import page_of
+from keymix.report.record import ComparisonRecord, CostRow, DoneRun
+from keymix.report.tables import Column, Table
+from keymix.report.wording import said
+
+SCORES = ("mixer", "seed", "epoch", "split", "metric", "value")
+MEASURED = ("latency_ms", "images_per_s", "peak_mib")
+"""Columns of ``results.csv`` that were measured; all others the same comparison gives again."""
+RESULTS = (*SCORES, "params", "macs", *MEASURED)
+STEPS = "time_steps"
+"""A further column where the model is spiking: T, all of which ``macs`` counts."""
+SPIKES = ("firing_rate", "sops", "energy_uj", "energy_low_uj", "energy_high_uj")
+"""The columns behind it: of each run's weights of the last epoch."""
+DIFFERENCES = (
+    *("mixer", "baseline", "epoch", "seeds", "difference", "low", "high", "level"),
+    *("p", "p_holm", "degree", "direction"),
+)
+"""The interval over seeds and test units, and how certain the difference is."""
+COSTS = (
+    *("params", "macs", "activation_bytes", "latency_ms", "latency_low_ms", "latency_high_ms"),
+    *("images_per_s", "step_ms", "peak_mib", STEPS),
+)
+
+
+def tables(record: ComparisonRecord) -> dict[str, Table]:
+    """Return every table by name."""
+    return {
+        "scores": scores_table(record),
+        "curves": curves_table(record),
+        "differences": differences_table(record),
+        "costs": costs_table(record),
+        "findings": findings_table(record),
+    }
+
+
+def _table(name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+    return Table(name, name, [Column(key, key) for key in columns], rows)
+
+
+def scores_table(record: ComparisonRecord) -> Table:
+    """Every score of every finished run, of the last epoch and of that best on validation."""
+    return _table("scores", SCORES, [scores for _, scores in _scores(record)])
+
+
+def _scores(record: ComparisonRecord) -> Iterator[tuple[DoneRun, list[Any]]]:
+    named = _named_by_unit(record)
+    for run in (run for run in record.runs if isinstance(run, DoneRun)):
+        for epoch, mark in (("last", run.last), ("best", run.best)):
+            for split, scores in (("val", mark.val), ("test", mark.test)):
+                for name, value in scores.items():
+                    if value is not None:
+                        metric = named.get(name, name)
+                        yield run, [run.mixer, run.seed, epoch, split, metric, value]
+
+
+def _named_by_unit(record: ComparisonRecord) -> dict[str, str]:
+    """Name scores by the unit that the record has, where their keys end in another."""
+    named = {}
+    for score in page_of(record.task_kind).test_scores:
+        unit = record.own.values.get(score.unit_key)
+        if unit and score.key.endswith(f"_{score.unit}"):
+            named[score.key] = f"{score.key.removesuffix(score.unit)}{unit}"
+    return named
+
+
+def results_table(record: ComparisonRecord) -> Table:
+    """Every score with the mixer's costs in its row, and of spiking models what spikes cost."""
+    spikes = record.spikes
+    rows = []
+    for run, scores in _scores(record):
+        row = [*scores, *_values(record.costs.get(run.mixer), RESULTS[len(SCORES) :])]
+        if spikes:
+            of_run = spikes.runs.get(run.folder) if scores[2] == "last" else None
+            row += [record.time_steps.get(run.mixer), *_values(of_run, SPIKES)]
+        rows.append(row)
+    return _table("results", (*RESULTS, *((STEPS, *SPIKES) if spikes else ())), rows)
+
+
+def _values(row: object | None, names: Sequence[str]) -> list[Any]:
+    return [None if row is None else getattr(row, name) for name in names]
+
+
+def curves_table(record: ComparisonRecord) -> Table:
+    """The losses and the score on validation of every epoch of every finished run."""
+    rows = [
+        [run.mixer, run.seed, line.epoch, *key.split("_", 1), value]
+        for run in record.runs
+        if isinstance(run, DoneRun)
+        for line in run.history
+        for key, value in line.values.items()
+        if value is not None
+    ]
+    return _table("curves", SCORES, rows)
+
+
+def differences_table(record: ComparisonRecord) -> Table:
+    """Each mixer's difference from the baseline at both epochs, and how certain it is."""
+    rows = []
+    for epoch, found in (("last", record.outcome.last), ("best", record.outcome.best)):
+        for row in found:
+            if (i := row.interval) is not None:
+                ends = [i.difference, i.low, i.high, i.level, i.p, i.p_holm]
+                words = [row.degree, row.direction or ""]
+                rows.append([row.mixer, record.baseline, epoch, i.n, *ends, *words])
+    return _table("differences", DIFFERENCES, rows)
+
+
+def costs_table(record: ComparisonRecord) -> Table:
+    """What each mixer's model costs."""
+    unknown = CostRow.unknown(0, note="")
+    spikes = record.spikes.mixers if record.spikes else {}
+    rows = []
+    for label in record.labels:
+        cost = record.costs.get(label)
+        row = [label, *_values(cost or unknown, COSTS)]
+        row[1] = cost.params if cost else None
+        if spikes:
+            of_mixer = spikes.get(label)
+            row += [getattr(of_mixer, key).mean if of_mixer else None for key in SPIKES]
+        rows.append(row)
+    return _table("costs", ("mixer", *COSTS, *(SPIKES if spikes else ())), rows)
+
+
+def findings_table(record: ComparisonRecord) -> Table:
+    """What the comparison found out about itself, the most serious first."""
+    found = [said(record, each) for each in record.findings]
+    rows = [[each.kind, f"{each.heading}. {each.text}", each.remedy] for each in found]
+    return _table("findings", ("kind", "text", "remedy"), rows)
