@@ -139,10 +139,6 @@ class Page:
         terminal: Keys of the scores that the table at the terminal shows next to the first.
         test_numbers: Further numbers of these details that are listed with a run's scores.
         heading: The score as a heading; its name, if empty.
-        phrase: The score in a sentence, with its article; ``the`` and its name, if empty.
-        reaches: What a model with a score does, with ``{score}`` and ``{inputs}``; that it reaches
-            it, if empty.
-        reaches_key: Key of the score that `reaches` and `phrase` speak of.
         label_is: What `label` gives.
         pair_note: What is said above two runs next to each other.
         about_score: A paragraph on the scores in the report's method; empty for none.
@@ -158,9 +154,6 @@ class Page:
     terminal: ClassVar[Sequence[str]] = ()
     test_numbers: ClassVar[Sequence[str]] = ()
     heading: ClassVar[str] = ""
-    phrase: ClassVar[str] = ""
-    reaches: ClassVar[str] = ""
-    reaches_key: ClassVar[str] = ""
     label_is: ClassVar[str] = "name"
     pair_note: ClassVar[str] = (
         "It does not ask what two trainings would do: for that, see the interval over seeds above."

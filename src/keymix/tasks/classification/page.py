@@ -165,9 +165,6 @@ class ClassPage(Page):
     run = OfRun
     comparison = OfComparison
     heading = "Accuracy"
-    phrase = "accuracy"
-    reaches = "gets {score} of the test {inputs} right"
-    reaches_key = "top1"
     label_is = "class"
     pair_note = (
         "McNemar's exact test asks whether these two models would differ on more images. It does "
