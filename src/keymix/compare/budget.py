@@ -107,7 +107,8 @@ def timed(recipe: Recipe, data: ImageData, *, threads: int, clock: Clock | None 
         first = steps(size, most=2)
         if not recipe.compile and first[-1] < TRIAL_SECONDS:
             size = max(size, min(full, int(TRIAL_SECONDS / 4 * size / max(first[-1], 1e-6))))
-        taken = steps(size, most=STEPS) if first[-1] < TRIAL_SECONDS else first
+        short = recipe.compile or first[-1] < TRIAL_SECONDS
+        taken = steps(size, most=STEPS) if short else first
         batch = next(iter(Loader(data.val, data, batch_size=size, train=False, device=device)))
         with training.evaluating():
             begun = now()
