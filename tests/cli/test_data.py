@@ -50,7 +50,7 @@ def test_bad_data_ends_with_one_and_lines_for_scripts(
     code, out, _ = run(capsys, "check", f"folder:{photos}")
     assert code == 1
     lines = [line.split("\t") for line in out.splitlines()]
-    assert lines[0][1].endswith("would stop training: broken images (5)")
+    assert lines[0][1].endswith("stops training: broken images (5)")
     (finding,) = [line for line in lines if line[0] == "stops"]
     assert finding[1] == "broken images"
     assert finding[2].endswith("02.png: not an image; and 2 more")
@@ -195,7 +195,7 @@ def test_options_of_masks_change_what_is_reported(
     assert stacks["where"][0]["missing"] == 1
     code, out, _ = run(capsys, "check", f"uwgi:{scans}", "--split-by", "slice")
     assert code == 1
-    assert "would falsify results: cases in more than one split (" in out
+    assert "falsifies results: cases in more than one split (" in out
 
 
 def test_a_set_that_cannot_be_split_is_reported_whole(

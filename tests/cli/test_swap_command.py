@@ -98,7 +98,7 @@ def test_the_record_reports_measured_numbers(trained: str, swapped: Path) -> Non
     saved = result["after"]["macs"] / result["before"]["macs"] - 1
     assert numbers[-1] == f"{100 * saved:.1f} %"
     assert first.count("<svg") == 2
-    assert re.findall(r"<text[^>]*>([23])</text>", first) == ["2", "3"] * 2
+    assert {"2", "3"} <= {*re.findall(r"<text[^>]*>(\d)</text>", first)}
     assert "<dt>machine</dt>" in folded[-1]
 
 

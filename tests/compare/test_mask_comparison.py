@@ -141,7 +141,7 @@ def test_attention_is_read_on_slices_of_different_cases(done):
 def test_terminal_and_page_speak_of_overlap(done, capsys):
     print_result(done)
     printed = capsys.readouterr().out
-    for word in ("IoU %", "weighted IoU %", "Dice %", "Hausdorff px", "95% interval"):
+    for word in ("mean IoU, %", "difference, points"):
         assert word in printed
     assert "mean IoU" in printed
     assert "ccuracy" not in printed

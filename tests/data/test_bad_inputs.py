@@ -13,6 +13,7 @@ import pytest
 from bad_inputs import ROWS, Row, cut, photos, spoilt, table
 
 from keymix.cli import main
+from keymix.compare.question import Question
 from keymix.errors import UserError
 
 TINY = ["--epochs", "1", "--data.batch_size", "4", "--schedule.warmup_epochs=0"]
@@ -57,15 +58,15 @@ def test_skip_corrupt_trains_on_what_is_left_and_says_so(
 
 
 def test_compare_takes_the_same_flag(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[dict] = []
+    seen: list[Question] = []
 
-    def instead(**options: object) -> None:
-        seen.append(options)
+    def instead(question: Question, **_: object) -> None:
+        seen.append(question)
         raise UserError("enough")
 
-    monkeypatch.setattr("keymix.compare.run.compare", instead)
+    monkeypatch.setattr("keymix.compare.run.answer", instead)
     assert main(["compare", "--data", "folder:photos", "--skip-corrupt"]) == 2
-    assert seen[0]["overrides"] == {"data.skip_corrupt": True}
+    assert seen[0].overrides == {"data.skip_corrupt": True}
 
 
 def test_skip_corrupt_takes_no_value(capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,7 +75,7 @@ def test_it_goes_on_after_every_problem(make_folder) -> None:
         root / "val" / "b" / "notes.txt"
     )
     assert not report.fit
-    assert report.verdict.startswith("would stop training: empty classes (1), ")
+    assert report.verdict.startswith("stops training: empty classes (1), ")
 
 
 def test_what_would_stop_training_does(make_folder) -> None:
@@ -118,7 +118,7 @@ def test_the_same_pixels_in_two_splits_falsify_whatever_the_file(make_folder) ->
     line = where(report, "images in more than one split")
     assert line == f"{original} (train, a) = {root}/test/a/copy.png (test, a)"
     assert not report.fit
-    assert report.verdict == "would falsify results: images in more than one split (1)"
+    assert report.verdict == "falsifies results: images in more than one split (1)"
     assert details(report, "images in more than one split")[0][1]["split"] == "test"
 
 

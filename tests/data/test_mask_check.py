@@ -195,7 +195,7 @@ def test_a_case_in_two_splits_is_reported(scans: Path) -> None:
     (scans / "splits.csv").unlink()
     assert check(f"uwgi:{scans}").fit
     report = check(f"uwgi:{scans}", split_by="slice")
-    assert report.verdict.startswith("would falsify results: cases in more than one split (")
+    assert report.verdict.startswith("falsifies results: cases in more than one split (")
 
 
 def test_splits_of_one_case_and_classes_that_they_lack_are_warned_of(scans: Path) -> None:
@@ -221,7 +221,7 @@ def test_too_few_cases_stop_training(tmp_path: Path) -> None:
     root = scan_set(tmp_path / "few", {1: 4, 2: 4})
     report = check(str(root))
     assert found(report)["splits left empty"] == ("stops", 1)
-    assert check(str(root), split_by="slice").verdict.startswith("would falsify")
+    assert check(str(root), split_by="slice").verdict.startswith("falsifies")
     with pytest.raises(UserError, match="3 are needed"):
         load(f"uwgi:{root}")
 

@@ -176,7 +176,7 @@ def test_labels_that_name_no_class_get_one_verdict(
     assert "'label'" in str(refused.value)
     assert main(["data", "check", str(folder)]) == 1
     text = capsys.readouterr().out
-    assert text.startswith(f"verdict\tparquet:{folder}: would stop training: ")
+    assert text.startswith(f"verdict\tparquet:{folder}: stops training: ")
     assert str(refused.value) in text
 
 

@@ -51,7 +51,7 @@ def hints_of(thing: Any) -> dict[str, Any]:
     tree = ast.parse(inspect.getsource(importlib.import_module(thing.__module__)))
     late: dict[str, Any] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("keymix"):
+        if isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("__future__"):
             module = importlib.import_module(node.module or "")
             late |= {each.name: getattr(module, each.name) for each in node.names}
     return typing.get_type_hints(thing, localns=late)

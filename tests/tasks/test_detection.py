@@ -31,7 +31,6 @@ from keymix.recipes import get, names
 from keymix.records import from_json
 from keymix.report.charts import looks
 from keymix.report.comparison_page import render
-from keymix.report.gallery import Galleries
 from keymix.report.part import page_of
 from keymix.studies.attention.page import figures
 from keymix.task import get_task
@@ -356,7 +355,8 @@ def test_tables_count_sure_detections() -> None:
 
 @pytest.mark.slow
 def test_the_report_shows_precision_classes_and_pictures(compared: Path) -> None:
-    record = rebuild(compared).record
+    result = rebuild(compared)
+    record = result.record
     own = record.own.read(OfComparison)
     assert own.classes.names == ("block", "bar", "never")
     assert own.intervals is not None
@@ -376,7 +376,7 @@ def test_the_report_shows_precision_classes_and_pictures(compared: Path) -> None
     assert classes is not None
     assert classes.names == ["block", "bar"]
     assert classes.about == {"absent": 1}
-    scenes = record.own.read(Galleries).galleries["detections"].scenes
+    scenes = result.pictures.galleries["detections"].scenes
     assert {tuple(panel.mixers) for scene in scenes for panel in scene.panels} == {
         (),
         ("softmax",),
@@ -389,10 +389,11 @@ def test_the_report_shows_precision_classes_and_pictures(compared: Path) -> None
 
 @pytest.mark.slow
 def test_the_page_is_complete(compared: Path) -> None:
-    record = rebuild(compared).record
+    result = rebuild(compared)
+    record = result.record
     kept = tuple(each for each in record.findings if each.kind != "nothing_learned")
     record = replace(record, findings=kept)  # in one epoch nothing is
-    text = unescape(render(record))
+    text = unescape(render(record, result.pictures))
     for heading in ("Boxes and masks, by IoU and size", "By class", "What they detect"):
         assert f"<h2>{heading}</h2>" in text
     for word in ("percentile bootstrap", "crowd", "box AP", "contrast(a, b)"):

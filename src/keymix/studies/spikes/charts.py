@@ -6,10 +6,7 @@ from __future__ import annotations
 from base64 import b64decode
 from collections.abc import Mapping
 from functools import partial
-from io import BytesIO
 from typing import TYPE_CHECKING, Any
-
-from PIL import Image
 
 from keymix.analysis.spikes_record import Firing, RasterReading, SpikesStudy, parts
 from keymix.report import charts, formats
@@ -156,8 +153,10 @@ def on_image(found: RasterReading, photo: str | None) -> Chart:
     size = most * (side + apart) - apart, 6.0 + -(-len(found.attention) // across) * (high + 26)
 
     def draw(ax: Axes) -> None:
+        from keymix.data.decode import open_image  # which loads torch
+
         blank(ax, *size)
-        picture = None if photo is None else Image.open(BytesIO(b64decode(photo.partition(",")[2])))
+        picture = None if photo is None else open_image(b64decode(photo.partition(",")[2]))
         for step, bits in enumerate(found.attention):
             left, top = (step % across) * (side + apart), 6.0 + (step // across) * (high + 26)
             if picture is not None:
