@@ -508,12 +508,12 @@ def test_equal_mixers_are_equal_and_a_worse_one_loses_what_it_loses(finished: Pa
     assert points == pytest.approx(100 * 0.08 * 0.83, abs=1)
 
 
-@pytest.mark.parametrize("kind", ["nothing_learned", "control_level", "control_open"])
+@pytest.mark.parametrize("kind", ["nothing_learned", "few_updates", "control_level"])
 def test_what_leaves_nothing_to_decide_is_the_reason(kind: str) -> None:
-    decided = decide(found(GOOD), {kind, "few_updates"}, {})
+    decided = decide(found(GOOD), {kind, "still_learning"}, {})
     assert (decided.verdict, decided.reason, decided.pick) == ("undecided", kind, None)
     assert decided.best is not None
-    usual = decide(found(GOOD), {"few_updates"}, {})
+    usual = decide(found(GOOD), {"still_learning"}, {})
     assert usual.reason != kind
 
 

@@ -493,7 +493,10 @@ OF_DIFFERENCES: tuple[Rule, ...] = (few_seeds, ceiling, control_level, reference
 
 # ---- which mixer to take --------------------------------------------------------------------
 
-UNDECIDED = ("nothing_learned", "one_unit", "baseline_at_chance", "control_level", "control_open")
+UNDECIDED = (
+    *("nothing_learned", "one_unit", "baseline_at_chance"),
+    *("few_updates", "control_level", "control_open"),
+)
 """Kinds of findings that leave nothing to decide, the most serious first."""
 
 
