@@ -41,7 +41,7 @@ from keymix.report.record import (
     ReferenceRow,
     opened,
 )
-from keymix.report.wording import said
+from keymix.report.words import finding_text
 from keymix.task import get_task
 from keymix.tasks.classification.answers import ClassAnswers
 from keymix.train.recipe import replace_path
@@ -552,7 +552,7 @@ def test_every_finding_has_a_heading_a_sentence_and_a_remedy(finished: Path) -> 
     record = recorded(found(GOOD), finished)
     record = replace(record, findings=tuple(made.values()))
     for each in made.values():
-        words = said(record, each)
+        words = finding_text(record, each)
         assert not words.heading.endswith(".")
         assert words.text.endswith(".")
         assert words.remedy.endswith(".")
@@ -571,9 +571,9 @@ def test_more_test_images_come_by_the_option_that_the_data_have(
     record = recorded(found(GOOD), finished)
     plain = {"limit": None, "test_fraction": None}
     own = replace(record, data=replace(record.data, **plain))  # type: ignore[arg-type]
-    assert "`--" not in said(own, few).remedy
+    assert "`--" not in finding_text(own, few).remedy
     drawn = replace(record, data=replace(record.data, **plain | known))  # type: ignore[arg-type]
-    assert f"{option}`" in said(drawn, few).remedy
+    assert f"{option}`" in finding_text(drawn, few).remedy
 
 
 # ---- with trained models --------------------------------------------------------------------

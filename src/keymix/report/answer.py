@@ -23,7 +23,7 @@ from keymix.analysis.statistics import Interval
 from keymix.errors import UserError
 from keymix.report.formats import share, span
 from keymix.report.record import ComparisonRecord, OutcomeRow
-from keymix.report.wording import Said, said, sentence
+from keymix.report.words import FindingText, finding_text, sentence
 
 ENERGY = "energy_uj"
 """Key of the energy that spikes were estimated to take."""
@@ -78,7 +78,7 @@ class Answer:
 def answer(record: ComparisonRecord) -> Answer:
     """Read the answer off a comparison's record."""
     rows = {row.mixer: row for row in record.outcome.last}
-    known = {each.kind: said(record, each) for each in record.findings}
+    known = {each.kind: finding_text(record, each) for each in record.findings}
     if rows[record.baseline].scores[record.task_kind.score.key].mean is None:
         title, certainty = (sentence(record, x) for x in ("title_no_baseline", "certainty_none"))
         following = _next(record, known, None)
@@ -245,7 +245,7 @@ def _ends(record: ComparisonRecord, found: Interval, *, turned: bool) -> str:
 
 
 def _next(
-    record: ComparisonRecord, known: Mapping[str, Said], row: OutcomeRow | None
+    record: ComparisonRecord, known: Mapping[str, FindingText], row: OutcomeRow | None
 ) -> Next | None:
     """Say what to do next, one thing: the most serious first, with all that one command can do."""
     open_runs = len(record.unfinished("missing")) + len(record.unfinished("failed"))
@@ -258,7 +258,7 @@ def _next(
     return found or (None if row is None else _settled(record, row))
 
 
-def _remedy(record: ComparisonRecord, known: Mapping[str, Said]) -> Next | None:
+def _remedy(record: ComparisonRecord, known: Mapping[str, FindingText]) -> Next | None:
     """Return the remedy of the most serious finding that has one: a longer training, or words."""
     epochs = [each.numbers.get("epochs") or 0 for each in record.findings]
     for kind, longer in zip(known, epochs, strict=True):

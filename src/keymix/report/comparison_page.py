@@ -22,7 +22,7 @@ from keymix.report.part import Page, Section, Shown
 from keymix.report.record import Attention, ComparisonRecord, DoneRun, OpenRun
 from keymix.report.sections.attention import LEVELS
 from keymix.report.sections.learning import history
-from keymix.report.words import said, say
+from keymix.report.words import finding_text, said, say
 from keymix.task import Score, Task
 
 SCRIPTS = ("core", "tables", "answer", "attention")
@@ -55,7 +55,7 @@ def render(record: ComparisonRecord, pictures: Pictures = NO_PICTURES) -> str:
         "pictured": say("pictured", record, len({x for each in made for x in each.images})),
         "lacks_maps": not (pictures.attention or record.task_kind.whole_images),
         "answer": found,
-        "findings": [wording.said(record, each) for each in record.findings],
+        "findings": [finding_text(record, each) for each in record.findings],
         "pick": record.recommendation.pick,
     }
     return render_page(

@@ -12,7 +12,7 @@ from typing import Any
 from keymix.report.part import page_of
 from keymix.report.record import ComparisonRecord, CostRow, DoneRun
 from keymix.report.tables import Column, Table
-from keymix.report.wording import said
+from keymix.report.words import finding_text
 
 SCORES = ("mixer", "seed", "epoch", "split", "metric", "value")
 MEASURED = ("latency_ms", "images_per_s", "peak_mib")
@@ -134,6 +134,6 @@ def costs_table(record: ComparisonRecord) -> Table:
 
 def findings_table(record: ComparisonRecord) -> Table:
     """What the comparison found out about itself, the most serious first."""
-    found = [said(record, each) for each in record.findings]
+    found = [finding_text(record, each) for each in record.findings]
     rows = [[each.kind, f"{each.heading}. {each.text}", each.remedy] for each in found]
     return _table("findings", ("kind", "text", "remedy"), rows)

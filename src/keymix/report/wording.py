@@ -1,23 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a comparison's scores and counts are called on the page and at the terminal.
-
-Its sentences are those of the templates ``*.txt.j2``, which both render by `sentence`.
-"""
+"""How a comparison's scores and counts are called on the page and at the terminal."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-from keymix.analysis.certainty import CLEAR_SEEDS, PROVISIONAL_SEEDS
 from keymix.data.kinds import IMAGE
 from keymix.data.record import DataRecord
-from keymix.report import formats
-from keymix.report.page import environment
 from keymix.report.part import page_of
-from keymix.report.record import ComparisonRecord, Finding
+from keymix.report.record import ComparisonRecord
 from keymix.task import Score
 
 STATUS = {"done": "finished", "failed": "failed", "missing": "not finished"}
@@ -128,66 +119,3 @@ def dense_over(record: ComparisonRecord) -> tuple[str, dict[str, str]]:
     most = steps.get(record.baseline) or next(iter(steps.values()), None)
     others = {label: f"T={number}" for label, number in steps.items() if number != most}
     return ("dense, all T" if most is None else f"dense, T={most}"), others
-
-
-# ---- sentences ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Said:
-    """A finding in words, with commands between backticks; `remedy` is what to do about it."""
-
-    kind: str
-    heading: str
-    text: str
-    remedy: str
-
-
-def said(record: ComparisonRecord, finding: Finding) -> Said:
-    """Say a finding."""
-    heading, text, remedy = _paragraphs(record, "findings.txt.j2", finding.kind, finding.numbers)
-    return Said(kind=finding.kind, heading=heading, text=text, remedy=remedy)
-
-
-def sentence(record: ComparisonRecord, name: str, *values: object) -> str:
-    """Say a sentence of the first screen, by the name of its macro."""
-    return " ".join(_paragraphs(record, "answer.txt.j2", name, *values))
-
-
-def _paragraphs(record: ComparisonRecord, template: str, name: str, *values: object) -> list[str]:
-    """Render a macro of a template as plain text, and part it where a line is empty."""
-    score, unit, kind = record.task_kind.score, unit_of(record.data), record.data.kind
-    limited = record.data.limit is not None
-    more = "--limit" if limited else "--data.test_fraction" if record.data.test_fraction else ""
-
-    def ends(found: Any) -> str:
-        low, high = (
-            (found["low"], found["high"]) if isinstance(found, Mapping) else (found.low, found.high)
-        )
-        return formats.span(low, high, score) if low is not None else "no interval"
-
-    words = {
-        "score": score,
-        "baseline": record.baseline,
-        "margin": record.margin,
-        "found": record.found,
-        "blind_baseline": "baseline_at_chance" in record.found,
-        "nothing": {"nothing_learned", "one_unit"} & {*record.found},
-        "unit": unit,
-        "units": f"{unit}s",
-        "input": kind.noun,
-        "inputs": kind.nouns,
-        "more_test": more,
-        "clear_seeds": CLEAR_SEEDS,
-        "least_seeds": PROVISIONAL_SEEDS,
-        "points": lambda difference: score.changed(difference, sign=False),
-        "signed": score.changed,
-        "ends": ends,
-        "seeds": formats.seeds,
-        "share": formats.share,
-        "listing": formats.listing,
-        "control": control_name,
-    }
-    module = environment().get_template(template).make_module(words)
-    text = getattr(module, name)(*values).strip()
-    return [re.sub(r"[ \n]+", " ", part).strip() for part in re.split(r"\n\s*\n", text)]
