@@ -18,17 +18,17 @@ from keymix.cli.comparison import print_result
 from keymix.compare.run import Comparison
 from keymix.errors import UserError
 from keymix.report.answer import Next, answer
-from keymix.report.record import ComparisonRecord, opened
+from keymix.report.record import Results, opened
 
 RECORD = Path(__file__).parents[2] / "docs/results/cifar10-20-epochs/results.json"
 
 
 @pytest.fixture(scope="module")
-def record() -> ComparisonRecord:
+def record() -> Results:
     return opened(json.loads(RECORD.read_text("utf-8")), where="it")
 
 
-def screen(monkeypatch: pytest.MonkeyPatch, record: ComparisonRecord, width: int) -> list[str]:
+def screen(monkeypatch: pytest.MonkeyPatch, record: Results, width: int) -> list[str]:
     """Return the lines that a terminal of a width gets at the end of a comparison."""
     stream = io.StringIO()
     drawn = Console(file=stream, width=width, soft_wrap=True, highlight=False, emoji=False)
@@ -42,7 +42,7 @@ def screen(monkeypatch: pytest.MonkeyPatch, record: ComparisonRecord, width: int
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
 def test_the_final_screen_fits_and_cuts_no_name_and_no_score(
-    width: int, record: ComparisonRecord, monkeypatch: pytest.MonkeyPatch
+    width: int, record: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = screen(monkeypatch, record, width)
     assert max(map(len, lines)) <= width
@@ -61,7 +61,7 @@ def test_the_final_screen_fits_and_cuts_no_name_and_no_score(
 
 @pytest.mark.parametrize("width", [60, 140])
 def test_the_last_lines_are_the_answer_and_the_report(
-    width: int, record: ComparisonRecord, monkeypatch: pytest.MonkeyPatch
+    width: int, record: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = Decision(verdict="undecided", reason="seeds", best="softmax", seeds=1, margin=0.02)
     record = replace(record, recommendation=found)
@@ -75,7 +75,7 @@ def test_the_last_lines_are_the_answer_and_the_report(
 
 
 def test_the_next_command_is_whole_however_narrow_the_terminal(
-    record: ComparisonRecord, monkeypatch: pytest.MonkeyPatch
+    record: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = "keymix compare --data folder:photos --mixers softmax,static_key --seeds 5"
     advised = replace(answer(record), next=Next(text="train 5 seeds", command=command))
@@ -85,7 +85,7 @@ def test_the_next_command_is_whole_however_narrow_the_terminal(
 
 
 def test_open_shows_the_page_once_it_is_written(
-    record: ComparisonRecord, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    record: Results, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown: list[str] = []
     monkeypatch.setattr("webbrowser.open", lambda page: not shown.append(page))

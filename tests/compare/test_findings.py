@@ -35,10 +35,10 @@ from keymix.report.answer import answer
 from keymix.report.checked import Checked, DataFinding
 from keymix.report.comparison_page import render
 from keymix.report.record import (
-    ComparisonRecord,
     Finding,
     HistoryLine,
     ReferenceRow,
+    Results,
     opened,
 )
 from keymix.report.words import finding_text
@@ -438,7 +438,7 @@ def test_a_task_that_all_solve_is_too_easy_where_no_seeds_would_help() -> None:
 # ---- what is made of them -------------------------------------------------------------------
 
 
-def recorded(given: Found, finished: Path) -> ComparisonRecord:
+def recorded(given: Found, finished: Path) -> Results:
     """Make the record of what was found, by way of the rows of the result."""
     labels = [each.label for each in given.plan.mixers]
     seeds = sorted({each.run.seed for each in given.done})

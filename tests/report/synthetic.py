@@ -19,7 +19,7 @@ from keymix.report.charts import Look
 from keymix.report.gallery import Pictures
 from keymix.report.part import page_of
 from keymix.report.pictures import image_uri
-from keymix.report.record import ComparisonRecord, opened
+from keymix.report.record import Results, opened
 from keymix.report.sections.classes import ClassesView, classes_view
 from keymix.task import get_task
 from keymix.tasks.classification.answers import ClassAnswers
@@ -48,7 +48,7 @@ SEEN = ("attention", "collapse", "galleries")
 HEADS, LAYERS, GRID = 3, 4, (6, 6)
 
 
-def typed(record: dict[str, Any]) -> ComparisonRecord:
+def typed(record: dict[str, Any]) -> Results:
     """Open a record as if it had been read from a file; its pictures are apart."""
     return opened({k: v for k, v in record.items() if k not in SEEN}, where="the record")
 
@@ -311,7 +311,7 @@ def with_answers(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-def classes_of(record: ComparisonRecord, looks: Mapping[str, Look]) -> ClassesView:
+def classes_of(record: Results, looks: Mapping[str, Look]) -> ClassesView:
     """Return the view of the classes of a record that has some."""
     found = page_of(record.task_kind).classes(record)
     assert found is not None

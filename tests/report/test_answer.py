@@ -13,7 +13,7 @@ from keymix.analysis.certainty import Decision, Settle
 from keymix.analysis.statistics import Interval
 from keymix.records import to_json
 from keymix.report.answer import Answer, answer
-from keymix.report.record import ComparisonRecord, Finding
+from keymix.report.record import Finding, Results
 from keymix.report.sections.mixers import decision
 
 
@@ -48,7 +48,7 @@ def record_of(
     findings: tuple[Finding, ...] = (),
     macs: dict[str, float] | None = None,
     **rows: tuple[float, str, str | None],
-) -> ComparisonRecord:
+) -> Results:
     """Make a record; `rows` are difference, degree and direction by mixer, others unclear."""
     record = typed(make_record(seeds=seeds))
     made = []

@@ -12,12 +12,12 @@ from synthetic import make_record, typed
 from keymix.analysis.certainty import Settle
 from keymix.analysis.statistics import Interval
 from keymix.report.checked import Checked
-from keymix.report.record import ComparisonRecord, OutcomeRow, TrainedWith
+from keymix.report.record import OutcomeRow, Results, TrainedWith
 from keymix.report.words import said, say
 
 
 @pytest.fixture(scope="module")
-def five() -> ComparisonRecord:
+def five() -> Results:
     return replace(typed(make_record(5)), margin=0.015)
 
 
@@ -29,11 +29,11 @@ def row(n: int, difference: float, half: float, **more: Any) -> OutcomeRow:
     )
 
 
-def headline(record: ComparisonRecord, found: OutcomeRow) -> str:
+def headline(record: Results, found: OutcomeRow) -> str:
     return say("headline", record, found).replace("\u00a0", " ")
 
 
-def test_a_difference_has_its_interval_seeds_and_degree(five: ComparisonRecord) -> None:
+def test_a_difference_has_its_interval_seeds_and_degree(five: Results) -> None:
     clear = row(5, -0.02, 0.01, degree="clear", direction="worse")
     text = "ska: −2.0 points against softmax (95 %: −3.0 to −1.0; 5 seeds), clear."
     assert headline(five, clear) == text
@@ -44,7 +44,7 @@ def test_a_difference_has_its_interval_seeds_and_degree(five: ComparisonRecord) 
     assert "97.5 %: " in headline(five, later)
 
 
-def test_seeds_that_did_not_finish_are_counted(five: ComparisonRecord) -> None:
+def test_seeds_that_did_not_finish_are_counted(five: Results) -> None:
     assert "; 2 seeds of 5)" in headline(five, row(2, 0.001, 0.02, degree="unclear"))
     none = headline(five, row(2, 0.0, 0.0, degree="unclear", interval=None))
     assert "no seed has finished for both it and softmax" in none
@@ -63,13 +63,13 @@ def test_seeds_that_did_not_finish_are_counted(five: ComparisonRecord) -> None:
     ],
 )
 def test_what_settles_is_seeds_units_or_nothing(
-    five: ComparisonRecord, n: int, seeds: Any, units: Any, expected: str
+    five: Results, n: int, seeds: Any, units: Any, expected: str
 ) -> None:
     settle = Settle(seeds=seeds, units=units)
     assert f" {expected}" in headline(five, row(n, 0.0, 0.1, degree="unclear", settle=settle))
 
 
-def test_the_two_questions_are_answered_apart(five: ComparisonRecord) -> None:
+def test_the_two_questions_are_answered_apart(five: Results) -> None:
     alone = Interval(n=5, difference=0.01, low=0.0, high=0.02, p=0.03, p_holm=0.06)
     rough = Interval(n=9, difference=0.01, low=None, high=None, p=None, note="one case alone")
     text = say("detail", five, row(5, 0.01, 0.01, seeds=alone))
@@ -87,7 +87,7 @@ def test_the_two_questions_are_answered_apart(five: ComparisonRecord) -> None:
     ],
 )
 def test_what_could_not_be_read_is_counted_under_the_title(
-    five: ComparisonRecord, broken: int, unfit: int, expected: str
+    five: Results, broken: int, unfit: int, expected: str
 ) -> None:
     data = replace(five.data, left_out_count=broken, annotations_left_out=unfit)
     facts = said("facts", replace(five, data=data))
@@ -95,19 +95,19 @@ def test_what_could_not_be_read_is_counted_under_the_title(
     assert facts[:2] == ["vit_nano_p2_12", "6 mixers × 5 seeds"]
 
 
-def test_recordings_are_called_so(five: ComparisonRecord) -> None:
+def test_recordings_are_called_so(five: Results) -> None:
     record = replace(five, data=replace(five.data, time_steps=4, left_out_count=2))
     assert "2 broken recordings left out" in said("facts", record)
     assert not any("image" in fact for fact in said("facts", record))
 
 
-def test_the_data_have_their_name_in_the_title(five: ComparisonRecord) -> None:
+def test_the_data_have_their_name_in_the_title(five: Results) -> None:
     for spec, name in (("folder:~/photos/", "photos"), ("digits", "digits"), ("x:3", "x")):
         record = replace(five, data=replace(five.data, spec=spec))
         assert say("title", record).endswith(f" on {name}")
 
 
-def test_other_environments_are_named_by_what_differs(five: ComparisonRecord) -> None:
+def test_other_environments_are_named_by_what_differs(five: Results) -> None:
     assert "packages, machine" in say("environments", five)
     one = replace(five, trained_with=five.trained_with[:1])
     assert say("environments", one) == ""
@@ -119,7 +119,7 @@ def test_other_environments_are_named_by_what_differs(five: ComparisonRecord) ->
     assert say("environments", elsewhere).endswith("python.")
 
 
-def test_what_the_data_check_had_no_time_for_is_said(five: ComparisonRecord) -> None:
+def test_what_the_data_check_had_no_time_for_is_said(five: Results) -> None:
     checked = Checked(
         findings=(), too_narrow=True, looked_at={}, not_looked_at=("copies among 37 images",)
     )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from keymix.compare.events import Event, Watcher
     from keymix.report.comparison import Comparison
-    from keymix.report.record import ComparisonRecord
+    from keymix.report.record import Results
 
 MOST_MISSING = 6
 """Missing runs that are named; the page names all."""
@@ -224,7 +224,7 @@ def print_result(result: Comparison) -> None:
     console.say(f"report   {result.report}")
 
 
-def _print_spikes(record: ComparisonRecord) -> None:
+def _print_spikes(record: Results) -> None:
     """Print what the spikes of a spiking model cost."""
     from keymix.report.sections import spikes
     from keymix.report.words import say
@@ -253,7 +253,7 @@ def print_open_runs(result: Comparison) -> None:
         console.warn(line)
 
 
-def _units(record: ComparisonRecord) -> list[str]:
+def _units(record: Results) -> list[str]:
     """Name where the task's part of a record has the units of scores."""
     from keymix.report.part import page_of
 

@@ -27,7 +27,7 @@ from keymix.report.checked import Checked
 from keymix.report.comparison import DIFFERENCES, REPORT, RESULTS, TABLE
 from keymix.report.comparison_page import render
 from keymix.report.gallery import Pictures
-from keymix.report.record import ComparisonRecord
+from keymix.report.record import Results
 from keymix.train import folder as run_folder
 from keymix.train.files import clear_parts, read_json, write_json, write_text
 
@@ -172,7 +172,7 @@ def imports_note(plan: Plan, given: Iterable[str | Path]) -> str:
 # ---- the result -----------------------------------------------------------------------------
 
 
-def write_results(record: ComparisonRecord, out: Path, pictures: Pictures) -> None:
+def write_results(record: Results, out: Path, pictures: Pictures) -> None:
     """Write ``results.json``, both CSV files and ``report.html``, which has the pictures."""
     write_record(out / RESULTS, record)
     write_text(out / TABLE, frames.results_table(record).csv())

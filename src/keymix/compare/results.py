@@ -37,13 +37,13 @@ from keymix.report.checked import Checked, DataFinding, Level
 from keymix.report.part import page_of
 from keymix.report.record import (
     ComparedMixer,
-    ComparisonRecord,
     CostRow,
     Lines,
     Measured,
     Outcome,
     OutcomeRow,
     Readout,
+    Results,
     TrainedWith,
     Tuning,
     Which,
@@ -71,9 +71,7 @@ class Known:
     images: bool = True  # whether the report may have pictures of the data
 
 
-def results(
-    plan: Plan, data: DataRecord, readings: Sequence[Reading], known: Known
-) -> ComparisonRecord:
+def results(plan: Plan, data: DataRecord, readings: Sequence[Reading], known: Known) -> Results:
     """Compute the content of ``results.json``."""
     done = [reading for reading in readings if isinstance(reading, Finished)]
     rules = Rules(
@@ -97,7 +95,7 @@ def results(
     place = dict(zip(((r.run.mixer, r.run.seed) for r in done), places, strict=True))
     tested = [reading.tested for reading in done]
     own = Own.of(page_of(data.task_kind).keep_comparison(tested, data))
-    return ComparisonRecord(
+    return Results(
         created=time.strftime("%Y-%m-%d %H:%M %Z"),
         command=plan.command,
         environment={k: line for k, line in lines(environment()).items() if k != "threads"},

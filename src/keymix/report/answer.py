@@ -22,7 +22,7 @@ from keymix.analysis.certainty import CLEAR_SEEDS
 from keymix.analysis.statistics import Interval
 from keymix.errors import UserError
 from keymix.report.formats import share, span
-from keymix.report.record import ComparisonRecord, OutcomeRow
+from keymix.report.record import OutcomeRow, Results
 from keymix.report.words import FindingText, finding_text, sentence
 
 ENERGY = "energy_uj"
@@ -75,7 +75,7 @@ class Answer:
     next: Next | None = None
 
 
-def answer(record: ComparisonRecord) -> Answer:
+def answer(record: Results) -> Answer:
     """Read the answer off a comparison's record."""
     rows = {row.mixer: row for row in record.outcome.last}
     known = {each.kind: finding_text(record, each) for each in record.findings}
@@ -106,7 +106,7 @@ def answer(record: ComparisonRecord) -> Answer:
     )
 
 
-def _subject(record: ComparisonRecord, rows: Rows) -> str:
+def _subject(record: Results, rows: Rows) -> str:
     """Choose the mixer that the title speaks of; of controls alone the best."""
     decided, base = record.recommendation, record.baseline
     compared = [row for row in rows.values() if row.interval is not None and row.degree is not None]
@@ -122,14 +122,14 @@ def _subject(record: ComparisonRecord, rows: Rows) -> str:
     return decided.subject or _best(record, controls) or base
 
 
-def _best(record: ComparisonRecord, rows: Sequence[OutcomeRow]) -> str:
+def _best(record: Results, rows: Sequence[OutcomeRow]) -> str:
     """Return the mixer with the largest gain over the baseline; empty of none."""
     score = record.task_kind.score
     gains = {row.mixer: score.rank(row.interval.difference) for row in rows if row.interval}
     return max(gains, key=lambda label: gains[label], default="")
 
 
-def _title(record: ComparisonRecord, rows: Rows, row: OutcomeRow) -> str:
+def _title(record: Results, rows: Rows, row: OutcomeRow) -> str:
     """Say how the subject compares with the baseline: the first title that holds."""
     found, score = row.interval, record.task_kind.score
     if found is None:
@@ -153,7 +153,7 @@ def _title(record: ComparisonRecord, rows: Rows, row: OutcomeRow) -> str:
     return next(sentence(record, name, *values) for holds, name, values in titles if holds)
 
 
-def _decision(record: ComparisonRecord) -> str:
+def _decision(record: Results) -> str:
     found = record.recommendation
     return sentence(record, "decision", found, _cost(record, found.pick) if found.pick else "")
 
@@ -161,30 +161,30 @@ def _decision(record: ComparisonRecord) -> str:
 # ---- cost -----------------------------------------------------------------------------------
 
 
-def _share(record: ComparisonRecord, mixer: str, key: str) -> float | None:
+def _share(record: Results, mixer: str, key: str) -> float | None:
     """By what share a cost of a mixer differs from the baseline's; None where one is not known."""
     ours, theirs = (cost_of(record, label, key) for label in (mixer, record.baseline))
     return None if not theirs or ours is None else float(ours / theirs - 1)
 
 
-def _cost(record: ComparisonRecord, mixer: str) -> str:
+def _cost(record: Results, mixer: str) -> str:
     """Say what a mixer costs against the baseline; empty where that is not known."""
     return sentence(record, "cost", *(_share(record, mixer, key) for key in ("macs", "step_ms")))
 
 
-def _saves(record: ComparisonRecord, mixer: str) -> bool:
+def _saves(record: Results, mixer: str) -> bool:
     """Whether a mixer makes fewer multiply-adds than the baseline, or as many in a shorter step."""
     macs, step = (_share(record, mixer, key) or 0.0 for key in ("macs", "step_ms"))
     return macs <= -_SAVING or (abs(macs) < _SAVING and step <= -_SAVING)
 
 
-def relative(record: ComparisonRecord, mixer: str, key: str) -> str:
+def relative(record: Results, mixer: str, key: str) -> str:
     """Write by what share a cost differs from the baseline's: ``−11 %``; empty if not known."""
     ours, theirs = (cost_of(record, label, key) for label in (mixer, record.baseline))
     return share(ours, theirs)
 
 
-def cost_of(record: ComparisonRecord, mixer: str, key: str) -> float | None:
+def cost_of(record: Results, mixer: str, key: str) -> float | None:
     """Return a cost of a mixer by its key, `ENERGY` included; None where it is not known."""
     if key == ENERGY:
         found = record.spikes.mixers.get(mixer) if record.spikes else None
@@ -196,7 +196,7 @@ def cost_of(record: ComparisonRecord, mixer: str, key: str) -> float | None:
 # ---- tiles ----------------------------------------------------------------------------------
 
 
-def _tiles(record: ComparisonRecord, rows: Rows, row: OutcomeRow) -> tuple[Tile, ...]:
+def _tiles(record: Results, rows: Rows, row: OutcomeRow) -> tuple[Tile, ...]:
     """Make the numbers of the first screen; every difference is of one pair, named in each.
 
     The pair is the subject and the baseline; of a control it is the baseline and the control.
@@ -233,7 +233,7 @@ def _tiles(record: ComparisonRecord, rows: Rows, row: OutcomeRow) -> tuple[Tile,
     return tuple(tiles)
 
 
-def _ends(record: ComparisonRecord, found: Interval, *, turned: bool) -> str:
+def _ends(record: Results, found: Interval, *, turned: bool) -> str:
     """Write an interval of a difference, from the other side if it is turned."""
     if found.low is None or found.high is None:
         return "no interval"
@@ -244,9 +244,7 @@ def _ends(record: ComparisonRecord, found: Interval, *, turned: bool) -> str:
 # ---- what to do next ------------------------------------------------------------------------
 
 
-def _next(
-    record: ComparisonRecord, known: Mapping[str, FindingText], row: OutcomeRow | None
-) -> Next | None:
+def _next(record: Results, known: Mapping[str, FindingText], row: OutcomeRow | None) -> Next | None:
     """Say what to do next, one thing: the most serious first, with all that one command can do."""
     open_runs = len(record.unfinished("missing")) + len(record.unfinished("failed"))
     if open_runs:
@@ -258,7 +256,7 @@ def _next(
     return found or (None if row is None else _settled(record, row))
 
 
-def _remedy(record: ComparisonRecord, known: Mapping[str, FindingText]) -> Next | None:
+def _remedy(record: Results, known: Mapping[str, FindingText]) -> Next | None:
     """Return the remedy of the most serious finding that has one: a longer training, or words."""
     epochs = [each.numbers.get("epochs") or 0 for each in record.findings]
     for kind, longer in zip(known, epochs, strict=True):
@@ -273,7 +271,7 @@ def _remedy(record: ComparisonRecord, known: Mapping[str, FindingText]) -> Next 
     return None
 
 
-def _settled(record: ComparisonRecord, row: OutcomeRow) -> Next:
+def _settled(record: Results, row: OutcomeRow) -> Next:
     """Say what would settle an unclear difference, or that nothing is left to do."""
     seeds, units = (row.settle.seeds, row.settle.units) if row.settle else (None, None)
     if seeds is not None and _in_order(record):
@@ -284,16 +282,16 @@ def _settled(record: ComparisonRecord, row: OutcomeRow) -> Next:
     return Next(text=sentence(record, "next_nothing", settled))
 
 
-def _more_seeds(record: ComparisonRecord) -> bool:
+def _more_seeds(record: Results) -> bool:
     """Whether there are too few seeds for a clear difference, and more can be asked for."""
     return len(record.seeds) < CLEAR_SEEDS and _in_order(record)
 
 
-def _in_order(record: ComparisonRecord) -> bool:
+def _in_order(record: Results) -> bool:
     return record.seeds == tuple(range(len(record.seeds)))
 
 
-def _seeds(record: ComparisonRecord, number: int) -> Next:
+def _seeds(record: Results, number: int) -> Next:
     """Ask for so many seeds."""
     more = (number - len(record.seeds)) * len(record.mixers)
     text = sentence(record, "next_seeds", number, more)

@@ -15,7 +15,7 @@ from keymix.report.charts import Dots, Look, dots, rugs
 from keymix.report.labels import shorten
 from keymix.report.page import breakable
 from keymix.report.part import SHARES
-from keymix.report.record import ComparisonRecord, DoneRun
+from keymix.report.record import DoneRun, Results
 from keymix.report.svg import SIZE, svg
 from keymix.report.tables import Cell, Column
 
@@ -107,9 +107,7 @@ def by_class(
     )
 
 
-def by_seed(
-    record: ComparisonRecord, read: Callable[[DoneRun], T | None]
-) -> dict[str, dict[int, T]]:
+def by_seed(record: Results, read: Callable[[DoneRun], T | None]) -> dict[str, dict[int, T]]:
     """Read what the finished runs keep, by mixer and seed, without those that keep nothing."""
     return {
         label: {run.seed: kept for run in record.finished(label) if (kept := read(run)) is not None}

@@ -15,7 +15,7 @@ from keymix.report import charts, frames
 from keymix.report.answer import answer
 from keymix.report.gallery import NO_PICTURES, Pictures
 from keymix.report.part import Shown
-from keymix.report.record import ComparisonRecord, OpenRun, opened
+from keymix.report.record import OpenRun, Results, opened
 from keymix.report.result import Result
 from keymix.report.sections import cost, learning
 from keymix.report.sections.mixers import decision, differences
@@ -46,7 +46,7 @@ class Comparison(Result):
         self,
         *,
         out: Path,
-        record: ComparisonRecord,
+        record: Results,
         pictures: Pictures = NO_PICTURES,
         notes: tuple[str, ...] = (),
     ) -> None:

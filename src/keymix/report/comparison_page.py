@@ -19,7 +19,7 @@ from keymix.report.answer import answer
 from keymix.report.gallery import NO_PICTURES, Pictures
 from keymix.report.page import Script, render_page
 from keymix.report.part import Page, Section, Shown
-from keymix.report.record import Attention, ComparisonRecord, DoneRun, OpenRun
+from keymix.report.record import Attention, DoneRun, OpenRun, Results
 from keymix.report.sections.attention import LEVELS
 from keymix.report.sections.learning import history
 from keymix.report.words import finding_text, said, say
@@ -29,7 +29,7 @@ SCRIPTS = ("core", "tables", "answer", "attention")
 """Files of ``templates/script``, in the order they are joined."""
 
 
-def render(record: ComparisonRecord, pictures: Pictures = NO_PICTURES) -> str:
+def render(record: Results, pictures: Pictures = NO_PICTURES) -> str:
     """Render a comparison's results, with the pictures next to them, as an HTML document."""
     shown = Shown.of(record, pictures)
     looks, page = shown.looks, shown.page

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from keymix.report.part import page_of
-from keymix.report.record import ComparisonRecord, CostRow, DoneRun
+from keymix.report.record import CostRow, DoneRun, Results
 from keymix.report.tables import Column, Table
 from keymix.report.words import finding_text
 
@@ -33,7 +33,7 @@ COSTS = (
 )
 
 
-def tables(record: ComparisonRecord) -> dict[str, Table]:
+def tables(record: Results) -> dict[str, Table]:
     """Return every table by name."""
     return {
         "scores": scores_table(record),
@@ -48,12 +48,12 @@ def _table(name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
     return Table(name, name, [Column(key, key) for key in columns], rows)
 
 
-def scores_table(record: ComparisonRecord) -> Table:
+def scores_table(record: Results) -> Table:
     """Every score of every finished run, of the last epoch and of that best on validation."""
     return _table("scores", SCORES, [scores for _, scores in _scores(record)])
 
 
-def _scores(record: ComparisonRecord) -> Iterator[tuple[DoneRun, list[Any]]]:
+def _scores(record: Results) -> Iterator[tuple[DoneRun, list[Any]]]:
     named = _named_by_unit(record)
     for run in (run for run in record.runs if isinstance(run, DoneRun)):
         for epoch, mark in (("last", run.last), ("best", run.best)):
@@ -64,7 +64,7 @@ def _scores(record: ComparisonRecord) -> Iterator[tuple[DoneRun, list[Any]]]:
                         yield run, [run.mixer, run.seed, epoch, split, metric, value]
 
 
-def _named_by_unit(record: ComparisonRecord) -> dict[str, str]:
+def _named_by_unit(record: Results) -> dict[str, str]:
     """Name scores by the unit that the record has, where their keys end in another."""
     named = {}
     for score in page_of(record.task_kind).test_scores:
@@ -74,7 +74,7 @@ def _named_by_unit(record: ComparisonRecord) -> dict[str, str]:
     return named
 
 
-def results_table(record: ComparisonRecord) -> Table:
+def results_table(record: Results) -> Table:
     """Every score with the mixer's costs in its row, and of spiking models what spikes cost."""
     spikes = record.spikes
     rows = []
@@ -91,7 +91,7 @@ def _values(row: object | None, names: Sequence[str]) -> list[Any]:
     return [None if row is None else getattr(row, name) for name in names]
 
 
-def curves_table(record: ComparisonRecord) -> Table:
+def curves_table(record: Results) -> Table:
     """The losses and the score on validation of every epoch of every finished run."""
     rows = [
         [run.mixer, run.seed, line.epoch, *key.split("_", 1), value]
@@ -104,7 +104,7 @@ def curves_table(record: ComparisonRecord) -> Table:
     return _table("curves", SCORES, rows)
 
 
-def differences_table(record: ComparisonRecord) -> Table:
+def differences_table(record: Results) -> Table:
     """Each mixer's difference from the baseline at both epochs, and how certain it is."""
     rows = []
     for epoch, found in (("last", record.outcome.last), ("best", record.outcome.best)):
@@ -116,7 +116,7 @@ def differences_table(record: ComparisonRecord) -> Table:
     return _table("differences", DIFFERENCES, rows)
 
 
-def costs_table(record: ComparisonRecord) -> Table:
+def costs_table(record: Results) -> Table:
     """What each mixer's model costs."""
     unknown = CostRow.unknown(0, note="")
     spikes = record.spikes.mixers if record.spikes else {}
@@ -132,7 +132,7 @@ def costs_table(record: ComparisonRecord) -> Table:
     return _table("costs", ("mixer", *COSTS, *(SPIKES if spikes else ())), rows)
 
 
-def findings_table(record: ComparisonRecord) -> Table:
+def findings_table(record: Results) -> Table:
     """What the comparison found out about itself, the most serious first."""
     found = [finding_text(record, each) for each in record.findings]
     rows = [[each.kind, f"{each.heading}. {each.text}", each.remedy] for each in found]

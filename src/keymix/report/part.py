@@ -17,7 +17,7 @@ from keymix.data.record import DataRecord
 from keymix.records import Own
 from keymix.report.charts import Look, looks
 from keymix.report.gallery import Gallery, Pictures
-from keymix.report.record import ComparisonRecord, DoneRun, OutcomeRow, Said
+from keymix.report.record import DoneRun, OutcomeRow, Results, Said
 from keymix.report.tables import Column, Table
 from keymix.task import Score, Task
 
@@ -217,7 +217,7 @@ class Page:
         del data, given
         return {}
 
-    def check(self, record: ComparisonRecord, *, where: str) -> None:
+    def check(self, record: Results, *, where: str) -> None:
         """Refuse a record whose own parts do not fit.
 
         Raises:
@@ -257,17 +257,17 @@ class Page:
             f"{unit}s of the same kind, for these trained models."
         )
 
-    def about_table(self, record: ComparisonRecord) -> str:
+    def about_table(self, record: Results) -> str:
         """Say what one must know to read the table of scores; empty for nothing."""
         del record
         return ""
 
-    def missing(self, record: ComparisonRecord) -> str:
+    def missing(self, record: Results) -> str:
         """Name what the test split lacks, or what no model has found; empty for nothing."""
         del record
         return ""
 
-    def failing(self, record: ComparisonRecord, row: OutcomeRow) -> str:
+    def failing(self, record: Results, row: OutcomeRow) -> str:
         """Say that a mixer's models do not work, such as ``right no more often than by chance``.
 
         Empty if they do, and where that is not known.
@@ -277,12 +277,12 @@ class Page:
 
     # ---- what the report shows ---------------------------------------------------------------
 
-    def classes(self, record: ComparisonRecord) -> ClassScores | None:
+    def classes(self, record: Results) -> ClassScores | None:
         """Return the scores of each class; None without classes, or without a finished run."""
         del record
         return None
 
-    def sections(self, record: ComparisonRecord, looks: Mapping[str, Look]) -> Sequence[Section]:
+    def sections(self, record: Results, looks: Mapping[str, Look]) -> Sequence[Section]:
         """Make the task's sections, in order."""
         del record, looks
         return ()
@@ -292,7 +292,7 @@ class Page:
         del run
         return None
 
-    def of_comparison(self, record: ComparisonRecord, pictures: Pictures) -> object:
+    def of_comparison(self, record: Results, pictures: Pictures) -> object:
         """What the script reads of the comparison as a whole, likewise."""
         del record, pictures
         return None
@@ -302,13 +302,13 @@ class Page:
 class Shown:
     """What sections are made from: results, pictures, how the mixers look, the task's page."""
 
-    record: ComparisonRecord
+    record: Results
     pictures: Pictures
     looks: Mapping[str, Look]
     page: Page
 
     @classmethod
-    def of(cls, record: ComparisonRecord, pictures: Pictures) -> Shown:
+    def of(cls, record: Results, pictures: Pictures) -> Shown:
         """Give every mixer of a comparison its look."""
         drawn = looks(
             record.labels,

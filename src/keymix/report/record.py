@@ -425,7 +425,7 @@ class TrainedWith:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparisonRecord(Sparse):
+class Results(Sparse):
     """A whole comparison.
 
     Args:
@@ -584,7 +584,7 @@ def differing(environments: Sequence[Lines]) -> list[str]:
     return [key for key in known if len({lines.get(key) for lines in environments}) > 1]
 
 
-def opened(values: Mapping[str, Any], *, where: str) -> ComparisonRecord:
+def opened(values: Mapping[str, Any], *, where: str) -> Results:
     """Return the record that a ``results.json`` holds.
 
     Args:
@@ -595,7 +595,7 @@ def opened(values: Mapping[str, Any], *, where: str) -> ComparisonRecord:
         FormatError: If it is of another format.
         UserError: If it is damaged.
     """
-    record = from_json(ComparisonRecord, values, where=where)
+    record = from_json(Results, values, where=where)
     if record.task_kind.has("page"):
         record.task_kind.load("page").check(record, where=where)
     return record

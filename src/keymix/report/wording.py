@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from keymix.data.kinds import IMAGE
 from keymix.data.record import DataRecord
 from keymix.report.part import page_of
-from keymix.report.record import ComparisonRecord
+from keymix.report.record import Results
 from keymix.task import Score
 
 STATUS = {"done": "finished", "failed": "failed", "missing": "not finished"}
@@ -66,7 +66,7 @@ def with_unit(text: str, score: Score) -> str:
     return f"{text}, {score.unit}" if score.unit else text
 
 
-def wording(record: ComparisonRecord) -> Wording:
+def wording(record: Results) -> Wording:
     """Return the words of a comparison."""
     task = record.task_kind
     score, page = task.score, page_of(task)
@@ -85,7 +85,7 @@ def wording(record: ComparisonRecord) -> Wording:
     )
 
 
-def columns(record: ComparisonRecord) -> list[ScoreColumn]:
+def columns(record: Results) -> list[ScoreColumn]:
     """List the columns of the table of scores, the task's own first, without those no run has."""
     task = record.task_kind
     first, *more = task.scores
@@ -102,12 +102,12 @@ def columns(record: ComparisonRecord) -> list[ScoreColumn]:
     return [*known, validation]
 
 
-def _has(record: ComparisonRecord, key: str) -> list[bool]:
+def _has(record: Results, key: str) -> list[bool]:
     found = (row.scores.get(key) for row in record.outcome.last)
     return [summary is not None and summary.mean is not None for summary in found]
 
 
-def dense_over(record: ComparisonRecord) -> tuple[str, dict[str, str]]:
+def dense_over(record: Results) -> tuple[str, dict[str, str]]:
     """Say over how many steps multiply-adds are counted, for the head of their column.
 
     "dense, T=4", empty where the model has no spikes; and by label what to say in the cells of

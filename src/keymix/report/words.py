@@ -14,7 +14,7 @@ from keymix.data.record import counts_left_out
 from keymix.report import formats
 from keymix.report.page import environment
 from keymix.report.part import page_of
-from keymix.report.record import ComparisonRecord, Finding
+from keymix.report.record import Finding, Results
 from keymix.report.wording import control_name, unit_of
 
 
@@ -58,18 +58,18 @@ class FindingText:
     remedy: str
 
 
-def finding_text(record: ComparisonRecord, finding: Finding) -> FindingText:
+def finding_text(record: Results, finding: Finding) -> FindingText:
     """Say a finding."""
     heading, text, remedy = _paragraphs(record, "findings.txt.j2", finding.kind, finding.numbers)
     return FindingText(kind=finding.kind, heading=heading, text=text, remedy=remedy)
 
 
-def sentence(record: ComparisonRecord, name: str, *values: object) -> str:
+def sentence(record: Results, name: str, *values: object) -> str:
     """Say a sentence of the first screen, by the name of its macro."""
     return " ".join(_paragraphs(record, "answer.txt.j2", name, *values))
 
 
-def _paragraphs(record: ComparisonRecord, template: str, name: str, *values: object) -> list[str]:
+def _paragraphs(record: Results, template: str, name: str, *values: object) -> list[str]:
     """Render a macro of a template as plain text, and part it where a line is empty."""
     score, unit, kind = record.task_kind.score, unit_of(record.data), record.data.kind
     limited = record.data.limit is not None

@@ -16,7 +16,7 @@ from keymix.errors import UserError
 from keymix.report import pictures
 from keymix.report.page import by_reason
 from keymix.report.part import Section, Shown
-from keymix.report.record import Attention, ComparisonRecord, PackedMaps, Said
+from keymix.report.record import Attention, PackedMaps, Results, Said
 from keymix.report.tables import Column, Table
 from keymix.report.words import say
 
@@ -70,7 +70,7 @@ def sections(shown: Shown) -> Iterator[Section]:
     )
 
 
-def _in_numbers(stored: Attention, record: ComparisonRecord) -> Iterator[Section]:
+def _in_numbers(stored: Attention, record: Results) -> Iterator[Section]:
     """Show a number for each map instead of its picture."""
     maps = {m: each for m, each in _means(stored).items() if stored.maps[m].kind is None}
     if not maps:
@@ -115,7 +115,7 @@ def positions(stored: Attention) -> list[int]:
     return sorted({max(0, layers // 2 - 1), layers - 1})
 
 
-def sheet(record: ComparisonRecord, stored: Attention) -> Sheet:
+def sheet(record: Results, stored: Attention) -> Sheet:
     """Make the static sheet: mean over heads, a middle and the last layer, all images."""
     for image in stored.images:
         if not pictures.IMAGE.fullmatch(image.png):

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from keymix.report import charts, formats
 from keymix.report.charts import Chart, Look, Point
 from keymix.report.part import Section, Shown
-from keymix.report.record import ComparisonRecord, CostRow, Number
+from keymix.report.record import CostRow, Number, Results
 from keymix.report.tables import Cell, Column, Table
 from keymix.report.wording import dense_over, with_unit
 
@@ -43,7 +43,7 @@ def sections(shown: Shown) -> Iterator[Section]:
     yield Section(name="Cost", template="sections/cost.html.j2", view=view)
 
 
-def table(record: ComparisonRecord) -> Table:
+def table(record: Results) -> Table:
     """Make the table of costs, one row per mixer."""
     dense, at = dense_over(record)
     steps = f", {dense}" if dense else ""
@@ -91,7 +91,7 @@ def _cells(cost: CostRow, steps: str | None) -> list[Any]:
     ]
 
 
-def _cost(record: ComparisonRecord, key: str) -> dict[str, Number]:
+def _cost(record: Results, key: str) -> dict[str, Number]:
     """Return a cost by mixer's label, as far as it is known."""
     if key == "energy_uj":
         spikes = record.spikes.mixers if record.spikes else {}
@@ -101,7 +101,7 @@ def _cost(record: ComparisonRecord, key: str) -> dict[str, Number]:
     return {label: value for label, value in costs.items() if value is not None}
 
 
-def scatters(record: ComparisonRecord, looks: Mapping[str, Look]) -> dict[str, Chart]:
+def scatters(record: Results, looks: Mapping[str, Look]) -> dict[str, Chart]:
     """Make the charts of the score against each cost that is known, by what the cost is called."""
     drawn: dict[str, Chart] = {}
     score, kind = record.task_kind.score, record.data.kind

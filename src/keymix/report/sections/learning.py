@@ -13,7 +13,7 @@ from keymix.report import charts
 from keymix.report.charts import Chart, Line, Look
 from keymix.report.formats import listing, scored
 from keymix.report.part import Section, Shown
-from keymix.report.record import ComparisonRecord, HistoryLine
+from keymix.report.record import HistoryLine, Results
 from keymix.report.tables import Cell, Column, Table
 from keymix.report.wording import with_unit
 from keymix.report.words import say
@@ -54,7 +54,7 @@ def history(task: Task) -> tuple[tuple[str, str, bool], ...]:
     )
 
 
-def curves(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[Chart]:
+def curves(record: Results, looks: Mapping[str, Look]) -> list[Chart]:
     """Make the charts of the mean over seeds by epoch with its band, one per quantity."""
     drawn, score = [], record.task_kind.score
     for key, y_label, is_percent in history(record.task_kind):
@@ -109,7 +109,7 @@ def _by_epoch(
     return shared, np.array(rows, dtype=np.float64)
 
 
-def leads(record: ComparisonRecord) -> tuple[str, str, Table | None]:
+def leads(record: Results) -> tuple[str, str, Table | None]:
     """Rank the mixers after parts of the training: who learns faster, and who ends higher.
 
     Returns who is first after the first part and at the end, and the table; nothing for fewer than

@@ -19,7 +19,7 @@ from keymix.report.answer import answer, relative
 from keymix.report.charts import Look
 from keymix.report.formats import MISSING, changed, interval, no_spread, scored
 from keymix.report.part import Section, Shown, page_of
-from keymix.report.record import ComparisonRecord, OutcomeRow, ReferenceRow
+from keymix.report.record import OutcomeRow, ReferenceRow, Results
 from keymix.report.tables import Cell, Column, Kind, Table
 from keymix.report.wording import ScoreColumn, columns, dense_over, with_unit, wording
 from keymix.report.words import say
@@ -57,7 +57,7 @@ def sections(shown: Shown) -> Iterator[Section]:
     yield Section(name="Mixers", template="sections/mixers.html.j2", view=view)
 
 
-def decision(record: ComparisonRecord, *, further: bool = False) -> Table:
+def decision(record: Results, *, further: bool = False) -> Table:
     """Make the table of every mixer against the baseline, the best score first.
 
     With `further` it has those of the task's other scores that are shown at a terminal.
@@ -115,7 +115,7 @@ def _mean(row: OutcomeRow, column: ScoreColumn) -> float | None:
     return row.scores[column.key].mean
 
 
-def _level(record: ComparisonRecord) -> str:
+def _level(record: Results) -> str:
     return f"{100 * (1 - record.alpha):.4g}\u00a0% interval"
 
 
@@ -127,7 +127,7 @@ def _spread(summary: Summary, score: Score) -> Cell:
     return Cell(summary.mean, f"{scored(summary.mean, score)}{spread}")
 
 
-def _compared(record: ComparisonRecord, row: OutcomeRow) -> list[Cell]:
+def _compared(record: Results, row: OutcomeRow) -> list[Cell]:
     """Write the difference from the baseline, its interval, and how certain it is."""
     score = record.task_kind.score
     if row.mixer == record.baseline:
@@ -150,7 +150,7 @@ def _of_reference(row: ReferenceRow, shown: Sequence[Score], rest: int) -> list[
     return [row.name, *made, NOTHING, NOTHING, reference, *[NOTHING] * rest]
 
 
-def _cost(record: ComparisonRecord, mixer: str, key: str, kind: Kind, unit: str) -> Cell:
+def _cost(record: Results, mixer: str, key: str, kind: Kind, unit: str) -> Cell:
     """Write a cost against the baseline's, and the baseline's own."""
     cost = record.costs.get(mixer)
     value = None if cost is None else getattr(cost, key)
@@ -170,7 +170,7 @@ def _with_strips(table: Table, drawn: Mapping[str, Markup]) -> Table:
     return replace(table, columns=[*table.columns[:2], strip, *table.columns[2:]], rows=rows)
 
 
-def differences(record: ComparisonRecord, looks: Mapping[str, Look]) -> list[charts.Row]:
+def differences(record: Results, looks: Mapping[str, Look]) -> list[charts.Row]:
     """List what is drawn: every difference, both intervals, the difference of each seed."""
     return [
         charts.Row(
@@ -192,7 +192,7 @@ def _ends(found: Interval | None) -> tuple[float, float] | None:
     return (found.low, found.high)
 
 
-def _by_seed(record: ComparisonRecord, mixer: str) -> list[float]:
+def _by_seed(record: Results, mixer: str) -> list[float]:
     """Return the difference from the baseline of each seed that both have finished."""
     key = record.task_kind.score.key
     ours, theirs = (
@@ -203,7 +203,7 @@ def _by_seed(record: ComparisonRecord, mixer: str) -> list[float]:
     return [float(a - b) for a, b in pairs if a is not None and b is not None]
 
 
-def _ahead(record: ComparisonRecord) -> str:
+def _ahead(record: Results) -> str:
     """Say that the best row of the table is no mixer; empty where that is said already."""
     if not record.learned or "reference_ahead" in record.found:
         return ""
@@ -221,7 +221,7 @@ def _ahead(record: ComparisonRecord) -> str:
 
 
 def scores(
-    record: ComparisonRecord, rows: Sequence[OutcomeRow], when: str
+    record: Results, rows: Sequence[OutcomeRow], when: str
 ) -> tuple[Table, list[tuple[str, str]]]:
     """Make the table of all scores of an epoch, and say why several seeds have no interval."""
     shown = columns(record)

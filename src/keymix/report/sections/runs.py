@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from keymix.report import formats
 from keymix.report.part import Section, Shown
-from keymix.report.record import ComparisonRecord, OpenRun
+from keymix.report.record import OpenRun, Results
 from keymix.report.tables import Cell, Column, Table
 from keymix.report.wording import STATUS, with_unit, wording
 
@@ -30,7 +30,7 @@ def sections(shown: Shown) -> Iterator[Section]:
     yield Section(name="Method and runs", template="sections/runs.html.j2", view=view)
 
 
-def table(record: ComparisonRecord) -> Table:
+def table(record: Results) -> Table:
     """Make the table of runs: scores at both epochs, or why a run did not finish."""
     score, words = record.task_kind.score, wording(record)
     more, several = score.better == "more", len(record.trained_with) > 1
@@ -63,7 +63,7 @@ def table(record: ComparisonRecord) -> Table:
     return Table("runs", "Runs", columns, rows)
 
 
-def who(record: ComparisonRecord, position: int) -> list[tuple[str, str]]:
+def who(record: Results, position: int) -> list[tuple[str, str]]:
     """Return the mixers and seeds trained with an environment."""
     found = []
     for label in record.labels:

@@ -9,7 +9,7 @@ from typing import Any
 from keymix.analysis.statistics import Summary
 from keymix.report import formats
 from keymix.report.part import Section, Shown, page_of
-from keymix.report.record import ComparisonRecord, MixerSpikes
+from keymix.report.record import MixerSpikes, Results
 from keymix.report.tables import Cell, Column, Table
 from keymix.report.words import say
 
@@ -47,7 +47,7 @@ def sections(shown: Shown) -> Iterator[Section]:
         )
 
 
-def table(record: ComparisonRecord) -> Table:
+def table(record: Results) -> Table:
     """Make the table of spikes: quantities with their spread over seeds; energies in µJ."""
     mixers = {} if record.spikes is None else record.spikes.mixers
     title = "Firing rates, operations and energy of each mixer’s trained models"
@@ -58,7 +58,7 @@ def table(record: ComparisonRecord) -> Table:
     return Table("spikes", title, COLUMNS, rows)
 
 
-def notes(record: ComparisonRecord) -> dict[str, list[str]]:
+def notes(record: Results) -> dict[str, list[str]]:
     """Return what is out of the ordinary, with the mixers that it is said of."""
     found: dict[str, list[str]] = {}
     for label, spikes in (record.spikes.mixers if record.spikes else {}).items():
@@ -68,7 +68,7 @@ def notes(record: ComparisonRecord) -> dict[str, list[str]]:
     return found
 
 
-def _failing(record: ComparisonRecord, mixer: str) -> str:
+def _failing(record: Results, mixer: str) -> str:
     (row,) = (row for row in record.outcome.last if row.mixer == mixer)
     return page_of(record.task_kind).failing(record, row)
 

@@ -21,7 +21,7 @@ from keymix.report.by_class import (
 from keymix.report.charts import Look
 from keymix.report.gallery import Gallery, Pictures
 from keymix.report.part import ClassScores, Page, RunAnswers, Section
-from keymix.report.record import ComparisonRecord, DoneRun, OutcomeRow, Said, Sparse
+from keymix.report.record import DoneRun, OutcomeRow, Results, Said, Sparse
 from keymix.task import Task
 from keymix.tasks.classification import gallery
 
@@ -135,7 +135,7 @@ def _about(images: Sequence[int], base: Sequence[float]) -> dict[str, float]:
     return about
 
 
-def confused(record: ComparisonRecord) -> dict[str, list[ConfusedPair]]:
+def confused(record: Results) -> dict[str, list[ConfusedPair]]:
     """Return each mixer's most frequent confusions, as a share of the true class's answers."""
     own = record.own.read(OfComparison)
     names, images = own.classes.names, own.classes.test_images or ()
@@ -223,7 +223,7 @@ class ClassPage(Page):
             f"covers other {inputs} of the same kind, for these trained models."
         )
 
-    def failing(self, record: ComparisonRecord, row: OutcomeRow) -> str:
+    def failing(self, record: Results, row: OutcomeRow) -> str:
         """Say that a mixer is no better than chance."""
         right, classes = row.scores["top1"].mean, record.own.read(OfComparison).classes
         if right is None or not no_better_than_chance(
@@ -232,7 +232,7 @@ class ClassPage(Page):
             return ""
         return "right no more often than by chance"
 
-    def classes(self, record: ComparisonRecord) -> ClassScores | None:
+    def classes(self, record: Results) -> ClassScores | None:
         """Return the accuracy on each class."""
         classes = record.own.read(OfComparison).classes
         right = by_seed(record, lambda run: run.own.read(OfRun).class_correct)
@@ -257,7 +257,7 @@ class ClassPage(Page):
             about=_about(images, [each for each in base if each is not None]),
         )
 
-    def sections(self, record: ComparisonRecord, looks: Mapping[str, Look]) -> Sequence[Section]:
+    def sections(self, record: Results, looks: Mapping[str, Look]) -> Sequence[Section]:
         """Show the most frequent confusions."""
         del looks
         found = confused(record)
@@ -271,7 +271,7 @@ class ClassPage(Page):
         """Give the script what is right."""
         return run.own.read(OfRun)
 
-    def of_comparison(self, record: ComparisonRecord, pictures: Pictures) -> ScriptComparison:
+    def of_comparison(self, record: Results, pictures: Pictures) -> ScriptComparison:
         """Give the script the classes."""
         del pictures
         return ScriptComparison(classes=record.own.read(OfComparison).classes)

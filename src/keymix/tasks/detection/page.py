@@ -23,7 +23,7 @@ from keymix.report.charts import Look
 from keymix.report.formats import percent
 from keymix.report.gallery import Gallery, Pictures
 from keymix.report.part import ClassScores, ImageOutputs, Page, RunAnswers, Section, packed_shares
-from keymix.report.record import ComparisonRecord, DoneRun, Sparse
+from keymix.report.record import DoneRun, Results, Sparse
 from keymix.report.tables import Cell, Column, Table
 from keymix.task import Task
 from keymix.tasks.detection import gallery
@@ -100,13 +100,13 @@ def intervals(runs: Sequence[DetectionAnswers]) -> dict[str, Ends]:
 # ---- tables ----------------------------------------------------------------------------------
 
 
-def precision_tables(record: ComparisonRecord) -> list[Table]:
+def precision_tables(record: Results) -> list[Table]:
     """Make a table of boxes and one of masks: a row for each mixer, means over seeds."""
     own = record.own.read(OfComparison)
     return [_precision(record, own, shape) for shape in ("box", "mask")]
 
 
-def _precision(record: ComparisonRecord, own: OfComparison, shape: str) -> Table:
+def _precision(record: Results, own: OfComparison, shape: str) -> Table:
     scores = [score for score in TASK.scores if score.key.startswith(f"{shape}_")]
     columns = [Column("mixer", "mixer", "name")]
     for score in scores:
@@ -216,7 +216,7 @@ class DetectionPage(Page):
             f"decides, over seeds and {inputs}, rests on the delete-one jackknife over {inputs}."
         )
 
-    def about_table(self, record: ComparisonRecord) -> str:
+    def about_table(self, record: Results) -> str:
         """Say what there is to find."""
         own = record.own.read(OfComparison)
         if own.instances is None:
@@ -227,7 +227,7 @@ class DetectionPage(Page):
             f"images{ignored}. {self.missing(record)}"
         ).rstrip()
 
-    def missing(self, record: ComparisonRecord) -> str:
+    def missing(self, record: Results) -> str:
         """Count the classes without a test instance."""
         images = record.own.read(OfComparison).classes.test_images or ()
         absent = sum(not number for number in images)
@@ -235,7 +235,7 @@ class DetectionPage(Page):
             return ""
         return f"{absent:,} of {len(images):,} classes have no test instance and do not count."
 
-    def classes(self, record: ComparisonRecord) -> ClassScores | None:
+    def classes(self, record: Results) -> ClassScores | None:
         """Return the AP of the classes that have instances."""
         runs = by_seed(record, lambda run: run.own.read(OfRun).classes)
         known = next((classes for of in runs.values() for classes in of.values()), ())
@@ -261,7 +261,7 @@ class DetectionPage(Page):
             about={"absent": len(known) - len(there)},
         )
 
-    def sections(self, record: ComparisonRecord, looks: Mapping[str, Look]) -> Sequence[Section]:
+    def sections(self, record: Results, looks: Mapping[str, Look]) -> Sequence[Section]:
         """Show AP by IoU and size."""
         del looks
         own = record.own.read(OfComparison)
@@ -286,7 +286,7 @@ class DetectionPage(Page):
             shares=own.images, classes=tuple(each.box_ap for each in own.classes or ())
         )
 
-    def of_comparison(self, record: ComparisonRecord, pictures: Pictures) -> OfScript:
+    def of_comparison(self, record: Results, pictures: Pictures) -> OfScript:
         """Give the script the classes."""
         own = record.own.read(OfComparison)
         drawn = pictures.galleries.get("detections")

@@ -22,7 +22,7 @@ from keymix.report.by_class import (
 from keymix.report.formats import distance
 from keymix.report.gallery import Gallery, Pictures
 from keymix.report.part import ClassScores, ImageOutputs, Page, RunAnswers, packed_shares
-from keymix.report.record import ComparisonRecord, DoneRun, Sparse
+from keymix.report.record import DoneRun, Results, Sparse
 from keymix.report.tables import Column
 from keymix.task import Score, Task
 from keymix.tasks.segmentation import gallery
@@ -128,7 +128,7 @@ def _masks(answers: Answers) -> MaskAnswers:
 # ---- the page --------------------------------------------------------------------------------
 
 
-def _absent(record: ComparisonRecord) -> str:
+def _absent(record: Results) -> str:
     """Name the classes that no test image has, and those that no model has found."""
     own = record.own.read(OfComparison)
     images = own.classes.test_images or ()
@@ -255,7 +255,7 @@ class MaskPage(Page):
             f"{FEW_CASES} cases it is rough, and there is none where a class is in one case alone."
         )
 
-    def about_table(self, record: ComparisonRecord) -> str:
+    def about_table(self, record: Results) -> str:
         """Say of how many cases the scores are, and how they are means."""
         own = record.own.read(OfComparison)
         number, cases = len(own.classes.names), own.test_cases
@@ -270,11 +270,11 @@ class MaskPage(Page):
             + (f" {missing}" if (missing := self.missing(record)) else "")
         )
 
-    def missing(self, record: ComparisonRecord) -> str:
+    def missing(self, record: Results) -> str:
         """Name the classes that are absent, or that were never found."""
         return _absent(record)
 
-    def classes(self, record: ComparisonRecord) -> ClassScores | None:
+    def classes(self, record: Results) -> ClassScores | None:
         """Return the overlap of each class."""
         own = record.own.read(OfComparison)
         runs = by_seed(record, lambda run: run.own.read(OfRun).classes)
@@ -314,7 +314,7 @@ class MaskPage(Page):
         classes = tuple(row.jaccard for row in own.classes or ())
         return ScriptRun(shares=own.overlaps, classes=classes)
 
-    def of_comparison(self, record: ComparisonRecord, pictures: Pictures) -> ScriptComparison:
+    def of_comparison(self, record: Results, pictures: Pictures) -> ScriptComparison:
         """Give the script the classes and the names of images."""
         drawn = pictures.galleries.get("masks")
         return ScriptComparison(
