@@ -105,7 +105,7 @@ def test_piped_it_reports_a_table_the_verdicts_and_where_the_report_is(tmp_path,
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
     lines = lines[next(i for i, line in enumerate(lines) if "\t" in line) :]
-    assert lines[0].split("\t")[:2] == ["mixer", "test accuracy, %"]
+    assert lines[0].split("\t")[:2] == ["mixer", "accuracy, %"]
     assert {line.split("\t")[0] for line in lines[1:]} >= {"softmax", "identity"}
     assert str(out / "report.html") in captured.out
     assert "3/3 done" in captured.err

@@ -48,7 +48,7 @@ def test_costs_are_measured_once_and_joined_by_those_of_new_mixers(tmp_path, mea
     assert again.record.costs == first.record.costs
     assert again.record.measured == first.record.measured
     (when,) = first.record.measured.when
-    assert when.measured in first.record.measured.text
+    assert {*when.mixers} == {"softmax", "static_key"}
 
     grown = small(tmp_path / "out", mixers="mhsa,ska,kv", controls=False, progress=watch)
     assert measured[1:] == [["key_value"]]
@@ -56,8 +56,8 @@ def test_costs_are_measured_once_and_joined_by_those_of_new_mixers(tmp_path, mea
     for label in ("softmax", "static_key"):
         assert grown.record.costs[label] == first.record.costs[label]
     assert grown.record.measured.batch_size == first.record.measured.batch_size
-    if grown.record.costs["key_value"].measured != when.measured:
-        assert "Not all were measured together" in grown.record.measured.text
+    dates = {each.measured for each in grown.record.measured.when}
+    assert dates == {when.measured, grown.record.costs["key_value"].measured}
 
 
 def test_on_another_machine_all_are_measured_again_and_it_is_said(tmp_path, measured):
@@ -71,7 +71,7 @@ def test_on_another_machine_all_are_measured_again_and_it_is_said(tmp_path, meas
     small(tmp_path / "out", controls=False, progress=lambda event: said.append(event.text))
     assert measured[1:] == [["softmax", "static_key"]]
     (line,) = [text for text in said if "cost" in text]
-    assert line.startswith("measuring cost again, since it was measured with other machine (a pock")
+    assert line.startswith("measuring cost again, since it was measured with other machine")
 
 
 def test_a_damaged_store_is_measured_again_and_overwrite_forgets_it(tmp_path, measured):

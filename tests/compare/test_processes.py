@@ -130,9 +130,9 @@ def test_a_mixer_that_ends_its_process_fails_alone(tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = small(out, mixers=mixers, controls=False, imports=[path], processes=2)
     (failed,) = result.failed
-    assert failed["mixer"] == "brittle_exits"
-    assert "code 7: last words" in failed["reason"]
-    assert [row["top1"]["n"] for row in result.rows] == [0, 1, 1]
+    assert failed.mixer == "brittle_exits"
+    assert "code 7: last words" in failed.reason
+    assert [row.scores["top1"].n for row in result.record.outcome.last] == [0, 1, 1]
 
 
 class Parent:

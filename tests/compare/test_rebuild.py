@@ -194,9 +194,9 @@ def test_the_command_prints_table_and_missing_runs(done, capsys, monkeypatch):
     shutil.rmtree(done / "runs/identity/seed0")
     assert main(["report", str(done)]) == 0
     captured = capsys.readouterr()
-    assert [line.split("\t")[0] for line in _table(captured.out)[:3]] == [
-        "mixer", "softmax", "static_key",
-    ]  # fmt: skip
+    head, *rows = [line.split("\t")[0] for line in _table(captured.out)]
+    assert head == "mixer"
+    assert {"softmax", "static_key", "identity"} <= {*rows}
     assert "missing: identity, seed 0: it has not started" in captured.err
     shutil.rmtree(done / "runs/softmax/seed1")
     shutil.rmtree(done / "runs/static_key")

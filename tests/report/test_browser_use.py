@@ -383,7 +383,7 @@ def test_buttons_and_selects_do_their_work_by_key(driver, pages):
     on("#map-mixer", DOWN)
     assert texts(driver, "#map-stage h3") == ["softmax", "test image"]
     before = find(driver, "#pair-result .lead").text
-    on("#pair-b", DOWN)
+    on("#pair-a", DOWN)
     changed = find(driver, "#pair-result .lead").text
     assert changed != before
     on("#pair-swap", SPACE)
