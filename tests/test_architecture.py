@@ -254,7 +254,6 @@ SHORT = {
     "report/checked.py": "loads without torch, as records do",
     "report/sections/gallery.py": "a section of the report",
     "report/sections/tuning.py": "a section of the report",
-    "report/words.py": "shared by page, terminal and notes",
     "tasks/classification/facts.py": "a part of a task",
     "weights_file.py": "a format, shared by two rooms",
 }
