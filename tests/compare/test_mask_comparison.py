@@ -17,7 +17,7 @@ import torch
 from few_masks import SIDE, few, recipe_of
 from PIL import Image
 
-from keymix.analysis.mask_pictures import GREY
+from keymix.analysis.mask_pictures import GREY, rim
 from keymix.analysis.overlap import mean_jaccard, overlap_counts
 from keymix.cli.comparison import plain, print_result
 from keymix.compare.models import choose_mixers, make_plan
@@ -127,6 +127,12 @@ def test_pictures_are_the_models_answers_on_images_chosen_by_the_truth(done, fol
         drawn = np.array(Image.open(io.BytesIO(base64.b64decode(png))))
         assert ((drawn[..., 3] > 0) == (true > 0)).all()
         assert (drawn[true == IGNORE] == (*GREY, GROUND)).all()
+        png = next(p for p in scene["panels"] if "softmax" in p["mixers"])["layer"].partition(",")[
+            2
+        ]
+        drawn = np.array(Image.open(io.BytesIO(base64.b64decode(png))))
+        for c in (1, 2):  # the rim of the truth lies over every prediction
+            assert (drawn[rim(true == c)] == 255).all()
 
 
 def test_attention_is_read_on_slices_of_different_cases(done):

@@ -35,7 +35,7 @@ MOST = 10
 ROOM = 4
 """Times the plan's time from which on, of given minutes, large images get 224 pixels."""
 TRIAL_SECONDS, STEPS, SMALL = 1.0, 20, 2
-"""A trial takes about so long, so many steps at most, after two of so many images."""
+"""Seconds and most steps of a trial; images in each of the two steps before it."""
 EPOCH_SECONDS = 0.02
 """What the end of an epoch adds: scores, the line of metrics, a checkpoint."""
 AFTER_SECONDS, AFTER_EACH, AFTER_IMAGES = 20.0, 3.0, 2_000
@@ -82,7 +82,7 @@ def timed(recipe: Recipe, data: ImageData, *, threads: int, clock: Clock | None 
         return time.perf_counter()
 
     def steps(size: int, *, most: int) -> list[float]:
-        """Return the seconds of steps of so many images, each with the wait for its batch."""
+        """Return the seconds of steps of `size` images, each with the wait for its batch."""
         serve = partial(Loader, data.train, data, batch_size=size, device=device)
         loader = serve(train=True, augment=recipe.augment, seed=recipe.seed)
         batches, begun, taken = chain.from_iterable(repeat(loader)), now(), list[float]()
@@ -128,7 +128,7 @@ class Load:
     processes: int
 
     def times(self, factor: float) -> Load:
-        """Return the load where a step and an image take so many times as long."""
+        """Return the load where a step and an image take `factor` times as long."""
         trials = {
             label: replace(each, step=factor * each.step, image=factor * each.image)
             for label, each in self.trials.items()

@@ -173,7 +173,7 @@ def fit_to_count(recipe: Recipe, given: Collection[str], *, train: int) -> Recip
 
 
 def with_epochs(recipe: Recipe, given: Collection[str], epochs: int) -> Recipe:
-    """Return a recipe of so many epochs; a warm-up that it has becomes a tenth of them."""
+    """Return the recipe with other epochs; a warm-up that it has becomes a tenth of them."""
     warmup = round(WARMUP * epochs, 3) if recipe.schedule.warmup_epochs else 0.0
     changes = {"schedule.epochs": epochs, "schedule.warmup_epochs": warmup}
     return _changed(recipe, changes, {*given} - {"schedule.epochs"})

@@ -54,7 +54,7 @@ def read(out: Path) -> Stored:
     except FormatError:
         raise
     except UserError as error:
-        raise UserError(f"{str(error).rstrip('.')}; --overwrite starts anew") from None
+        raise UserError(f"{str(error).rstrip('.')}; --overwrite trains all again") from None
     return replace(there, plan=replace(there.plan, out=out))
 
 

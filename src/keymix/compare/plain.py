@@ -24,7 +24,7 @@ FIRST, LEAST, MOST = 16, 4, 256
 ALIKE = 0.2
 """Share by which the time of its training step may differ from the baseline's."""
 SECONDS, WIDTHS = 20.0, 5
-"""No width is tried after half of so long, nor more than so many."""
+"""Seconds, after half of which no further width is tried; widths that are tried at most."""
 _POWER = 1.5  # of the width that the time of a step is taken to grow with, at first
 
 

@@ -292,7 +292,7 @@ def _in_order(record: Results) -> bool:
 
 
 def _seeds(record: Results, number: int) -> Next:
-    """Ask for so many seeds."""
+    """Ask for a number of seeds."""
     more = (number - len(record.seeds)) * len(record.mixers)
     text = sentence(record, "next_seeds", number, more)
     return Next(text=text, command=_with(record.command, {"--seeds": str(number)}))
