@@ -16,12 +16,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from rich.cells import cell_len
 from rich.console import Console
 
 from keymix.errors import UserError, one_line, shown, unknown, whole_number
 from keymix.records import to_json
 from keymix.report.tables import Table, text_table
-from keymix.report.terminal import wrapped
 
 if TYPE_CHECKING:
     from keymix.analysis.study_record import StudyRecord
@@ -62,6 +62,21 @@ def _fitted(text: str, where: Console, hang: str = "") -> str:
     return "\n".join(
         each for line in text.split("\n") for each in wrapped(line, where.width, hang=hang)
     )
+
+
+def wrapped(text: str, width: int, *, hang: str = "") -> list[str]:
+    """Break a text between words; a word wider than the terminal stays whole.
+
+    Lines after the first begin with `hang`.
+    """
+    lines, line = list[str](), ""
+    for word in text.split(" "):
+        longer = f"{line} {word}" if line else word
+        if line and cell_len(longer) > width:
+            lines.append(line)
+            longer = hang + word
+        line = longer
+    return [*lines, line]
 
 
 def line(cells: Iterable[str]) -> None:

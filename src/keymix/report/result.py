@@ -44,7 +44,7 @@ class Result:
     notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        drawn = [table.drawn(WIDTH).plain.rstrip() for table in [*self.tables.values()][:1]]
+        drawn = [table.text(WIDTH) for table in [*self.tables.values()][:1]]
         return "\n\n".join([*drawn, self.answer])
 
     def _repr_html_(self) -> str:

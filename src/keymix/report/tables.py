@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from keymix.errors import one_line
-from keymix.report import formats, terminal
+from keymix.report import formats
 
 if TYPE_CHECKING:
-    from rich.text import Text
+    from rich.console import Group
 
 Kind = Literal[
     "text", "name", "whole", "ratio", "ms", "mib", "rate", "per_s", "percent", "count", "energy"
@@ -36,6 +36,11 @@ Kind = Literal[
 """What values are: text, the name of a mixer or model, or a number in some unit."""
 
 Style = Literal["", "soft", "state", "words", "strip"]
+
+READABLE = 20
+"""Places of a terminal below which a column of text is not made narrower."""
+GAP = 2
+"""Blanks between columns at a terminal, the grid's padding and its line."""
 
 FORMULA = ("=", "+", "-", "@")
 """First characters that make a spreadsheet compute a cell."""
@@ -177,11 +182,6 @@ class Table:
         header, *rows = self.plain()
         return csv_text(header, rows)
 
-    def leading(self) -> int:
-        """Count the leading columns that people see and that have text; they are left-aligned."""
-        texts = [self.columns[i].is_text for i in self.seen()]
-        return texts.index(False) if False in texts else len(texts)
-
     def markdown(self) -> str:
         """Write the table as Markdown, numbers to the right."""
         rule = ["---" if self.columns[i].is_text else "--:" for i in self.seen()]
@@ -199,19 +199,48 @@ class Table:
         begin, end = f"\\begin{{tabular}}{{{sides}}}\n\\toprule", "\\bottomrule\n\\end{tabular}"
         return "\n".join([begin, head, r"\midrule", *body, end]) + "\n"
 
-    def drawn(self, width: int) -> Text:
-        """Draw the table for a terminal of a width, which no name in it drives."""
-        headings, rows, left = self.headings(), self.cells(), self.leading()
-        columns = [
-            terminal.TextColumn(
-                one_line(heading),
-                [one_line(row[i]) for row in rows],
-                words=i < left or self.columns[at].is_text,
-                gives_way=self.columns[at].gives_way,
-            )
-            for i, (at, heading) in enumerate(zip(self.seen(), headings, strict=True))
-        ]
-        return terminal.drawn(one_line(self.title), columns, width)
+    def drawn(self, width: int) -> Group:
+        """Draw the table for a terminal of a width: names fold, and no number is cut.
+
+        Where the columns are too wide, some give way by importance and are named below.
+        """
+        from rich import box
+        from rich.cells import cell_len
+        from rich.console import Group
+        from rich.table import Table as Grid
+        from rich.text import Text
+
+        columns = [self.columns[i] for i in self.seen()]
+        least = []
+        for column, *cells in zip(columns, *self.cells(), strict=True):
+            widest = max(map(cell_len, cells), default=0)
+            words = max(map(cell_len, column.heading.split(" ")))
+            least.append(max(words, min(widest, READABLE) if column.is_text else widest))
+        shown = list(range(len(columns)))
+        while len(shown) > 2 and sum(least[i] + GAP for i in shown) - GAP > width:
+            shown.remove(max(shown[1:], key=lambda i: (columns[i].gives_way, i)))
+        grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        for i in shown:
+            number = {} if columns[i].is_text else {"width": least[i], "justify": "right"}
+            grid.add_column(Text(one_line(columns[i].heading)), overflow="fold", **number)
+        for row in self.cells():
+            grid.add_row(*(Text(one_line(row[i])) for i in shown))
+        left_out = [column.heading for i, column in enumerate(columns) if i not in shown]
+        above, below = self.title, f"not shown at {width} columns: {' · '.join(left_out)}"
+        return Group(
+            *([Text(one_line(above), "italic")] if above else []),
+            grid,
+            *([Text(one_line(below), "dim")] if left_out else []),
+        )
+
+    def text(self, width: int) -> str:
+        """Draw the table as plain text of a width."""
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), width=width)
+        with console.capture() as drawn:
+            console.print(self.drawn(width))
+        return "\n".join(line.rstrip() for line in drawn.get().splitlines())
 
 
 def text_table(
