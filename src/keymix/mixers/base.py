@@ -97,7 +97,6 @@ class TokenMixer(Foldable):
     ] = ()  # names in a state with one row per position of a grid
     why_no_map: ClassVar[str] = "it has no queries and keys"  # said where it forms no map
     about: ClassVar[str] = ""  # what it does and its paper, in plain words, for reports
-    short_name: ClassVar[str] = ""  # in labels that need one; mixer_name if empty
     collapse_remedy: ClassVar[str] = ""  # what it has against maps that are alike, in words
     # submodule to the paper's name of its spikes; of "proj" it names what comes in
     spiking_roles: ClassVar[Mapping[str, str]] = MappingProxyType({})

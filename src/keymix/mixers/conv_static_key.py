@@ -68,7 +68,6 @@ class ConvStaticKeyAttention(LearnedKeys):
     )
 
     traits = Traits(permutation="positional")
-    short_name = "cska"
     grid_parameters = ("key", "key_conv.weight", "key_conv.bias")
 
     def __init__(

@@ -33,7 +33,6 @@ class QKChannelAttention(QKAttention):
         "QKFormer, arXiv 2403.16552, Eq. 9, 11, 12."
     )
 
-    short_name = "qkca"
     sum_axis = -3
     spiking_roles = MappingProxyType({**SpikingMixer.spiking_roles, "attn_sn": "A_c"})
     why_no_map = "its attention is one spike per channel; mixer.spikes(x) returns it as A_c"

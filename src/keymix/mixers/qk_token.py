@@ -36,7 +36,6 @@ class QKTokenAttention(QKAttention):
     )
 
     traits = Traits(domain="spiking", maskable=False, mixes_prefix=False)
-    short_name = "qkta"
     sum_axis = -1
     spiking_roles = MappingProxyType({**SpikingMixer.spiking_roles, "attn_sn": "A_t"})
     token_mask = "A_t"

@@ -127,13 +127,6 @@ def aliases_of(name: str) -> tuple[str, ...]:
     return tuple(sorted(a for a, n in _ALIASES.items() if n == canonical))
 
 
-def short_name(name: str) -> str:
-    """Return a mixer's name for labels without room; what has none is returned as it is."""
-    _discover()
-    cls = _MIXERS.get(name)
-    return cls.short_name or name if cls is not None else name
-
-
 def mixer_options(name: str) -> dict[str, inspect.Parameter]:
     """Return the options of a mixer with annotations and defaults, apart from its site."""
     return {p.name: p for p in _parameters(get_mixer_class(name))}

@@ -27,8 +27,6 @@ class SoftmaxAttention(MapMixer):
         "1706.03762, Eq. 1."
     )
 
-    short_name = "mhsa"
-
     def fold(self) -> None:
         """Bring the factor of the logits into the queries."""
         super().fold()

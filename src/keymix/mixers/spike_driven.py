@@ -49,7 +49,6 @@ class SpikeDrivenSelfAttention(SpikingMixer):
     )
 
     roles = ("q", "k", "v")
-    short_name = "sdsa"
     spiking_roles = MappingProxyType(
         {
             "q_sn": "Q",

@@ -50,7 +50,6 @@ class SpikingSelfAttention(SpikingMixer):
     )
 
     roles = ("q", "k", "v")
-    short_name = "ssa"
     spiking_roles = MappingProxyType(
         {"q_sn": "Q", "k_sn": "K", "v_sn": "V", "attn_sn": "SSA'", "proj_sn": "SSA"}
     )

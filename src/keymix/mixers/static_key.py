@@ -347,7 +347,6 @@ class StaticKeyAttention(LearnedKeys):
     )
 
     traits = Traits(permutation="positional")
-    short_name = "ska"
 
     def __init__(self, site: Site, **shared: Unpack[KeyOptions]) -> None:
         super().__init__(site, **shared)

@@ -7,10 +7,9 @@
 from __future__ import annotations
 
 import functools
-import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -290,44 +289,28 @@ def pareto(
 
 
 def _names(
-    ax: Axes,
-    names: Sequence[str],
-    marks: Sequence[tuple[float, float]],
-    own: Sequence[Look],
-    *,
-    column: bool = False,
+    ax: Axes, names: Sequence[str], marks: Sequence[tuple[float, float]], own: Sequence[Look]
 ) -> None:
-    """Write names next to their points, or in a column at the right of the axes.
-
-    A name is moved up or down where another or a point is in its place, with a line to its point.
-    """
+    """Write names next to their points; where one has no room it is moved, with a line."""
     size = ax.figure.get_size_inches() * 72 * (0.84, 0.8)  # of the axes, about, in points
     at = (ax.transData + ax.transAxes.inverted()).transform(marks) * size
-    taken = [(x - 6, x + 6, y, 5.0) for x, y in at if not column]
+    taken = [(x - 6, x + 6, y, 5.0) for x, y in at]
     steps = [sign * step for step in range(0, int(size[1]), 3) for sign in (-1, 1)]
     order = sorted(zip(names, marks, at, own, strict=True), key=lambda each: -each[2][1])
     for name, mark, (x, y), look in order:
         wide = 7.0 * width(name)
-        left = 1.06 * size[0] if column else x + 9
-        side = "left" if column or left + wide < size[0] else "right"
-        ends = (left, left + wide) if side == "left" else (x - 9 - wide, x - 9)
-        for dy in steps:
-            free = all(
-                abs(y + dy - up) >= 7 + half
-                for start, stop, up, half in taken
-                if ends[0] < stop and start < ends[1]
-            )
-            if free and 0 <= y + dy <= size[1]:
-                break
-        taken.append((*ends, y + dy, 6.0))
-        place = (
-            1.06 if column else (x + (9 if side == "left" else -9)) / size[0],
-            (y + dy) / size[1],
-        )
-        text = {"color": look.ink, "weight": "bold", "ha": side, "va": "center"}
+        side = 1 if x + 9 + wide < size[0] else -1
+        left, right = sorted((x + 9 * side, x + (9 + wide) * side))
+        near = [(up, 7 + half) for start, end, up, half in taken if left < end and start < right]
+        free = (d for d in steps if all(abs(y + d - up) >= apart for up, apart in near))
+        dy = next((d for d in free if 0 <= y + d <= size[1]), 0)
+        taken.append((left, right, y + dy, 6.0))
+        text = {"color": look.ink, "weight": "bold", "va": "center"}
+        text["ha"] = "left" if side == 1 else "right"
         line = {"arrowstyle": "-", "color": look.ink, "lw": 0.8, "alpha": 0.6, "shrinkB": 4}
-        line["relpos"] = (0 if side == "left" else 1, 0.5)
-        shown = line if column or abs(dy) > 8 else None
+        line["relpos"] = ((1 - side) / 2, 0.5)
+        place = ((x + 9 * side) / size[0], (y + dy) / size[1])
+        shown = line if abs(dy) > 8 else None
         ax.annotate(name, mark, place, textcoords="axes fraction", arrowprops=shown, **text)
 
 
@@ -346,14 +329,6 @@ class Line:
     high: Sequence[float] | None = None
 
 
-def _curve(ax: Axes, line: Line, scale: float = 1.0) -> None:
-    """Draw a curve, with its points where they are few."""
-    ys = [y * scale for y in line.ys]
-    _line(ax, line.look, line.xs, ys, line.label)
-    if len(ys) <= FEW:
-        _dots(ax, line.look, line.xs, ys, line.label, 7)
-
-
 def curves(
     ax: Axes,
     lines: Sequence[Line],
@@ -361,28 +336,34 @@ def curves(
     x_label: str,
     y_label: str,
     percent: bool = False,
+    log: bool = False,
     holds: Sequence[float] = (),
     levels: Mapping[str, float] | None = None,
     within: tuple[float | None, float | None] = (None, None),
 ) -> None:
     """Draw one curve per mixer, each with its band, and `levels`: lines across by what they are.
 
-    With `percent`, values are fractions, shown in percent. The y axis reaches the values that it
-    `holds`, whatever the curves do, and none beyond the bounds `within` which values can be; at 0
-    it begins where no value is below.
+    With `percent`, values are fractions, shown in percent; with `log` both axes are logarithmic.
+    The y axis reaches the values that it `holds`, whatever the curves do, and none beyond the
+    bounds `within` which values can be; at 0 it begins where no value is below.
     """
     scale = 100.0 if percent else 1.0
     frame(ax, x_label, y_label)
     ax.margins(0.04, 0.06)
-    ax.xaxis.get_major_locator().set_params(integer=True)
     for line in lines:
         if line.low is not None and line.high is not None:
             ends = (np.multiply(part, scale) for part in (line.low, line.high))
             ax.fill_between(line.xs, *ends, color=line.look.ink, alpha=0.13, lw=0)
     for line in lines:
-        _curve(ax, line, scale)
-    held = [value * scale for value in holds]
-    ax.update_datalim([(lines[0].xs[0], value) for value in held])
+        ys = [y * scale for y in line.ys]
+        _line(ax, line.look, line.xs, ys, line.label)
+        if len(ys) <= FEW:
+            _dots(ax, line.look, line.xs, ys, line.label, 7)
+    if log:
+        _logarithmic(ax)
+        return
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.update_datalim([(lines[0].xs[0], value * scale) for value in holds])
     ax.autoscale_view()
     _levels(ax, {what: value * scale for what, value in (levels or {}).items()}, "right")
     _within(ax, within, scale)
@@ -390,56 +371,19 @@ def curves(
         ax.set_ylim(bottom=0)
 
 
-DEPTH = 10.0
-"""A control's curve may go this factor below all others before it leaves the chart."""
+def _logarithmic(ax: Axes) -> None:
+    """Make both axes logarithmic, their ticks in words as short as ``20 k``."""
+    from matplotlib.ticker import LogLocator, NullLocator
 
-
-def floor(lines: Sequence[Line]) -> float:
-    """Return the least value that the chart contains: controls may be below it, others not."""
-    values = [y for line in lines for y in line.ys if y > 0]
-    kept = [y for line in lines if not line.look.neutral for y in line.ys if y > 0]
-    return max(min(values), min(kept) / DEPTH) if kept else min(values)
-
-
-def outside(lines: Sequence[Line]) -> list[Line]:
-    """List the curves of which the chart shows nothing, since they are below it."""
-    low = floor(lines)
-    return [line for line in lines if all(y < low for y in line.ys)]
-
-
-def log_curves(ax: Axes, lines: Sequence[Line], *, x_label: str, y_label: str) -> None:
-    """Draw curves with both axes logarithmic, each named at its right end.
-
-    Points at 0 or below are left out; some value is above 0.
-    """
-    low = floor(lines)
-    frame(ax, x_label, y_label)
     ax.set(xscale="log", yscale="log")
-    shown = []
-    for line in lines:
-        if at := [(x, y) for x, y in zip(line.xs, line.ys, strict=True) if y >= low]:
-            shown.append(replace(line, xs=[x for x, _ in at], ys=[y for _, y in at]))
-            _curve(ax, shown[-1])
-    for axis, ends in ((ax.xaxis, ax.get_xlim()), (ax.yaxis, ax.get_ylim())):
-        at_axis = log_ticks(*ends)
-        axis.set_ticks(at_axis, [_shortened(value) for value in at_axis])
-        axis.set_ticks([], minor=True)
-    names = [shorten(line.look.short, 18) for line in shown]
-    last = [(line.xs[-1], line.ys[-1]) for line in shown]
-    _names(ax, names, last, [line.look for line in shown], column=True)
+    for axis in (ax.xaxis, ax.yaxis):
+        low, high = axis.get_view_interval()
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,)))
+        axis.set_major_formatter(_brief)
+        axis.set_minor_locator(NullLocator())
 
 
-def log_ticks(low: float, high: float) -> list[float]:
-    """Return powers of ten within the range, and closer round values where those are few."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for factors in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), np.arange(1, 10, 0.25)):
-        inside = [f * 10.0**e for e in powers for f in factors if low <= f * 10.0**e <= high]
-        if len(inside) >= 3:
-            return inside
-    return [low, high]
-
-
-def _shortened(value: float) -> str:
+def _brief(value: float, _: object) -> str:
     for unit, size in ((" G", 1e9), (" M", 1e6), (" k", 1e3)):
         if value >= size:
             return f"{value / size:,.4g}{unit}"
@@ -475,8 +419,7 @@ def axis_of(rows: Sequence[Row], score: Score = FRACTION) -> tuple[float, float]
     reach += [max(-most, min(most, end)) for row in inside for end in row.both or ()]
     reach += [-most, most] if min(reach) == max(reach) else []
     room = 0.06 * (max(reach) - min(reach))
-    bound = math.inf if score.low is None or score.high is None else score.high - score.low
-    return max(-bound, min(reach) - room), min(bound, max(reach) + room)
+    return min(reach) - room, max(reach) + room
 
 
 def strip(ax: Axes, row: Row, ends: tuple[float, float], y: float = 0.0) -> None:
@@ -505,22 +448,22 @@ def strips(
 ) -> dict[str, Markup]:
     """Draw every difference from the baseline on one axis, a strip for each mixer."""
     drawn, ends = {}, axis_of(rows, score)
+
+    def draw(ax: Axes, row: Row) -> None:
+        room = 0.03 * (ends[1] - ends[0])
+        blank(ax, 180, 22)
+        ax.set(xlim=(ends[0] - room, ends[1] + room), ylim=(1, -1))
+        ax.axvline(0, color=colours()["ink"], lw=1)
+        strip(ax, row, ends)
+
     for row in rows:
         said = [f"{row.label}: {score.changed(row.difference)}"]
         for interval, over in ((row.images, units), (row.both, f"seeds and {units}")):
             if interval is not None:
                 said.append(f"over {over} {' to '.join(map(score.change, interval))}")
-        draw = functools.partial(_bare_strip, row=row, ends=ends)
-        drawn[row.label] = svg(draw, name="; ".join(said), size=(180, 22))
+        one = functools.partial(draw, row=row)
+        drawn[row.label] = svg(one, name="; ".join(said), size=(180, 22))
     return drawn
-
-
-def _bare_strip(ax: Axes, row: Row, ends: tuple[float, float]) -> None:
-    room = 0.03 * (ends[1] - ends[0])
-    blank(ax, 180, 22)
-    ax.set(xlim=(ends[0] - room, ends[1] + room), ylim=(1, -1))
-    ax.axvline(0, color=colours()["ink"], lw=1)
-    strip(ax, row, ends)
 
 
 def differences(
@@ -556,14 +499,12 @@ def _rows(ax: Axes, names: Sequence[str], x_label: str) -> None:
     ax.set_ylim(len(names) - 0.5, -0.5)
 
 
-def dots(
-    ax: Axes, names: Sequence[str], series: Sequence[Dots], *, x_label: str, apart: bool = False
-) -> None:
-    """Draw one row per name with a dot of each mixer, `apart` from one another if asked."""
+def dots(ax: Axes, names: Sequence[str], series: Sequence[Dots], *, x_label: str) -> None:
+    """Draw one row per name with a dot of each mixer, apart from one another."""
     _rows(ax, names, x_label)
     ax.axvline(0, color=colours()["ink"], lw=1)
     for j, each in enumerate(series):
-        moved = 0.8 * ((j + 0.5) / len(series) - 0.5) if apart else 0.0
+        moved = 0.8 * ((j + 0.5) / len(series) - 0.5)
         for i, value in enumerate(each.values):
             if value is None:
                 continue
@@ -571,17 +512,6 @@ def dots(
                 ax.plot(ends, [i + moved] * 2, color=each.look.ink, lw=5, alpha=0.38)
             hint = f"{each.label}, {names[i]}: {value:.3g}"
             _dots(ax, each.look, [value], [i + moved], hint).set_label(each.label)
-
-
-def rugs(ax: Axes, series: Sequence[Dots], *, x_label: str) -> None:
-    """Draw one row per mixer, with a stroke for each of many values."""
-    _rows(ax, [each.look.short for each in series], x_label)
-    ax.axvline(0, color=colours()["ink"], lw=1)
-    for i, each in enumerate(series):
-        known = [value for value in each.values if value is not None]
-        gid = f"{HINT}{each.label}: {min(known):+.1f} to {max(known):+.1f}"
-        style = {"color": each.look.ink, "ms": 22, "mew": 1.2, "alpha": 0.5, "gid": gid}
-        ax.plot(known, [i] * len(known), "|", **style)
 
 
 # ---- squares --------------------------------------------------------------------------------

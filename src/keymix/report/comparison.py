@@ -19,6 +19,7 @@ from keymix.report.record import OpenRun, Results, opened
 from keymix.report.result import Result
 from keymix.report.sections import cost, learning
 from keymix.report.sections.mixers import decision, differences
+from keymix.report.svg import with_legend
 from keymix.report.words import said
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class Comparison(Result):
         return self.frame("findings")
 
     @property
-    def decision(self) -> Decision:
+    def recommendation(self) -> Decision:
         """Which mixer to take, or what is missing to decide it."""
         return self.record.recommendation
 
@@ -134,20 +135,13 @@ def _figures(shown: Shown) -> dict[str, Callable[[Axes], object]]:
     if costs:
         found["pareto"] = costs[0].draw
     if curves:
-        found["curves"] = partial(_with_legend, draw=curves[-1].draw)
+        found["curves"] = partial(with_legend, draw=curves[-1].draw)
     if rows:
         score, baseline = record.task_kind.score, record.baseline
         found["differences"] = partial(
             charts.differences, rows=rows, baseline=baseline, score=score
         )
     return found
-
-
-def _with_legend(ax: Axes, draw: Callable[[Axes], object]) -> None:
-    draw(ax)
-    handles, labels = ax.get_legend_handles_labels()
-    named = dict(zip(labels, handles, strict=True))
-    ax.legend(named.values(), named, frameon=False)
 
 
 def load_results(folder: str | Path) -> Comparison:

@@ -60,15 +60,21 @@ def svg(draw: Draw, *, name: str, size: tuple[float, float] = SIZE) -> Markup:
 def file(draw: Draw, *, name: str, size: tuple[float, float] = SIZE) -> str:
     """Draw a chart as an SVG file: in light colours on paper, its labels in a legend below."""
 
-    def with_legend(ax: Axes) -> None:
-        draw(ax)
+    def on_paper(ax: Axes) -> None:
+        with_legend(ax, draw)
         ax.figure.set_facecolor(colours()["paper"])
-        shown = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
-        if len(shown) > 1:
-            ax.figure.legend(shown.values(), shown, loc="outside lower left", frameon=False)
 
     told = f'role="img" aria-label="{escape(name)}" width="{2 * size[0]:g}"'
-    return _drawn(with_legend, size, told) + "\n"
+    return _drawn(on_paper, size, told) + "\n"
+
+
+def with_legend(ax: Axes, draw: Draw) -> None:
+    """Draw a chart, and below it the legend of several labels."""
+    draw(ax)
+    shown = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+    if len(shown) > 1:
+        place = {"loc": "upper left", "bbox_to_anchor": (0, -0.17), "frameon": False}
+        ax.legend(shown.values(), shown, **place)
 
 
 def _drawn(draw: Draw, size: tuple[float, float], attributes: str) -> str:
@@ -90,6 +96,8 @@ def _drawn(draw: Draw, size: tuple[float, float], attributes: str) -> str:
         warnings.filterwarnings("ignore", "Glyph .* missing")  # the page's font may have it
         figure = Figure((size[0] / 72, size[1] / 72), 72, facecolor="none", layout="constrained")
         draw(figure.subplots())
+        figure.get_layout_engine().execute(figure)
+        figure.set_layout_engine("none")  # once is enough: while it is there, all is drawn twice
         figure.savefig(stream, format="svg", metadata={"Date": None}, dpi="figure")
     text = stream.getvalue().partition("<svg ")[2].partition(">")[2]
     for pattern, written in _TIDY:

@@ -221,7 +221,7 @@ class Table:
             shown.remove(max(shown[1:], key=lambda i: (columns[i].gives_way, i)))
         grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         for i in shown:
-            number = {} if columns[i].is_text else {"width": least[i], "justify": "right"}
+            number: Any = {} if columns[i].is_text else {"width": least[i], "justify": "right"}
             grid.add_column(Text(one_line(columns[i].heading)), overflow="fold", **number)
         for row in self.cells():
             grid.add_row(*(Text(one_line(row[i])) for i in shown))

@@ -15,7 +15,7 @@ from keymix.analysis.complexity_record import (
     ScalingRow,
 )
 from keymix.report import charts
-from keymix.report.charts import Chart, Line, Look, log_curves, outside
+from keymix.report.charts import Chart, Line, Look
 from keymix.report.page import render_page
 from keymix.report.tables import Table
 from keymix.studies.complexity.tables import answer, tables
@@ -35,7 +35,7 @@ def render(record: ComplexityRecord) -> str:
         "r": record,
         "answer": answer(record),
         "looks": looks,
-        "legend": (),
+        "legend": looks,
         "tables": made,
         "lost": _lost(made),
         "charts": [*counted[:1], *(latency or ratios[:1])],
@@ -111,15 +111,12 @@ def _lines(
 
 
 def _chart(key: str, lines: Sequence[Line], x_label: str, y_label: str) -> Chart | None:
-    """Draw a chart whose caption names the curves below it; None if there is nothing to draw."""
+    """Draw a chart; None if there is nothing to draw."""
     if not lines:
         return None
     name = f"{y_label}{',' if ', ' in y_label else ''} against {x_label}"
-    name = name[0].upper() + name[1:]
-    draw = partial(log_curves, lines=lines, x_label=x_label, y_label=y_label)
-    below = [f"{line.label} (at most {max(line.ys):.2g})" for line in outside(lines)]
-    left_out = f" Below the axis: {', '.join(below)}." if below else ""
-    return Chart(key, f"{name}; both axes logarithmic.{left_out}", draw)
+    draw = partial(charts.curves, lines=lines, x_label=x_label, y_label=y_label, log=True)
+    return Chart(key, f"{name[0].upper()}{name[1:]}; both axes logarithmic.", draw)
 
 
 def _without_parameters(record: Complexity) -> list[str]:

@@ -8,7 +8,7 @@ from functools import partial
 from keymix.analysis.complexity_record import BASELINE
 from keymix.analysis.memory_record import MemoryGrowth, MemoryRecord
 from keymix.report import charts, formats
-from keymix.report.charts import Chart, Line, log_curves
+from keymix.report.charts import Chart, Line, Look
 from keymix.report.page import render_page
 from keymix.report.tables import Column, Table
 from keymix.studies.study import listed
@@ -94,7 +94,7 @@ def _mib(value: float) -> str:
 
 def render(record: MemoryRecord) -> str:
     """Render the page."""
-    chart = _chart(record)
+    looks, chart = _chart(record)
     lost: dict[str, list[int]] = {}
     for row in record.rows:
         if row.reason:
@@ -104,8 +104,9 @@ def render(record: MemoryRecord) -> str:
         "answer": answer(record),
         "heads": _heads(record),
         "table": table(record),
-        "charts": [] if chart is None else [chart],
-        "legend": (),
+        "charts": chart,
+        "legend": looks,
+        "looks": looks,
         "missing": lost,
         "printed": any(row.paper_mib for row in record.rows),
     }
@@ -117,27 +118,26 @@ def _heads(record: MemoryGrowth) -> str:
     return "1 head" if count == 1 else f"{count} heads"
 
 
-def _chart(record: MemoryGrowth) -> Chart | None:
-    """Draw ours as curves and the paper's next to them; None if nothing was measured."""
+def _chart(record: MemoryGrowth) -> tuple[dict[str, Look], list[Chart]]:
+    """Draw ours as curves and the paper's next to them; nothing if nothing was measured."""
     series: dict[str, list[tuple[int, float]]] = {}
     for key, suffix in (("mib", ""), ("paper_mib", ", paper")):
         for row in record.rows:
             if value := getattr(row, key):
                 series.setdefault(f"{row.mixer}{suffix}", []).append((row.side, value))
-    if not series:
-        return None
     papers = [label for label in series if label.endswith(", paper")]
     looks = charts.looks(list(series), baseline=BASELINE, controls=papers)
     lines = [Line(label, looks[label], *zip(*at, strict=True)) for label, at in series.items()]
     draw = partial(
-        log_curves,
+        charts.curves,
         lines=lines,
         x_label="√N, square root of the tokens",
         y_label="peak memory, MiB",
+        log=True,
     )
     caption = (
         "Peak memory of the attention alone, one image and one time step; both axes logarithmic."
     )
     if papers:
         caption += " Grey: what QKFormer’s Table 8 prints."
-    return Chart("memory", caption, draw)
+    return looks, [Chart("memory", caption, draw)] if lines else []

@@ -92,7 +92,7 @@ def energy_by_part(studies: Mapping[str, SpikesStudy], looks: Mapping[str, Look]
         ends = [None if part is None else (part.low / size, part.high / size) for part in known]
         series.append(Dots(label, looks[label], middle, ends))
     x_label = f"energy of one image, {unit}"
-    draw = partial(dots, names=names, series=series, x_label=x_label, apart=True)
+    draw = partial(dots, names=names, series=series, x_label=x_label)
     caption = (
         "Energy by part of the model. The dot counts every spike as one addition. Where inputs "
         "exceed 1 the bar runs from one addition to one multiply-add for each that is not 0."
