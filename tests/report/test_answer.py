@@ -349,10 +349,6 @@ def test_what_is_next_is_one_thing_that_the_findings_do_not_contradict() -> None
         ("keymix compare --seeds=3 --out 'a b'", "keymix compare --out 'a b' --seeds 5"),
         ("keymix compare", "keymix compare --seeds 5"),
         ("keymix compare --mixers mhsa,mine", "keymix compare --mixers mhsa,mine --seeds 5"),
-        (
-            "keymix compare --mixers 'mhsa,ska(activation=relu)'",
-            "keymix compare --mixers 'softmax,static_key(activation=relu)' --seeds 5",
-        ),
         ("keymix compare --overwrite --out a", "keymix compare --out a --seeds 5"),
         ("keymix.compare(seeds=3)", ""),
     ],

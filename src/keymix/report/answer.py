@@ -14,13 +14,12 @@ holds, and ``templates/answer.txt.j2`` has its words:
 
 from __future__ import annotations
 
-import shlex
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from keymix.analysis.certainty import CLEAR_SEEDS
 from keymix.analysis.statistics import Interval
-from keymix.errors import UserError
 from keymix.report.formats import share, span
 from keymix.report.record import OutcomeRow, Results
 from keymix.report.words import FindingText, finding_text, sentence
@@ -262,10 +261,10 @@ def _remedy(record: Results, known: Mapping[str, FindingText]) -> Next | None:
     for kind, longer in zip(known, epochs, strict=True):
         if longer:
             more_seeds = _more_seeds(record)
-            options = {"--epochs": str(max(epochs))}
-            options |= {"--seeds": str(CLEAR_SEEDS)} if more_seeds else {}
+            options = {"epochs": max(epochs)} | ({"seeds": CLEAR_SEEDS} if more_seeds else {})
             text = sentence(record, "next_longer", max(epochs), more_seeds)
-            return Next(text=text, command=_with(record.command, options, ["--overwrite"]))
+            again = _with(record.command, **options)
+            return Next(text=text, command=again and f"{again} --overwrite")
         if kind in _REMEDIES:
             return Next(text=_instruction(known[kind].remedy))
     return None
@@ -295,7 +294,7 @@ def _seeds(record: Results, number: int) -> Next:
     """Ask for a number of seeds."""
     more = (number - len(record.seeds)) * len(record.mixers)
     text = sentence(record, "next_seeds", number, more)
-    return Next(text=text, command=_with(record.command, {"--seeds": str(number)}))
+    return Next(text=text, command=_with(record.command, seeds=number))
 
 
 def _instruction(remedy: str) -> str:
@@ -304,43 +303,9 @@ def _instruction(remedy: str) -> str:
     return f"{first[:1].lower()}{first[1:]}".rstrip(".")
 
 
-def _with(command: str, options: Mapping[str, str] | None = None, flags: Sequence[str] = ()) -> str:
-    """Return the command with options set; empty for one of Python.
-
-    It throws no run away, unless `flags` say so.
-    """
-    options = options or {}
-    try:
-        words = shlex.split(command)
-    except ValueError:
+def _with(command: str, **options: int) -> str:
+    """Return the command with options set; empty for one of Python. It throws no run away."""
+    if not command.startswith("keymix compare"):
         return ""
-    if words[:2] != ["keymix", "compare"]:
-        return ""
-    kept: list[str] = []
-    rest = iter(words)
-    for word in rest:
-        name, equals, _ = word.partition("=")
-        if name in options and not equals:
-            next(rest, None)
-        if name in options or name == "--overwrite":
-            continue
-        kept.append(word)
-    kept = [
-        _canonical(word) if before == "--mixers" else word
-        for before, word in zip(["", *kept], kept, strict=False)
-    ]
-    kept += [word for pair in options.items() for word in pair]
-    return shlex.join([*kept, *flags])
-
-
-def _canonical(mixers: str) -> str:
-    """Write mixers by their canonical names, as the page does; as they were where one is unknown.
-
-    Reading them loads torch.
-    """
-    from keymix.mixers.spec import parse_mixers
-
-    try:
-        return ",".join(each.label for each in parse_mixers(mixers))
-    except UserError:
-        return mixers
+    kept = re.sub(rf" --(({'|'.join(options) or '-'})[ =]\S+|overwrite\b)", "", command)
+    return " ".join([kept, *(f"--{name} {value}" for name, value in options.items())])

@@ -14,14 +14,15 @@ from dataclasses import replace
 from importlib import import_module
 
 from keymix.records import to_json
-from keymix.report import pictures, sections, wording
+from keymix.report import pictures, sections
 from keymix.report.answer import answer
 from keymix.report.gallery import NO_PICTURES, Pictures
-from keymix.report.page import Script, render_page
+from keymix.report.page import Script, environment, render_page
 from keymix.report.part import Page, Section, Shown
 from keymix.report.record import Attention, DoneRun, OpenRun, Results
 from keymix.report.sections.attention import LEVELS
 from keymix.report.sections.learning import history
+from keymix.report.sections.runs import STATUS
 from keymix.report.words import finding_text, said, say
 from keymix.task import Score, Task
 
@@ -46,8 +47,10 @@ def render(record: Results, pictures: Pictures = NO_PICTURES) -> str:
         "done": len(done),
         "reference_labels": record.trained_references,
         "score": record.task_kind.score,
-        "w": wording.wording(record),
         "page": page,
+        "own_captions": environment(page.package).select_template(
+            ["own/captions.html.j2", "captions.html.j2"]
+        ),
         "say": say,
         "said": said,
         "label_is": page.label_is,
@@ -141,7 +144,7 @@ def _score(score: Score) -> dict[str, object]:
 
 
 def _run(run: OpenRun | DoneRun, task: Task, page: Page) -> dict[str, object]:
-    known = {"mixer": run.mixer, "seed": run.seed, "status": wording.STATUS[run.status]}
+    known = {"mixer": run.mixer, "seed": run.seed, "status": STATUS[run.status]}
     if isinstance(run, OpenRun):
         return known | {"done": False}
     return known | {

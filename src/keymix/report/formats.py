@@ -27,6 +27,11 @@ def points(value: float | None) -> str:
     return body if body == "0.0" else ("−" if value < 0 else "+") + body
 
 
+def with_unit(text: str, score: Score) -> str:
+    """Write a score's unit behind what it is called: ``accuracy, %``."""
+    return f"{text}, {score.unit}" if score.unit else text
+
+
 def scored(value: float | None, score: Score, places: int = 1) -> str:
     """Write a score without its unit."""
     return MISSING if value is None else score.digits(value, places)

@@ -126,7 +126,8 @@ class Page:
     """What a task keeps in a comparison's record and shows in its report.
 
     All of it may be left out: a task without a page of its own has this one, and its report the
-    sections that all tasks share.
+    sections that all tasks share. ``templates/captions.html.j2`` has words as macros: those of its
+    galleries and classes, and those of the report's file of this name.
 
     Attributes:
         package: The package in which ``templates`` and ``script`` are; empty for none.
@@ -138,11 +139,7 @@ class Page:
         test_scores: Further scores of the test split, which the task's details of it hold.
         terminal: Keys of the scores that the table at the terminal shows next to the first.
         test_numbers: Further numbers of these details that are listed with a run's scores.
-        heading: The score as a heading; its name, if empty.
         label_is: What `label` gives.
-        pair_note: What is said above two runs next to each other.
-        about_score: A paragraph on the scores in the report's method; empty for none.
-        readout: How models without a choice of readout read out.
     """
 
     package: ClassVar[str] = ""
@@ -153,13 +150,7 @@ class Page:
     test_scores: ClassVar[Sequence[Score]] = ()
     terminal: ClassVar[Sequence[str]] = ()
     test_numbers: ClassVar[Sequence[str]] = ()
-    heading: ClassVar[str] = ""
     label_is: ClassVar[str] = "name"
-    pair_note: ClassVar[str] = (
-        "It does not ask what two trainings would do: for that, see the interval over seeds above."
-    )
-    about_score: ClassVar[str] = ""
-    readout: ClassVar[str] = "Every model reads out all of its patch tokens."
 
     # ---- what the record keeps ---------------------------------------------------------------
 
@@ -235,27 +226,6 @@ class Page:
         """Say what there is to answer, behind the size of the images: ``10 classes``."""
         del data
         return ""
-
-    def about_splits(self, data: DataRecord) -> str:
-        """Say what the splits keep together; empty for nothing."""
-        del data
-        return ""
-
-    def about_interval(self, task: Task, *, unit: str, inputs: str) -> str:
-        """Say how the interval over the units of the test split is made.
-
-        Args:
-            task: The task.
-            unit: What one unit is called.
-            inputs: What the images are called.
-        """
-        del inputs
-        return (
-            f"The interval over test {unit}s: the difference of the {task.score.name}, averaged "
-            f"over seeds, is taken again without each {unit} in turn; the spread of these "
-            "(delete-one jackknife) with Student's t, 95 %. It covers other "
-            f"{unit}s of the same kind, for these trained models."
-        )
 
     def about_table(self, record: Results) -> str:
         """Say what one must know to read the table of scores; empty for nothing."""

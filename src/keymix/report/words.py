@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from keymix.analysis.certainty import CLEAR_SEEDS, PROVISIONAL_SEEDS
-from keymix.data.record import counts_left_out
+from keymix.data.kinds import IMAGE
+from keymix.data.record import DataRecord, counts_left_out
 from keymix.report import formats
 from keymix.report.page import environment
 from keymix.report.part import page_of
 from keymix.report.record import Finding, Results
-from keymix.report.wording import control_name, unit_of
 
 
 def say(name: str, *about: Any, **more: Any) -> str:
@@ -28,6 +28,17 @@ def said(name: str, *about: Any, **more: Any) -> list[str]:
     text = getattr(_sentences(), name)(*about, **more)
     lines = (re.sub(r" +", " ", line).strip(" ") for line in text.split("\n"))
     return [line for line in lines if line]
+
+
+def unit_of(data: DataRecord) -> str:
+    """Return the noun of what chance is of on a test split; an image is called as its kind is."""
+    unit = data.task_kind.unit
+    return data.kind.noun if unit == IMAGE.noun else unit
+
+
+def control_name(label: str) -> str:
+    """Name a control by what it is: ``no mixing at all (identity)``, ``the control random``."""
+    return "no mixing at all (identity)" if label == "identity" else f"the control {label}"
 
 
 @functools.cache

@@ -13,8 +13,8 @@ from keymix.report import charts, formats
 from keymix.report.charts import Chart, Look, Point
 from keymix.report.part import Section, Shown
 from keymix.report.record import CostRow, Number, Results
+from keymix.report.sections.mixers import dense_over
 from keymix.report.tables import Cell, Column, Table
-from keymix.report.wording import dense_over, with_unit
 
 PLACE = 20
 
@@ -130,7 +130,7 @@ def scatters(record: Results, looks: Mapping[str, Look]) -> dict[str, Chart]:
                 charts.pareto,
                 points=points,
                 x_label=shown,
-                y_label=with_unit(f"test {score.label}", score),
+                y_label=formats.with_unit(f"test {score.label}", score),
                 score=score,
                 levels=levels,
                 baseline=record.baseline,

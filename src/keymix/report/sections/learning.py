@@ -11,11 +11,10 @@ import numpy as np
 from keymix.analysis.statistics import FloatArray
 from keymix.report import charts
 from keymix.report.charts import Chart, Line, Look
-from keymix.report.formats import listing, scored
+from keymix.report.formats import listing, scored, with_unit
 from keymix.report.part import Section, Shown
 from keymix.report.record import HistoryLine, Results
 from keymix.report.tables import Cell, Column, Table
-from keymix.report.wording import with_unit
 from keymix.report.words import say
 from keymix.task import LOSS, Score, Task
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from markupsafe import Markup
@@ -17,12 +17,11 @@ from keymix.analysis.statistics import Interval, Summary
 from keymix.report import charts
 from keymix.report.answer import answer, relative
 from keymix.report.charts import Look
-from keymix.report.formats import MISSING, changed, interval, no_spread, scored
+from keymix.report.formats import MISSING, changed, interval, no_spread, scored, with_unit
 from keymix.report.part import Section, Shown, page_of
-from keymix.report.record import OutcomeRow, ReferenceRow, Results
-from keymix.report.tables import Cell, Column, Kind, Table
-from keymix.report.wording import ScoreColumn, columns, dense_over, with_unit, wording
-from keymix.report.words import say
+from keymix.report.record import OutcomeRow, Results
+from keymix.report.tables import Cell, Column, Kind, Style, Table
+from keymix.report.words import say, unit_of
 from keymix.task import Score
 
 PLACE = 10
@@ -39,18 +38,72 @@ FURTHER = 6
 """Scores next to the first give way at a narrow terminal before costs."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScoreColumn:
+    """A column of the table of scores: the key of a row's summary, and if its spread is shown."""
+
+    key: str
+    head: str
+    score: Score
+    spread: bool = True
+
+    @property
+    def column(self) -> Column:
+        """How it is shown."""
+        more = self.score.better == "more"
+        style: Style = "" if self.spread else "soft"
+        return Column(self.head, self.key, "ratio", most_first=more, style=style)
+
+    def cell(self, found: Summary) -> Cell:
+        """Write the mean over seeds, with its standard deviation if that is shown."""
+        if found.mean is None:
+            return Cell(None, "no run finished" if self.spread else MISSING, "soft")
+        sd = "" if found.sd is None or not self.spread else f" ± {scored(found.sd, self.score)}"
+        return Cell(found.mean, f"{scored(found.mean, self.score)}{sd}")
+
+
+def columns(record: Results) -> list[ScoreColumn]:
+    """List the columns of the table of scores, the task's own first, without those no run has."""
+    task = record.task_kind
+    first, *more = task.scores
+    known = [ScoreColumn(key=first.key, head=with_unit(f"test {first.label}", first), score=first)]
+    for score in (*more, *page_of(task).test_scores):
+        unit = record.own.values.get(score.unit_key) or score.unit
+        in_unit = replace(score, unit=str(unit))
+        found = (row.scores.get(score.key) for row in record.outcome.last)
+        if any(summary is not None and summary.mean is not None for summary in found):
+            head = with_unit(score.label, in_unit)
+            known.append(ScoreColumn(key=score.key, head=head, score=in_unit))
+    head = with_unit("validation", first)
+    return [*known, ScoreColumn(key=f"val_{first.key}", head=head, score=first, spread=False)]
+
+
+def dense_over(record: Results) -> tuple[str, dict[str, str]]:
+    """Say over how many steps multiply-adds are counted, for the head of their column.
+
+    "dense, T=4", empty where the model has no spikes; and by label what to say in the cells of
+    those with another T, such as the ANN counterpart.
+    """
+    steps = record.time_steps
+    if not record.spikes:
+        return "", {}
+    most = steps.get(record.baseline) or next(iter(steps.values()), None)
+    others = {label: f"T={number}" for label, number in steps.items() if number != most}
+    return ("dense, all T" if most is None else f"dense, T={most}"), others
+
+
 def sections(shown: Shown) -> Iterator[Section]:
     """Show the table, and folded what is behind it."""
     r = shown.record
     table = decision(r)
     compared, score = differences(r, shown.looks), r.task_kind.score
     unsaid = answer(r).means_nothing
+    strips = charts.strips(compared, score=score, units=f"{unit_of(r.data)}s")
     view = {
-        "table": _with_strips(table, charts.strips(compared, score=score, units=wording(r).units)),
+        "table": _with_strips(table, strips),
         "copied": {"csv": table.csv(), "markdown": table.markdown(), "latex": table.latex()},
         "axis": charts.axis_of(compared, score),
         "others": [] if unsaid else [row for row in r.outcome.last if row.degree],
-        "ahead": _ahead(r),
         "scores": scores(r, r.outcome.last, "after the last epoch"),
         "best": scores(r, r.outcome.best, "at the epoch that was best on validation"),
     }
@@ -62,69 +115,83 @@ def decision(record: Results, *, further: bool = False) -> Table:
 
     With `further` it has those of the task's other scores that are shown at a terminal.
     """
-    score, words = record.task_kind.score, wording(record)
-    beside = page_of(record.task_kind).terminal if further else ()
-    more = [column for column in columns(record) if column.key in beside]
-    known = [each for each in COSTS if any(relative(record, m, each[0]) for m in record.labels)]
+    score, beside = record.task_kind.score, page_of(record.task_kind).terminal if further else ()
+    head = with_unit(score.label, score)
+    shown = [ScoreColumn(key=score.key, head=head, score=score)]
+    shown += [replace(each, spread=False) for each in columns(record) if each.key in beside]
     dense = dense_over(record)[0]
+    costs = {
+        Column(
+            f"{name}, {dense}" if dense and key == "macs" else name,
+            key,
+            "ratio",
+            gives_way=gives_way,
+        ): [_cost(record, row.mixer, key, kind, unit) for row in record.outcome.last]
+        for key, name, kind, unit, gives_way in COSTS
+        if any(relative(record, label, key) for label in record.labels)
+    }
+    title = f"{say('title', record)}: test split, last epoch"
+    table = _table(record, record.outcome.last, shown, costs, "decision", title)
+    aside = [replace(c, gives_way=FURTHER) if c.key in beside else c for c in table.columns]
+    rows = sorted(
+        table.rows,
+        key=lambda row: math.inf if row[1].value is None else -score.rank(row[1].value),
+    )
+    pick = record.recommendation.pick
+    marked = frozenset(i for i, row in enumerate(rows) if row[0] == pick)
+    return replace(table, columns=aside, rows=rows, marked=marked)
+
+
+def scores(
+    record: Results, rows: Sequence[OutcomeRow], when: str
+) -> tuple[Table, list[tuple[str, str]]]:
+    """Make the table of all scores of an epoch, and say why several seeds have no interval."""
+    planned = len(record.seeds)
+    finished = [len(record.finished(row.mixer)) for row in rows]
+    runs = [Cell(n, str(n) if n == planned else f"{n} of {planned}") for n in finished]
+    heading = Column("runs", "runs", "ratio", most_first=True, style="soft")
+    title = f"Scores {when}"
+    table = _table(record, rows, columns(record), {heading: runs}, "scores", title)
+    notes = [(row.mixer, no_spread(row.seeds)) for row in rows if row.seeds]
+    return table, [(mixer, why) for mixer, why in notes if why]
+
+
+def _table(
+    record: Results,
+    rows: Sequence[OutcomeRow],
+    shown: Sequence[ScoreColumn],
+    more: Mapping[Column, Sequence[Cell]],
+    key: str,
+    title: str,
+) -> Table:
+    """Make a table: scores, the difference from the baseline, and more; then the references."""
+    score = record.task_kind.score
+    changed = with_unit("difference", replace(score, unit=score.difference_unit))
+    level = f"{100 * (1 - record.alpha):.4g}\u00a0% interval"
     heads = [
         Column("mixer", "mixer", "name"),
-        _scores_column(with_unit(score.label, score), score.key, score),
-        *(replace(_scores_column(c.head, c.key, c.score), gives_way=FURTHER) for c in more),
-        _scores_column(words.changed, "difference", score),
-        Column(_level(record), "interval", "ratio", sort="none", label="interval"),
+        *(each.column for each in shown),
+        Column(changed, "difference", "ratio", most_first=score.better == "more"),
+        Column(level, "interval", "ratio", sort="none", label="interval"),
         Column("certainty", "certainty"),
-        *(
-            Column(
-                f"{name}, {dense}" if dense and key == "macs" else name,
-                key,
-                "ratio",
-                gives_way=gives_way,
-            )
-            for key, name, _, _, gives_way in known
-        ),
+        *more,
     ]
-    rows: list[tuple[float | None, list[Any]]] = [
-        (
-            row.scores[score.key].mean,
-            [
-                row.mixer,
-                _spread(row.scores[score.key], score),
-                *(Cell(mean, scored(mean, c.score)) for c in more for mean in [_mean(row, c)]),
-                *_compared(record, row),
-                *(_cost(record, row.mixer, key, kind, unit) for key, _, kind, unit, _ in known),
-            ],
-        )
-        for row in record.outcome.last
+    cells: list[list[Any]] = [
+        [
+            row.mixer,
+            *(each.cell(row.scores[each.key]) for each in shown),
+            *_compared(record, row),
+            *(values[i] for values in more.values()),
+        ]
+        for i, row in enumerate(rows)
     ]
-    for reference in record.references:
-        cells = _of_reference(reference, [score, *(c.score for c in more)], len(known))
-        rows.append((reference.scores.get(score.key), cells))
-    rows.sort(key=lambda each: math.inf if each[0] is None else -score.rank(each[0]))
-    pick = record.recommendation.pick
-    marked = frozenset(i for i, (_, cells) in enumerate(rows) if cells[0] == pick)
-    title = f"{say('title', record)}: test split, last epoch"
-    return Table("decision", title, heads, [cells for _, cells in rows], marked=marked)
-
-
-def _scores_column(head: str, key: str, score: Score) -> Column:
-    return Column(head, key, "ratio", most_first=score.better == "more")
-
-
-def _mean(row: OutcomeRow, column: ScoreColumn) -> float | None:
-    return row.scores[column.key].mean
-
-
-def _level(record: Results) -> str:
-    return f"{100 * (1 - record.alpha):.4g}\u00a0% interval"
-
-
-def _spread(summary: Summary, score: Score) -> Cell:
-    """Write a mean with its standard deviation over seeds."""
-    if summary.mean is None:
-        return Cell(None, "no run finished", "soft")
-    spread = "" if summary.sd is None else f" ± {scored(summary.sd, score)}"
-    return Cell(summary.mean, f"{scored(summary.mean, score)}{spread}")
+    reference = [NOTHING, NOTHING, Cell("reference", "reference", "soft"), *[NOTHING] * len(more)]
+    for known in record.references:
+        of = {**known.scores, f"val_{score.key}": known.validation}
+        values = ((of.get(each.key), each.score) for each in shown)
+        made = (Cell(value, scored(value, its)) for value, its in values)
+        cells.append([known.name, *made, *reference])
+    return Table(key, title, heads, cells)
 
 
 def _compared(record: Results, row: OutcomeRow) -> list[Cell]:
@@ -140,14 +207,6 @@ def _compared(record: Results, row: OutcomeRow) -> list[Cell]:
         Cell(None, interval(row.interval, score)),
         Cell(degree, degree),
     ]
-
-
-def _of_reference(row: ReferenceRow, shown: Sequence[Score], rest: int) -> list[Any]:
-    """Write a point of reference that no network was trained for: its scores alone."""
-    values = [(row.scores.get(score.key), score) for score in shown]
-    made = [Cell(value, scored(value, score)) for value, score in values]
-    reference = Cell("reference", "reference", "soft")
-    return [row.name, *made, NOTHING, NOTHING, reference, *[NOTHING] * rest]
 
 
 def _cost(record: Results, mixer: str, key: str, kind: Kind, unit: str) -> Cell:
@@ -201,55 +260,3 @@ def _by_seed(record: Results, mixer: str) -> list[float]:
     )
     pairs = [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
     return [float(a - b) for a, b in pairs if a is not None and b is not None]
-
-
-def _ahead(record: Results) -> str:
-    """Say that the best row of the table is no mixer; empty where that is said already."""
-    if not record.learned or "reference_ahead" in record.found:
-        return ""
-    score, base = record.task_kind.score, record.baseline
-    known = {row.mixer: row.scores[score.key].mean for row in record.outcome.last}
-    known |= {row.name: row.scores.get(score.key) for row in record.references if row.learned}
-    means = {label: mean for label, mean in known.items() if mean is not None}
-    best = max(means, key=lambda label: score.rank(means[label]), default=base)
-    mixers = [score.rank(means[label]) for label in record.named if label in means]
-    if best in record.named or base not in means or not mixers:
-        return ""
-    if score.rank(means[best]) <= max(mixers):
-        return ""
-    return say("ahead", record, best, means[best] - means[base], relative(record, best, "macs"))
-
-
-def scores(
-    record: Results, rows: Sequence[OutcomeRow], when: str
-) -> tuple[Table, list[tuple[str, str]]]:
-    """Make the table of all scores of an epoch, and say why several seeds have no interval."""
-    shown = columns(record)
-    heads = (
-        Column("mixer", "mixer", "name"),
-        *(
-            replace(_scores_column(c.head, c.key, c.score), style="" if c.spread else "soft")
-            for c in shown
-        ),
-        _scores_column(wording(record).changed, "difference", record.task_kind.score),
-        Column(_level(record), "interval", "ratio", sort="none", label="interval"),
-        Column("certainty", "certainty"),
-        Column("runs", "runs", "ratio", most_first=True, style="soft"),
-    )
-    cells = [[row.mixer, *_all_scores(row, shown), *_compared(record, row)] for row in rows]
-    for made, row in zip(cells, rows, strict=True):
-        done, planned = len(record.finished(row.mixer)), len(record.seeds)
-        made.append(Cell(done, str(done) if done == planned else f"{done} of {planned}"))
-    cells += [_of_reference(each, [c.score for c in shown], 1) for each in record.references]
-    notes = [(row.mixer, no_spread(row.seeds)) for row in rows if row.seeds]
-    table = Table("scores", f"{wording(record).heading} {when}", heads, cells)
-    return table, [(mixer, why) for mixer, why in notes if why]
-
-
-def _all_scores(row: OutcomeRow, shown: Sequence[ScoreColumn]) -> list[Any]:
-    return [
-        _spread(row.scores[c.key], c.score)
-        if c.spread or _mean(row, c) is None
-        else Cell(_mean(row, c), scored(_mean(row, c), c.score))
-        for c in shown
-    ]

@@ -9,19 +9,21 @@ from typing import Any
 from markupsafe import Markup
 
 from keymix.report import formats
+from keymix.report.formats import with_unit
 from keymix.report.part import Section, Shown
 from keymix.report.record import OpenRun, Results
 from keymix.report.tables import Cell, Column, Table
-from keymix.report.wording import STATUS, with_unit, wording
 
 PLACE = 80
+STATUS = {"done": "finished", "failed": "failed", "missing": "not finished"}
+"""A run's state in words."""
 
 
 def sections(shown: Shown) -> Iterator[Section]:
     """Offer two finished runs to the script; show the method, the runs, and what repeats them."""
     record = shown.record
     if sum(len(record.finished(label)) for label in record.labels) > 1:
-        yield Section(name="Two runs", template="sections/pair.html.j2", view=shown.page.pair_note)
+        yield Section(name="Two runs", template="sections/pair.html.j2")
     view = {
         "table": table(record),
         "seconds": sum(run.seconds for label in record.labels for run in record.finished(label)),
@@ -32,16 +34,17 @@ def sections(shown: Shown) -> Iterator[Section]:
 
 def table(record: Results) -> Table:
     """Make the table of runs: scores at both epochs, or why a run did not finish."""
-    score, words = record.task_kind.score, wording(record)
+    score = record.task_kind.score
+    test = with_unit(f"test {score.label}", score)
     more, several = score.better == "more", len(record.trained_with) > 1
     last, best = (with_unit(f"{which} epoch", score) for which in ("last", "best"))
     columns = [
         Column("mixer", "mixer", "name"),
         Column("seed", "seed", "whole"),
         Column("status", "status", style="state"),
-        Column(f"test {words.column} last epoch", "last", "ratio", most_first=more, label=last),
+        Column(f"{test} last epoch", "last", "ratio", most_first=more, label=last),
         Column("best epoch on validation", "epoch", "whole", label="best epoch"),
-        Column(f"test {words.column} best epoch", "best", "ratio", most_first=more, label=best),
+        Column(f"{test} best epoch", "best", "ratio", most_first=more, label=best),
         Column("time", "seconds", "ratio", write=formats.duration),
     ]
     if several:

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from keymix.report.formats import scored
+from keymix.report.formats import scored, with_unit
 from keymix.report.part import Section, Shown
 from keymix.report.record import Tuning
 from keymix.report.tables import Cell, Column, Table
-from keymix.report.wording import with_unit
 from keymix.report.words import say
 from keymix.task import Score
 

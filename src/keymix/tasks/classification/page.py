@@ -22,7 +22,6 @@ from keymix.report.charts import Look
 from keymix.report.gallery import Gallery, Pictures
 from keymix.report.part import ClassScores, Page, RunAnswers, Section
 from keymix.report.record import DoneRun, OutcomeRow, Results, Said, Sparse
-from keymix.task import Task
 from keymix.tasks.classification import gallery
 
 if TYPE_CHECKING:
@@ -164,12 +163,7 @@ class ClassPage(Page):
     scripts = ("answers",)
     run = OfRun
     comparison = OfComparison
-    heading = "Accuracy"
     label_is = "class"
-    pair_note = (
-        "McNemar's exact test asks whether these two models would differ on more images. It does "
-        "not ask whether two trainings would: for that, see the seeds above."
-    )
 
     def keep_run(self, tested: RunAnswers, data: DataRecord) -> OfRun:
         """Keep which images were right."""
@@ -212,16 +206,6 @@ class ClassPage(Page):
     def about_data(self, data: DataRecord) -> str:
         """Count the classes."""
         return "1 class" if len(data.classes) == 1 else f"{len(data.classes):,} classes"
-
-    def about_interval(self, task: Task, *, unit: str, inputs: str) -> str:
-        """Say how the interval of accuracy is made."""
-        del task
-        return (
-            f"The interval over test {unit}s: for each {unit} how often mixer minus baseline gets "
-            "it right, averaged over seeds; the mean with a normal interval, 95 %, adjusted after "
-            f"Bonett and Price (2012) so that it stays honest when few {inputs} are in dispute. It "
-            f"covers other {inputs} of the same kind, for these trained models."
-        )
 
     def failing(self, record: Results, row: OutcomeRow) -> str:
         """Say that a mixer is no better than chance."""

@@ -25,7 +25,6 @@ from keymix.report.gallery import Gallery, Pictures
 from keymix.report.part import ClassScores, ImageOutputs, Page, RunAnswers, Section, packed_shares
 from keymix.report.record import DoneRun, Results, Sparse
 from keymix.report.tables import Cell, Column, Table
-from keymix.task import Task
 from keymix.tasks.detection import gallery
 from keymix.tasks.detection.facts import TASK, ClassPrecision, DetectionDetails
 
@@ -141,22 +140,7 @@ class DetectionPage(Page):
     comparison = OfComparison
     terminal = ("mask_ap", "box_ap50", "box_ap75")
     test_numbers = ("detections",)
-    heading = "Box AP"
     label_is = "number of instances"
-    pair_note = (
-        "The AP of an image is that of its boxes alone, at an IoU of 0.5; images without instances "
-        "have none. For other trainings, see the interval over seeds above."
-    )
-    about_score = (
-        "Scores are COCO's, on images and boxes of their own size. A detection is right if it "
-        "overlaps an instance of its class that no surer detection has found, with an IoU from a "
-        "threshold on; the average precision (AP) is the mean of the precision at 101 recalls, "
-        "over classes and over the IoU thresholds 0.50, 0.55, …, 0.95. At most 100 detections of a "
-        "class and image count, crowd regions and what lies in them are ignored, and classes "
-        "without a test instance are left out. Small instances are below 32² pixels, large ones "
-        "above 96². "
-    )
-    readout = "Every model reads out a pyramid of maps of its backbone."
 
     def keep_run(self, tested: RunAnswers, data: DataRecord) -> OfRun:
         """Keep AP of classes and of images."""
@@ -205,16 +189,6 @@ class DetectionPage(Page):
         """Count the classes."""
         number = len(data.classes)
         return "1 class of instances" if number == 1 else f"{number:,} classes of instances"
-
-    def about_interval(self, task: Task, *, unit: str, inputs: str) -> str:
-        """Say how the interval over images is made."""
-        return (
-            f"The interval over test {unit}s: {inputs} are drawn with replacement, the same for "
-            f"all models, and the difference of the {task.score.name}, averaged over seeds, is "
-            "computed again: the middle 95 % of 1,000 draws (paired percentile bootstrap). It "
-            f"covers other {inputs} of the same kind, for these trained models. The interval that "
-            f"decides, over seeds and {inputs}, rests on the delete-one jackknife over {inputs}."
-        )
 
     def about_table(self, record: Results) -> str:
         """Say what there is to find."""

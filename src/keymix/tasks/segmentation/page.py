@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from keymix.analysis.answers import Answers
-from keymix.analysis.statistics import FEW_CASES
 from keymix.data.record import DataRecord
 from keymix.report.by_class import (
     Classes,
@@ -24,7 +23,7 @@ from keymix.report.gallery import Gallery, Pictures
 from keymix.report.part import ClassScores, ImageOutputs, Page, RunAnswers, packed_shares
 from keymix.report.record import DoneRun, Results, Sparse
 from keymix.report.tables import Column
-from keymix.task import Score, Task
+from keymix.task import Score
 from keymix.tasks.segmentation import gallery
 
 if TYPE_CHECKING:
@@ -171,23 +170,6 @@ class MaskPage(Page):
     )
     terminal = ("weighted_jaccard", "dice", "hausdorff_mm")
     test_numbers = ("hausdorff_missed",)
-    heading = "Mean IoU"
-    pair_note = (
-        "The class index is of the pixels of all images together, that of an image the mean over "
-        "the classes that truth or prediction have. For other trainings, "
-        "see the interval over seeds above."
-    )
-    about_score = (
-        "Images are stretched to the model's size, whatever their proportions, and masks follow by "
-        "the nearest pixel; all scores are of that size. The IoU (Jaccard index) of a class is the "
-        "pixels that truth and prediction share over those that either has, the pixels of all test "
-        "images counted together. The mean IoU is the plain mean over the classes "
-        "without the background; a class in neither truth nor prediction is left out. The weighted "
-        "one weighs each class by its true pixels. The Hausdorff distance is that of the farthest "
-        "pixel, the mean over the images where truth and prediction have the class; images where "
-        "only one of them has it are counted separately."
-    )
-    readout = "Every model reads out all of its patch tokens, to answer every pixel."
 
     def keep_run(self, tested: RunAnswers, data: DataRecord) -> OfRun:
         """Keep the scores of each class, and how well each image overlaps."""
@@ -234,26 +216,6 @@ class MaskPage(Page):
         """Count the classes that count."""
         number = len(data.scored_classes)
         return "1 class of masks" if number == 1 else f"{number:,} classes of masks"
-
-    def about_splits(self, data: DataRecord) -> str:
-        """Say whether images of a case are in one split."""
-        if data.split_by == "slice":
-            return (
-                "Single images were split, not cases: images of one case are in several splits, "
-                "and scores are better than on new cases."
-            )
-        return "All images of a case are in one split, where the data names cases."
-
-    def about_interval(self, task: Task, *, unit: str, inputs: str) -> str:
-        """Say how the interval over cases is made."""
-        del unit
-        return (
-            f"The interval over test cases: {inputs} of one case are alike, so the unit is the "
-            f"case. The difference of the {task.score.name}, averaged over seeds, is taken again "
-            "without each case in turn; the spread of these (delete-one jackknife) with Student's "
-            "t, 95 %. It covers other cases of the same kind, for these trained models; below "
-            f"{FEW_CASES} cases it is rough, and there is none where a class is in one case alone."
-        )
 
     def about_table(self, record: Results) -> str:
         """Say of how many cases the scores are, and how they are means."""
