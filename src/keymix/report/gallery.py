@@ -7,20 +7,16 @@ picture and its boxes as vectors, so that a page contains each image once.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from keymix.errors import UserError
-from keymix.report.pictures import IMAGE
 from keymix.report.record import Attention, Collapse, Sparse
 
 WIDTH = 360
 """Width of a picture in the units of its boxes."""
 Kind = Literal["right", "wrong", "crowd"]
 """A ``wrong`` box finds no instance; a ``crowd`` counts neither as right nor as wrong."""
-_COLOUR = re.compile(r"#[0-9a-f]{6}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +27,6 @@ class Box:
     text: str
     colour: str
     kind: Kind = "right"
-
-    def __post_init__(self) -> None:
-        if not _COLOUR.fullmatch(self.colour):
-            raise UserError(f"colour = {self.colour!r} of a box is none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +62,6 @@ class Scene:
         """What the page calls it."""
         return self.name or self.id.rpartition("/")[2]
 
-    def __post_init__(self) -> None:
-        layers = (panel.layer for panel in self.panels if panel.layer is not None)
-        if not all(IMAGE.fullmatch(uri) for uri in (self.picture, *layers)):
-            raise UserError(f"a picture of {self.id!r} is no data URI of an image")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Gallery(Sparse):
@@ -90,10 +77,6 @@ class Gallery(Sparse):
     legend: Mapping[str, str] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
     names: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if not all(_COLOUR.fullmatch(colour) for colour in self.legend.values()):
-            raise UserError("a colour of the legend is none")
 
     @property
     def drawn(self) -> bool:

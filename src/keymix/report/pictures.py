@@ -6,13 +6,11 @@ from __future__ import annotations
 import base64
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-
-from keymix.errors import UserError
 
 HEAT = (255, 122, 24)
 """Colour of attention; its opacity is the weight."""
@@ -33,12 +31,6 @@ LOSSLESS = 6_000
 
 IMAGE = re.compile(r"data:image/(png|jpeg);base64,[A-Za-z0-9+/]+={0,2}")
 """What `png_uri` and `image_uri` make."""
-
-
-def check_pictures(uris: Iterable[str]) -> None:
-    """Refuse a record's gallery with anything but data URIs of images."""
-    if not all(IMAGE.fullmatch(uri) for uri in uris):
-        raise UserError("a picture of the record's gallery is no data URI of an image")
 
 
 def hex_colour(colour: Sequence[int]) -> str:

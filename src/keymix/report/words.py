@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,8 +40,7 @@ def control_name(label: str) -> str:
     return "no mixing at all (identity)" if label == "identity" else f"the control {label}"
 
 
-@functools.cache
-def _sentences() -> Any:
+def _module(template: str, **more: object) -> Any:
     names = {
         "CLEAR": CLEAR_SEEDS,
         "FEWEST": PROVISIONAL_SEEDS,
@@ -53,7 +51,10 @@ def _sentences() -> Any:
         "page_of": page_of,
         "left_out": counts_left_out,
     }
-    return environment().get_template("words.txt.j2").make_module(names)
+    return environment().get_template(template).make_module(names | more)
+
+
+_sentences = functools.cache(functools.partial(_module, "words.txt.j2"))
 
 
 # ---- findings, and the first screen ---------------------------------------------------------
@@ -82,38 +83,5 @@ def sentence(record: Results, name: str, *values: object) -> str:
 
 def _paragraphs(record: Results, template: str, name: str, *values: object) -> list[str]:
     """Render a macro of a template as plain text, and part it where a line is empty."""
-    score, unit, kind = record.task_kind.score, unit_of(record.data), record.data.kind
-    limited = record.data.limit is not None
-    more = "--limit" if limited else "--data.test_fraction" if record.data.test_fraction else ""
-
-    def ends(found: Any) -> str:
-        low, high = (
-            (found["low"], found["high"]) if isinstance(found, Mapping) else (found.low, found.high)
-        )
-        return formats.span(low, high, score) if low is not None else "no interval"
-
-    words = {
-        "score": score,
-        "baseline": record.baseline,
-        "margin": record.margin,
-        "found": record.found,
-        "blind_baseline": "baseline_at_chance" in record.found,
-        "nothing": {"nothing_learned", "one_unit"} & {*record.found},
-        "unit": unit,
-        "units": f"{unit}s",
-        "input": kind.noun,
-        "inputs": kind.nouns,
-        "more_test": more,
-        "clear_seeds": CLEAR_SEEDS,
-        "least_seeds": PROVISIONAL_SEEDS,
-        "points": lambda difference: score.changed(difference, sign=False),
-        "signed": score.changed,
-        "ends": ends,
-        "seeds": formats.seeds,
-        "share": formats.share,
-        "listing": formats.listing,
-        "control": control_name,
-    }
-    module = environment().get_template(template).make_module(words)
-    text = getattr(module, name)(*values).strip()
+    text = getattr(_module(template, r=record), name)(*values).strip()
     return [re.sub(r"[ \n]+", " ", part).strip() for part in re.split(r"\n\s*\n", text)]

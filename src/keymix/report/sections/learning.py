@@ -16,7 +16,7 @@ from keymix.report.part import Section, Shown
 from keymix.report.record import HistoryLine, Results
 from keymix.report.tables import Cell, Column, Table
 from keymix.report.words import say
-from keymix.task import LOSS, Score, Task
+from keymix.task import LOSS, Task
 
 PLACE = 40
 PARTS = (10, 30, 100)
@@ -109,52 +109,31 @@ def _by_epoch(
 
 
 def leads(record: Results) -> tuple[str, str, Table | None]:
-    """Rank the mixers after parts of the training: who learns faster, and who ends higher.
+    """Say who is best on validation after the first part of the training, and who at its end.
 
-    Returns who is first after the first part and at the end, and the table; nothing for fewer than
-    ten epochs.
+    With the table of all parts; nothing for fewer than ten epochs.
     """
     score, total = record.task_kind.score, record.recipe.schedule.epochs
-    if total < LEAST_EPOCHS:
-        return "", "", None
     wanted = [round(total * part / 100) for part in PARTS]
     means: dict[str, list[float]] = {}
-    for mixer in record.labels:
+    for mixer in record.labels if total >= LEAST_EPOCHS else ():
         histories = [run.history for run in record.finished(mixer) if run.history]
         found = _by_epoch(histories, f"val_{score.key}")
-        if found is None or not {*wanted} <= {*found[0]}:
-            continue
-        mean = found[1].mean(axis=0)
-        means[mixer] = [float(mean[found[0].index(epoch)]) for epoch in wanted]
+        if found is not None and {*wanted} <= {*found[0]}:
+            mean = found[1].mean(axis=0)
+            means[mixer] = [float(mean[found[0].index(epoch)]) for epoch in wanted]
     if len(means) < 2:
         return "", "", None
-    places = [_places({m: mean[i] for m, mean in means.items()}, score) for i in range(len(PARTS))]
-    rows: list[list[Cell | str]] = [
-        [mixer]
-        + [
-            Cell(value, f"{scored(value, score)} ({place[mixer]})")
-            for value, place in zip(means[mixer], places, strict=True)
-        ]
-        for mixer in means
-    ]
-    if all(set(place.values()) == {1} for place in places):
-        return "all equal", "all equal", None
+    firsts = []
+    for values in zip(*means.values(), strict=True):
+        best = scored(max(values, key=score.rank), score)
+        mixers = [m for m, value in zip(means, values, strict=True) if scored(value, score) == best]
+        firsts.append("all equal" if len(mixers) == len(means) else listing(mixers))
     heads = [
         Column(f"after {part}\u00a0%", f"after_{part}", "ratio", most_first=score.better == "more")
         for part in PARTS
     ]
-    title = f"Validation {score.name} after parts of the training, and the place"
+    rows = [[m, *(Cell(value, scored(value, score)) for value in of)] for m, of in means.items()]
+    title = f"Validation {score.name} after parts of the training"
     table = Table("parts", title, (Column("mixer", "mixer", "name"), *heads), rows)
-    return _first(places[0]), _first(places[-1]), table
-
-
-def _places(means: Mapping[str, float], score: Score) -> dict[str, int]:
-    """Return each mixer's place; those whose scores are written alike share one."""
-    ranks = {mixer: round(score.rank(mean) * score.scale, 1) for mixer, mean in means.items()}
-    return {m: 1 + sum(other > rank for other in ranks.values()) for m, rank in ranks.items()}
-
-
-def _first(places: Mapping[str, int]) -> str:
-    """Name the mixers in the first place."""
-    best = [mixer for mixer, place in places.items() if place == 1]
-    return "all equal" if len(best) == len(places) else listing(best)
+    return firsts[0], firsts[-1], table
