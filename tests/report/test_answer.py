@@ -313,8 +313,8 @@ def test_undecided_says_what_is_missing_and_what_leads_so_far(
 def test_every_difference_of_the_first_screen_has_its_pair_and_one_direction() -> None:
     record = record_of(identity=(-0.03, "unclear", None))
     images, again = answer(replace(record, findings=(finding("control_open"),))).tiles[1:]
-    assert (images.value, again.value) == ("+2.0 to +4.0", "+2.0 to +4.0")
-    assert all("softmax − identity" in tile.text for tile in (images, again))
+    assert (images.value, again.value) == ("−4.0 to −2.0", "−4.0 to −2.0")
+    assert all("identity − softmax" in tile.text for tile in (images, again))
     assert not any("multiply-adds" in tile.text for tile in (images, again))
     better = {"static_key": (0.03, "clear", "better")}
     usual = answer(record_of(decided=taken("static_key", 0.03), **better)).tiles

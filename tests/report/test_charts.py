@@ -292,6 +292,16 @@ def test_points_are_marked_while_they_are_few_and_epochs_are_whole() -> None:
     assert all(tick == round(tick) for tick in ax.get_xticks())
 
 
+def test_a_control_far_below_leaves_a_logarithmic_chart() -> None:
+    drawn = log_lines(softmax=[1, 10, 100], identity=[0.001] * 3, pooling=[0, 2, 9])
+    ax = axes(curves, drawn, **TITLES, log=True)
+    assert 0.1 <= ax.get_ylim()[0] < 1
+    assert np.isnan(hinted(ax, "identity")[0].get_ydata()).all()
+    assert list(hinted(ax, "pooling")[0].get_ydata()[1:]) == [2, 9]
+    alone = axes(curves, log_lines(identity=[0, 0.1, 1]), **TITLES, log=True)
+    assert alone.get_ylim()[0] < 0.1
+
+
 @pytest.mark.parametrize(("low", "high"), [(1.2, 2.3), (0.16, 1.16), (49, 196), (1, 1e6)])
 def test_a_logarithmic_axis_has_a_few_round_ticks(low: float, high: float) -> None:
     line = Line("ska", LOOKS["static_key"], [1, 2], [low, high])
@@ -408,8 +418,9 @@ def test_a_raster_has_a_box_for_each_run_of_spikes() -> None:
 
 def test_every_mixer_has_a_marker_of_its_own():
     names = [f"mixer_{i}" for i in range(8)]
-    both = looks([*names, "identity", "plain"], controls=["identity"], references=["plain"])
-    assert len({(look.marker, look.colour == "ctl") for look in both.values()}) == 10
+    controls = ["identity", "pooling"]
+    both = looks([*names, *controls, "plain"], controls=controls, references=["plain"])
+    assert len({(look.marker, look.colour == "ctl") for look in both.values()}) == 11
 
 
 def test_looks_are_distinct_and_baseline_and_controls_stand_apart():
@@ -487,5 +498,5 @@ def test_quantities_are_written_for_people():
     assert formats.span(-0.01, 0.02, FRACTION) == "−1.0 to +2.0"
     assert formats.duration(3725) == "1 h 02 min"
     assert formats.three_digits(0.1234) == "0.123"
-    empty = (formats.percent, formats.points, formats.count, formats.rate, formats.mib)
+    empty = (formats.percent, formats.points, formats.count, formats.mib)
     assert {write(None) for write in empty} == {formats.MISSING}

@@ -19,8 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from keymix.analysis.certainty import CLEAR_SEEDS
-from keymix.analysis.statistics import Interval
-from keymix.report.formats import share, span
+from keymix.report import formats
 from keymix.report.record import OutcomeRow, Results
 from keymix.report.words import FindingText, finding_text, sentence
 
@@ -180,7 +179,7 @@ def _saves(record: Results, mixer: str) -> bool:
 def relative(record: Results, mixer: str, key: str) -> str:
     """Write by what share a cost differs from the baseline's: ``−11 %``; empty if not known."""
     ours, theirs = (cost_of(record, label, key) for label in (mixer, record.baseline))
-    return share(ours, theirs)
+    return formats.share(ours, theirs)
 
 
 def cost_of(record: Results, mixer: str, key: str) -> float | None:
@@ -196,48 +195,32 @@ def cost_of(record: Results, mixer: str, key: str) -> float | None:
 
 
 def _tiles(record: Results, rows: Rows, row: OutcomeRow) -> tuple[Tile, ...]:
-    """Make the numbers of the first screen; every difference is of one pair, named in each.
-
-    The pair is the subject and the baseline; of a control it is the baseline and the control.
-    """
-    score, base, control = record.task_kind.score, record.baseline, row.mixer in record.controls
-    pair = (base, row.mixer) if control else (row.mixer, base)
-    tiles = []
+    """Make the numbers of the first screen; every difference is of one pair, named in each."""
+    score, pair = record.task_kind.score, (row.mixer, record.baseline)
     means = {label: rows[label].scores[score.key].mean for label in pair}
     known = {label: mean for label, mean in means.items() if mean is not None}
+    found: list[tuple[str, str, tuple[object, ...]]] = []
     if len(known) == 2:
         best, other = sorted(known, key=lambda label: -score.rank(known[label]))
-        text = sentence(record, "tile_score", best, other, known[other])
-        tiles.append(Tile(value=score.text(known[best]), text=text))
-    if row.images is not None:
-        text = sentence(record, "tile_units", *pair, row.images)
-        tiles.append(Tile(value=_ends(record, row.images, turned=control), text=text))
-    if row.seeds is not None:
-        rough = len(record.seeds) < CLEAR_SEEDS
-        text = sentence(record, "tile_seeds", *pair, row.seeds, rough)
-        tiles.append(Tile(value=_ends(record, row.seeds, turned=control), text=text))
-    if control:
-        return tuple(tiles)
-    shares = {key: relative(record, row.mixer, key) for key in _COSTS if row.mixer != base}
+        found.append((score.text(known[best]), "tile_score", (best, other, known[other])))
+    rough = len(record.seeds) < CLEAR_SEEDS
+    for name, interval, more in (
+        ("tile_units", row.images, ()),
+        ("tile_seeds", row.seeds, (rough,)),
+    ):
+        if interval is not None:
+            span = formats.span(interval.low, interval.high, score)
+            found.append((span, name, (*pair, interval, *more)))
+    shares = {key: relative(record, row.mixer, key) for key in _COSTS}
     shares = {key: text for key, text in shares.items() if text}
-    if shares:
-        text = sentence(record, "tile_cost", row.mixer, shares)
-        tiles.append(Tile(value=next(iter(shares.values())), text=text))
+    if shares and row.mixer not in (record.baseline, *record.controls):
+        found.append((next(iter(shares.values())), "tile_cost", (row.mixer, shares)))
     controls = {label: rows[label].interval for label in record.controls if label in rows}
     away = {label: each.difference for label, each in controls.items() if each is not None}
-    if away:
+    if away and row.mixer not in controls:
         least = min(away, key=lambda label: abs(away[label]))
-        text = sentence(record, "tile_control", least)
-        tiles.append(Tile(value=score.changed(-away[least]), text=text))
-    return tuple(tiles)
-
-
-def _ends(record: Results, found: Interval, *, turned: bool) -> str:
-    """Write an interval of a difference, from the other side if it is turned."""
-    if found.low is None or found.high is None:
-        return "no interval"
-    low, high = (-found.high, -found.low) if turned else (found.low, found.high)
-    return span(low, high, record.task_kind.score)
+        found.append((score.changed(-away[least]), "tile_control", (least,)))
+    return tuple(Tile(value=value, text=sentence(record, name, *of)) for value, name, of in found)
 
 
 # ---- what to do next ------------------------------------------------------------------------

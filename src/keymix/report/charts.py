@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from keymix.report.labels import short_labels, shorten, width
+from keymix.report.labels import short_labels, shorten
 from keymix.report.svg import HINT, SIZE, Draw, colours, file, svg
 from keymix.task import FRACTION, Score
 
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 HUES = ("c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7")
-MARKERS = dict(zip(HUES, "PD^v*XH<", strict=True)) | {"ink": "o", "ctl": "o", "ref": "s"}
-"""Of each colour; that of controls is hollow."""
+MARKERS = dict(zip(HUES, "PD^v*XH<", strict=True)) | {"ink": "o", "ref": "s"}
+HOLLOW = "osD^"
+"""Markers of colours, and of controls, which are hollow and all grey."""
 DASHES: Mapping[str, tuple[float, ...]] = {
     "ctl": (5, 4),
     "ref": (2, 3),
@@ -38,6 +39,8 @@ DASHES: Mapping[str, tuple[float, ...]] = {
 }
 FEW = 16
 """Points of a curve up to which each has its marker."""
+DEPTH = 10.0
+"""A control's curve may go this factor below all others before it leaves a logarithmic chart."""
 
 
 # ---- how mixers look ------------------------------------------------------------------------
@@ -109,7 +112,8 @@ def looks(
             hue = next((hue for hue in free if hue not in taken), first)
             taken.add(hue)
             colour = HUES[hue]
-        table[label] = Look(colour, MARKERS[colour], short[label])
+        marker = HOLLOW[list(controls).index(label) % 4] if colour == "ctl" else MARKERS[colour]
+        table[label] = Look(colour, marker, short[label])
     return table
 
 
@@ -298,7 +302,7 @@ def _names(
     steps = [sign * step for step in range(0, int(size[1]), 3) for sign in (-1, 1)]
     order = sorted(zip(names, marks, at, own, strict=True), key=lambda each: -each[2][1])
     for name, mark, (x, y), look in order:
-        wide = 7.0 * width(name)
+        wide = 7.0 * len(name)
         side = 1 if x + 9 + wide < size[0] else -1
         left, right = sorted((x + 9 * side, x + (9 + wide) * side))
         near = [(up, 7 + half) for start, end, up, half in taken if left < end and start < right]
@@ -343,7 +347,8 @@ def curves(
 ) -> None:
     """Draw one curve per mixer, each with its band, and `levels`: lines across by what they are.
 
-    With `percent`, values are fractions, shown in percent; with `log` both axes are logarithmic.
+    With `percent`, values are fractions, shown in percent; with `log` both axes are logarithmic,
+    and a control leaves the chart where it is below a tenth of all others.
     The y axis reaches the values that it `holds`, whatever the curves do, and none beyond the
     bounds `within` which values can be; at 0 it begins where no value is below.
     """
@@ -354,8 +359,10 @@ def curves(
         if line.low is not None and line.high is not None:
             ends = (np.multiply(part, scale) for part in (line.low, line.high))
             ax.fill_between(line.xs, *ends, color=line.look.ink, alpha=0.13, lw=0)
+    kept = [y for line in lines if not line.look.neutral for y in line.ys if y > 0]
+    least = min(kept, default=0.0) / DEPTH if log else -np.inf
     for line in lines:
-        ys = [y * scale for y in line.ys]
+        ys = [y * scale if y >= least else np.nan for y in line.ys]
         _line(ax, line.look, line.xs, ys, line.label)
         if len(ys) <= FEW:
             _dots(ax, line.look, line.xs, ys, line.label, 7)
@@ -378,7 +385,8 @@ def _logarithmic(ax: Axes) -> None:
     ax.set(xscale="log", yscale="log")
     for axis in (ax.xaxis, ax.yaxis):
         low, high = axis.get_view_interval()
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,)))
+        subs = (1, 2, 5) if high < 50 * low else (1, 3) if high < 2000 * low else (1,)
+        axis.set_major_locator(LogLocator(subs=subs))
         axis.set_major_formatter(_brief)
         axis.set_minor_locator(NullLocator())
 

@@ -94,11 +94,6 @@ def three_digits(value: float | None) -> str:
     return MISSING if value is None else f"{value:.{places(value, 3)}f}"
 
 
-def rate(value: float | None) -> str:
-    """Write images per second."""
-    return MISSING if value is None else f"{value:,.0f}"
-
-
 def mib(value: float | None) -> str:
     """Write memory in MiB."""
     return MISSING if value is None else f"{value:.{places(value)}f}"

@@ -253,13 +253,7 @@ def _charts(search: Search) -> list[Chart]:
             lambda step: (start + step.change_low, start + step.change_high),
         ),
         ("loss", "loss on held-out images", False, lambda step: step.loss, None),
-        (
-            "latency_change",
-            "latency change, %",
-            True,
-            _latency_change,
-            _quartiles,
-        ),
+        ("latency_change", "latency change, %", True, _latency_change, _quartiles),
     )
     for name, label, fraction, value, ends in curves_of:
         known = [step for step in search.steps if value(step) is not None]
@@ -280,18 +274,9 @@ def _charts(search: Search) -> list[Chart]:
             percent=fraction,
             holds=(0.0,) if name == "latency_change" else (),
         )
-        reach = [
-            v for line in lines for each in (line.ys, line.low or (), line.high or ()) for v in each
-        ]
-        note = "The y axis starts above zero." if _above_zero(reach) else ""
-        caption = f"{label[0].upper()}{label[1:]}, after each step. {_BANDS.get(name, '')} {note}"
+        caption = f"{label[0].upper()}{label[1:]}, after each step. {_BANDS.get(name, '')}"
         drawn.append(Chart(name, caption.strip(), draw))
     return drawn
-
-
-def _above_zero(values: Sequence[float]) -> bool:
-    """Return whether an axis around values, a little longer than they are, has no zero on it."""
-    return min(values) - 0.06 * (max(values) - min(values)) > 0
 
 
 _BANDS = {

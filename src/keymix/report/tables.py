@@ -51,7 +51,7 @@ _FORMS: Mapping[Kind, Callable[[Any], str]] = {
     "ms": formats.three_digits,
     "mib": formats.mib,
     "rate": "{:.4f}".format,
-    "per_s": formats.rate,
+    "per_s": "{:,.0f}".format,
     "percent": formats.percent,
     "count": formats.count,
     "energy": formats.energy,
