@@ -106,7 +106,7 @@ def table(
 def show(made: Table) -> None:
     """Print a table: drawn with its title at a terminal, tab-separated with a header when piped."""
     if out.is_terminal:
-        out.print(made.drawn(out.width))
+        out.print(made.drawn(out.width), soft_wrap=False)
         return
     for row in (made.headings(), *made.cells()):
         line(row)

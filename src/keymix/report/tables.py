@@ -37,8 +37,8 @@ Kind = Literal[
 
 Style = Literal["", "soft", "state", "words", "strip"]
 
-READABLE = 20
-"""Places of a terminal below which a column of text is not made narrower."""
+READABLE, NARROW = 20, 8
+"""Places of a terminal that a column of text has: as long as columns give way, and else."""
 GAP = 2
 """Blanks between columns at a terminal, the grid's padding and its line."""
 
@@ -210,20 +210,32 @@ class Table:
         from rich.table import Table as Grid
         from rich.text import Text
 
-        columns = [self.columns[i] for i in self.seen()]
-        least = []
-        for column, *cells in zip(columns, *self.cells(), strict=True):
-            widest = max(map(cell_len, cells), default=0)
-            words = max(map(cell_len, column.heading.split(" ")))
-            least.append(max(words, min(widest, READABLE) if column.is_text else widest))
+        columns, rows = [self.columns[i] for i in self.seen()], self.cells()
+        widest, least = [], []
+        for i, column in enumerate(columns):
+            cells = [row[i] for row in rows]
+            words = [*column.heading.split(" "), *(each for cell in cells for each in cell.split())]
+            widest.append(max(map(cell_len, cells), default=0))
+            longest = max(map(cell_len, words if i else column.heading.split(" ")))
+            least.append(longest if column.is_text else max(widest[i], longest))
         shown = list(range(len(columns)))
-        while len(shown) > 2 and sum(least[i] + GAP for i in shown) - GAP > width:
-            shown.remove(max(shown[1:], key=lambda i: (columns[i].gives_way, i)))
+        while len(shown) > 2:
+            last = max(shown[1:], key=lambda i: (columns[i].gives_way, i))
+            readable = READABLE if columns[last].gives_way else NARROW
+            needed = (max(least[i], min(widest[i], readable)) for i in shown)
+            if sum(needed) + GAP * (len(shown) - 1) <= width:
+                break
+            shown.remove(last)
         grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         for i in shown:
-            number: Any = {} if columns[i].is_text else {"width": least[i], "justify": "right"}
-            grid.add_column(Text(one_line(columns[i].heading)), overflow="fold", **number)
-        for row in self.cells():
+            fixed = i > 0 and (widest[i] <= READABLE or not columns[i].is_text)
+            grid.add_column(
+                Text(one_line(columns[i].heading)),
+                overflow="fold",
+                justify="left" if columns[i].is_text else "right",
+                width=max(least[i], widest[i]) if fixed else None,
+            )
+        for row in rows:
             grid.add_row(*(Text(one_line(row[i])) for i in shown))
         left_out = [column.heading for i, column in enumerate(columns) if i not in shown]
         above, below = self.title, f"not shown at {width} columns: {' · '.join(left_out)}"
