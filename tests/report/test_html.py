@@ -171,9 +171,7 @@ def test_an_attention_image_that_is_no_picture_is_refused():
 
 
 def test_every_mixer_has_its_chart_points_and_maps(page):
-    assert (
-        len(re.findall(r'<svg [^>]*role="img"', page)) == 9 + len(ACCURACY) - 1
-    )  # and a strip for all but the baseline
+    assert len(re.findall(r'<svg [^>]*role="img"', page)) == 9
     for label in ACCURACY:
         assert page.count(f">{label}<") >= 4
     mapped = [m for m in ACCURACY if m != "identity"]

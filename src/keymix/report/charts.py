@@ -363,6 +363,8 @@ def curves(
     least = min(kept, default=0.0) / DEPTH if log else -np.inf
     for line in lines:
         ys = [y * scale if y >= least else np.nan for y in line.ys]
+        if np.isnan(ys).all():
+            continue
         _line(ax, line.look, line.xs, ys, line.label)
         if len(ys) <= FEW:
             _dots(ax, line.look, line.xs, ys, line.label, 7)
@@ -451,11 +453,12 @@ def strip(ax: Axes, row: Row, ends: tuple[float, float], y: float = 0.0) -> None
         ax.plot(row.difference, y, "|", color=ink, ms=14, mew=2)
 
 
-def strips(
-    rows: Sequence[Row], *, score: Score = FRACTION, units: str = "images"
-) -> dict[str, Markup]:
-    """Draw every difference from the baseline on one axis, a strip for each mixer."""
-    drawn, ends = {}, axis_of(rows, score)
+def strips(rows: Sequence[Row], *, score: Score = FRACTION) -> dict[str, Markup]:
+    """Draw every difference from the baseline on one axis, a strip for each mixer.
+
+    They are hidden from those who hear a page: the table next to them has the numbers.
+    """
+    ends = axis_of(rows, score)
 
     def draw(ax: Axes, row: Row) -> None:
         room = 0.03 * (ends[1] - ends[0])
@@ -464,14 +467,8 @@ def strips(
         ax.axvline(0, color=colours()["ink"], lw=1)
         strip(ax, row, ends)
 
-    for row in rows:
-        said = [f"{row.label}: {score.changed(row.difference)}"]
-        for interval, over in ((row.images, units), (row.both, f"seeds and {units}")):
-            if interval is not None:
-                said.append(f"over {over} {' to '.join(map(score.change, interval))}")
-        one = functools.partial(draw, row=row)
-        drawn[row.label] = svg(one, name="; ".join(said), size=(180, 22))
-    return drawn
+    drawn = {row.label: functools.partial(draw, row=row) for row in rows}
+    return {label: svg(each, name="", size=(180, 22)) for label, each in drawn.items()}
 
 
 def differences(

@@ -21,7 +21,7 @@ from keymix.report.formats import MISSING, changed, interval, no_spread, scored,
 from keymix.report.part import Section, Shown, page_of
 from keymix.report.record import OutcomeRow, Results
 from keymix.report.tables import Cell, Column, Kind, Style, Table
-from keymix.report.words import say, unit_of
+from keymix.report.words import say
 from keymix.task import Score
 
 PLACE = 10
@@ -98,9 +98,8 @@ def sections(shown: Shown) -> Iterator[Section]:
     table = decision(r)
     compared, score = differences(r, shown.looks), r.task_kind.score
     unsaid = answer(r).means_nothing
-    strips = charts.strips(compared, score=score, units=f"{unit_of(r.data)}s")
     view = {
-        "table": _with_strips(table, strips),
+        "table": _with_strips(table, charts.strips(compared, score=score)),
         "copied": {"csv": table.csv(), "markdown": table.markdown(), "latex": table.latex()},
         "axis": charts.axis_of(compared, score),
         "others": [] if unsaid else [row for row in r.outcome.last if row.degree],

@@ -116,7 +116,8 @@ def _chart(key: str, lines: Sequence[Line], x_label: str, y_label: str) -> Chart
         return None
     name = f"{y_label}{',' if ', ' in y_label else ''} against {x_label}"
     draw = partial(charts.curves, lines=lines, x_label=x_label, y_label=y_label, log=True)
-    return Chart(key, f"{name[0].upper()}{name[1:]}; both axes logarithmic.", draw)
+    about = "both axes logarithmic, without controls that are far below"
+    return Chart(key, f"{name[0].upper()}{name[1:]}; {about}.", draw)
 
 
 def _without_parameters(record: Complexity) -> list[str]:
