@@ -212,7 +212,7 @@ python benchmarks/gpu.py --minutes 9 --data DATA --wheels WHEELS --commit HASH -
 
 The machine needs a copy of this checkout and PyTorch, neither a network nor an installed keymix.
 `DATA` is a folder of CIFAR-10's parquet files ([Data](../data.md)). `WHEELS` is a folder of wheels
-of what is missing there, often Lightning Fabric, SMP, faster-coco-eval, SpikingJelly and loguru:
+of what is missing there, often Lightning Fabric, SMP, pycocotools, SpikingJelly and loguru:
 `pip download --no-deps -d WHEELS` fetches them elsewhere. What a missing package or the end of the
 time leaves out is named; the same command with the same `--out` continues with it. Copy `RESULTS`
 to `docs/results/gpu`; `python benchmarks/gpu.py --page` makes this page.

@@ -28,7 +28,7 @@ from keymix.data import load
 from keymix.data.kinds import IGNORE
 from keymix.errors import UserError
 from keymix.records import to_json
-from keymix.tasks.segmentation.gallery import GROUND
+from keymix.report.pictures import GROUND
 from keymix.train.runs import load_run
 
 TEST = 16  # images: 0.4 of ten cases of four
@@ -65,8 +65,8 @@ def test_scores_are_those_of_the_pixels_of_all_test_images(done):
         shared, said, true = counts.sum(0)[1:].T
         each = shared / (said + true - shared)
         assert run["last"]["test"]["jaccard"] == pytest.approx(each.mean())
-        assert [row["jaccard"] for row in run["classes"]] == pytest.approx(each)
-        packed = np.frombuffer(base64.b64decode(run["overlaps"]), "<u2") / 65535
+        assert run["classes"]["score"] == pytest.approx(each)
+        packed = np.frombuffer(base64.b64decode(run["shares"]), "<u2") / 65535
         assert packed == pytest.approx(mean_jaccard(counts, (1, 2)), abs=1e-4)
         assert [set(line) for line in run["history"]] == [
             {"epoch", "train_loss", "val_loss", "val_jaccard"}

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import faster_coco_eval
 import numpy as np
 import pytest
 from pycocotools.coco import COCO
@@ -49,7 +48,8 @@ class Made:
 
     @property
     def answers(self) -> DetectionAnswers:
-        return scored(range(len(self.truth)), self.truth, self.found, CLASSES)
+        images = zip(range(len(self.truth)), self.truth, self.found, strict=True)
+        return scored(images, CLASSES)
 
     def of(self, images: Sequence[int]) -> Made:
         return Made([self.truth[i] for i in images], [self.found[i] for i in images])
@@ -107,9 +107,8 @@ def made(images: int = 30, seed: int = 0) -> Made:
     return Made(truth, found)
 
 
-def by_tools(sample: Made, tools: tuple[Any, Any]) -> dict[str, float]:
-    """Score with one of COCO's tools; -1 of a score without instances becomes NaN."""
-    coco, evaluator = tools
+def by_tools(sample: Made) -> dict[str, float]:
+    """Score with COCO's tools; -1 of a score without instances becomes NaN."""
     images = [{"id": i + 1, "height": SIZE[0], "width": SIZE[1]} for i in range(len(sample.truth))]
     true = [
         {
@@ -137,7 +136,7 @@ def by_tools(sample: Made, tools: tuple[Any, Any]) -> dict[str, float]:
     scores = {}
     for shape, kind, other in (("box", "bbox", "segmentation"), ("mask", "segm", "bbox")):
         with contextlib.redirect_stdout(io.StringIO()):
-            gt = coco()
+            gt = COCO()
             gt.dataset = {
                 "info": {},
                 "images": images,
@@ -146,7 +145,7 @@ def by_tools(sample: Made, tools: tuple[Any, Any]) -> dict[str, float]:
             }
             gt.createIndex()
             own = [{k: v for k, v in each.items() if k != other} for each in found]
-            run = evaluator(gt, gt.loadRes(own), kind)
+            run = COCOeval(gt, gt.loadRes(own), kind)
             run.evaluate()
             run.accumulate()
             run.summarize()
@@ -155,19 +154,11 @@ def by_tools(sample: Made, tools: tuple[Any, Any]) -> dict[str, float]:
     return scores
 
 
-TOOLS = {
-    "pycocotools": (COCO, COCOeval),
-    "faster-coco-eval": (faster_coco_eval.COCO, faster_coco_eval.COCOeval_faster),
-}
-
-
 @pytest.mark.parametrize("seed", [0, 1])
-def test_scores_are_those_of_both_of_cocos_tools(seed: int) -> None:
+def test_scores_are_those_of_cocos_tools(seed: int) -> None:
     sample = made(seed=seed)
     ours = sample.answers.scores()
-    slow, fast = (by_tools(sample, tools) for tools in TOOLS.values())
-    assert slow == pytest.approx(fast, abs=1e-12)
-    assert ours == pytest.approx(slow, abs=1e-12)
+    assert ours == pytest.approx(by_tools(sample), abs=1e-12)
     assert all(0 < value < 1 for value in ours.values() if value is not None)
 
 
@@ -176,7 +167,7 @@ def test_scores_of_weighted_images_are_those_of_repeated_images() -> None:
     weights = np.random.default_rng(0).integers(0, 3, (3, 12)).astype(np.float64)
     for row, ours in zip(weights, sample.answers.score(weights), strict=True):
         repeated = sample.of(np.repeat(np.arange(12), row.astype(int)).tolist())
-        assert ours == pytest.approx(by_tools(repeated, TOOLS["pycocotools"])["box_ap"], abs=1e-12)
+        assert ours == pytest.approx(by_tools(repeated)["box_ap"], abs=1e-12)
 
 
 def test_pseudo_values_are_those_of_scores_without_each_image() -> None:
@@ -188,7 +179,7 @@ def test_pseudo_values_are_those_of_scores_without_each_image() -> None:
 def test_ap_of_an_image_is_that_of_the_image_alone() -> None:
     sample = made(8)
     for i, value in enumerate(of_each_image(sample.answers.ranked("box"), 0)):
-        alone = by_tools(sample.of([i]), TOOLS["pycocotools"])["box_ap50"]
+        alone = by_tools(sample.of([i]))["box_ap50"]
         assert value == pytest.approx(alone, abs=1e-12, nan_ok=True)
 
 
@@ -279,7 +270,7 @@ def test_a_second_detection_of_an_instance_is_wrong() -> None:
 
 def test_at_most_100_detections_of_a_class_count() -> None:
     sample = one_image(True, *[(200.0, 200, 220, 220)] * 120, (0, 0, 40, 40))
-    assert len(sample.answers.detections.image) == 100
+    assert len(sample.answers.found["image"]) == 100
     assert sample.answers.scores()["box_ap"] == 0
 
 
@@ -294,33 +285,19 @@ def test_masks_overlap_as_masks() -> None:
     half = np.zeros((1, *SIZE), dtype=np.uint8)
     half[0, :40, :20] = 1
     found = replace(sample.found[0], masks=encoded(half))
-    ours = matched(sample.truth[0], found)
-    assert unpacked(ours.matched["box"], "all").all()
-    assert unpacked(ours.matched["mask"], "all")[:, 0].tolist() == [True] + [False] * 9
+    _, bits = matched(sample.truth[0], found)
+    assert unpacked(bits["box_matched"], "all").all()
+    assert unpacked(bits["mask_matched"], "all")[:, 0].tolist() == [True] + [False] * 9
 
 
-def test_stored_answers_come_back_and_are_checked() -> None:
+def test_stored_answers_come_back() -> None:
     answers, other = made(9).answers, made(9, seed=1).answers
     stored = {**answers.shared(), **answers.arrays("last"), **answers.arrays("best")}
-    data: Any = type("Data", (), {"classes": CLASSES, "sizes": {"test": 9}})
-    assert not list(ANSWERS.faults(stored, data))
+    data: Any = type("Data", (), {"classes": CLASSES})
     again = ANSWERS.read(stored, "best", data)
-    assert again.scores() == pytest.approx(answers.scores(), abs=1e-9)
+    assert again.scores() == answers.scores()
     assert again.same_truth(answers)
     assert not again.same_truth(other)
-    for name in stored:
-        lacking = {key: value for key, value in stored.items() if key != name}
-        assert list(ANSWERS.faults(lacking, data)), name
-    for name, wrong in {
-        "last_label": stored["last_label"] + 9,
-        "last_image": stored["last_image"] + 9,
-        "best_score": stored["best_score"][1:],
-        "last_boxes": stored["last_boxes"][:, :3],
-        "true_label": stored["true_label"].astype(np.float64),
-        "best_mask_ignored": stored["best_mask_ignored"].astype(np.float64),
-        "index": stored["index"][1:],
-    }.items():
-        assert list(ANSWERS.faults({**stored, name: wrong}, data)), name
 
 
 def test_two_models_are_compared_on_the_same_draws() -> None:
@@ -347,11 +324,11 @@ def test_two_models_are_compared_on_the_same_draws() -> None:
         over_resamples({0: a}, {0: made(25, seed=2).answers}, score=task.score, unit="image")
 
 
-def testintervals_of_the_report_are_around_the_scores() -> None:
+def test_intervals_of_the_report_are_around_the_scores() -> None:
     answers = made(25).answers
     ends, scores = intervals([answers]), answers.scores()
     assert {*ends} == {f"{shape}_{key}" for shape in SHAPES for key in KEYS[:3]}
     for key, each in ends.items():
         value = scores[key]
         assert value is not None
-        assert each.low < value < each.high
+        assert each[0] < value < each[1]

@@ -12,11 +12,16 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from keymix.analysis.mask_pictures import GREY, Colour, rim
+
 HEAT = (255, 122, 24)
 """Colour of attention; its opacity is the weight."""
 
 FULL = 3.0
 """Times even attention at which a patch is drawn opaque where pictures share one scale."""
+
+FILL, GROUND = 120, 170
+"""Opacity of a mask and of ignored pixels, of 255."""
 
 OPACITY = 200
 """Opacity of a patch that is drawn opaque, of 255: the image shows through a little."""
@@ -41,6 +46,36 @@ def hex_colour(colour: Sequence[int]) -> str:
 def png_uri(made: Image.Image) -> str:
     """Encode a picture as the data URI of a PNG."""
     return _uri("png", _encoded(made, "PNG"))
+
+
+def layer_uri(
+    planes: npt.NDArray[np.bool_],
+    paint: Sequence[Colour],
+    *,
+    outlines: npt.NDArray[np.bool_] | None = None,
+    grey: npt.NDArray[np.bool_] | None = None,
+    most: int,
+) -> str:
+    """Encode masks as one transparent PNG: each filled, its rim opaque.
+
+    Of several at a pixel the last is drawn. The rims of ``outlines`` come on top, in white;
+    ``grey`` are pixels that count nowhere. Larger pictures than ``most`` lose rows and columns.
+
+    Shape: ``[C, H, W]`` for masks and outlines, ``[H, W]`` for grey.
+    """
+    step = -(-max(planes.shape[-2:]) // most)
+    planes = planes[:, ::step, ::step]
+    rgba = np.zeros((*planes.shape[1:], 4), dtype=np.uint8)
+    if grey is not None:
+        rgba[grey[::step, ::step]] = (*GREY, GROUND)
+    for plane, colour in zip(planes, paint, strict=True):
+        rgba[plane] = (*colour, FILL)
+    for plane, colour in zip(planes, paint, strict=True):
+        rgba[rim(plane)] = (*colour, 255)
+    if outlines is not None:
+        for plane in outlines[:, ::step, ::step]:
+            rgba[rim(plane)] = 255
+    return png_uri(Image.fromarray(rgba))
 
 
 def _encoded(made: Image.Image, kind: str) -> bytes:

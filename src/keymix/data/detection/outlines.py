@@ -66,7 +66,7 @@ class Outlines:
             at: Those of the mask, to which polygons are scaled; None for the image's own. Those of
                 run lengths are the image's own always.
         """
-        from faster_coco_eval.core import mask
+        from pycocotools import mask
 
         found: RunLengths
         if self.is_region(a):

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from keymix.analysis import statistics
 from keymix.analysis.answers import (
@@ -31,11 +31,8 @@ from keymix.tasks.detection.matching import (
     AREAS,
     MOST,
     SHAPES,
-    Bits,
-    BoolArray,
     Found,
     Instances,
-    Matched,
     matched,
     unpacked,
 )
@@ -64,68 +61,24 @@ if TYPE_CHECKING:
 
 _AT = {"ap": slice(None), "ap50": slice(0, 1), "ap75": slice(5, 6)}
 """Which of the IoU thresholds a score of all areas is averaged over."""
-_TRUTH: dict[str, Any] = {"true_image": np.integer, "true_label": np.integer}
-_TRUTH |= {"true_area": np.floating, "true_crowd": np.bool_}
-_DETECTED: dict[str, Any] = {"image": np.integer, "label": np.integer, "score": np.floating}
-_DETECTED |= {f"{shape}_{bits}": np.integer for shape in SHAPES for bits in ("matched", "ignored")}
+Rows = list[list[str | int | float | None]]
 _FIRST_LABEL = 1
 """Label of the first class: 0 is background."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Detections:
-    """The detections of a split, in any order.
-
-    Shape: ``[D]`` each, but boxes ``[D, 4]`` in pixels of the images. `image` is the position in
-    the split, `matched` and `ignored` are by shape, as `keymix.tasks.detection.matching` packs
-    them.
-    """
-
-    image: IntArray
-    label: IntArray
-    score: FloatArray
-    boxes: FloatArray
-    matched: Mapping[str, Bits]
-    ignored: Mapping[str, Bits]
-
-    def arrays(self) -> Arrays:
-        """Return it as arrays to store."""
-        return {
-            "image": self.image.astype(np.int32),
-            "label": self.label.astype(np.int32),
-            "score": self.score.astype(np.float32),
-            "boxes": self.boxes.astype(np.float32),
-            **{f"{shape}_matched": self.matched[shape] for shape in SHAPES},
-            **{f"{shape}_ignored": self.ignored[shape] for shape in SHAPES},
-        }
-
-    @classmethod
-    def read(cls, stored: Arrays, which: str) -> Detections:
-        """Read what `arrays` gave."""
-        return cls(
-            image=stored[f"{which}_image"].astype(np.int64),
-            label=stored[f"{which}_label"].astype(np.int64),
-            score=stored[f"{which}_score"].astype(np.float64),
-            boxes=stored[f"{which}_boxes"].astype(np.float64),
-            matched={shape: stored[f"{which}_{shape}_matched"] for shape in SHAPES},
-            ignored={shape: stored[f"{which}_{shape}_ignored"] for shape in SHAPES},
-        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DetectionAnswers(Answers):
     """A model's detections on a split, matched with the true instances.
 
-    Shape: ``true_…`` are ``[G]``, of all true instances; `true_image` is the position in the split.
-    `index` is ascending.
+    `true` has arrays of all true instances: ``image``, the position in the split, ``label``,
+    ``area`` and ``crowd``, ``[G]``. `found` has those of the detections that count: ``image``,
+    ``label``, ``score``, ``boxes`` ``[D, 4]`` in pixels of the images, and the bits of
+    `keymix.tasks.detection.matching.matched`. `index` is ascending.
     """
 
     index: IntArray
-    true_image: IntArray
-    true_label: IntArray
-    true_area: FloatArray
-    true_crowd: BoolArray
-    detections: Detections
+    true: Arrays
+    found: Arrays
     classes: tuple[str, ...]
     _ranked: dict[tuple[str, str], list[Ranked]] = field(default_factory=dict, init=False)
 
@@ -137,7 +90,7 @@ class DetectionAnswers(Answers):
     @cached_property
     def true_row(self) -> IntArray:
         """Row of the image of each true instance, ``[G]``."""
-        return np.searchsorted(self.index, self.true_image)
+        return np.searchsorted(self.index, self.true["image"])
 
     def ranked(self, shape: str, area: str = "all") -> list[Ranked]:
         """Rank the detections of each class: by box or mask, of one of `AREAS`."""
@@ -146,17 +99,18 @@ class DetectionAnswers(Answers):
         return self._ranked[shape, area]
 
     def _rank(self, shape: str, area: str) -> Iterator[Ranked]:
-        found = self.detections
-        order = np.lexsort((np.searchsorted(self.index, found.image), -found.score))
+        found, true = self.found, self.true
+        row = np.searchsorted(self.index, found["image"])
+        order = np.lexsort((row, -found["score"]))
         low, high = AREAS[area]
-        inside = (self.true_area >= low) & (self.true_area <= high) & ~self.true_crowd
+        inside = (true["area"] >= low) & (true["area"] <= high) & ~true["crowd"]
         for k in range(len(self.classes)):
-            mine = order[found.label[order] == k + _FIRST_LABEL]
-            hit = unpacked(found.matched[shape][mine], area)
-            ignored = unpacked(found.ignored[shape][mine], area)
-            theirs = self.true_row[inside & (self.true_label == k + _FIRST_LABEL)]
+            mine = order[found["label"][order] == k + _FIRST_LABEL]
+            hit = unpacked(found[f"{shape}_matched"][mine], area)
+            ignored = unpacked(found[f"{shape}_ignored"][mine], area)
+            theirs = self.true_row[inside & (true["label"] == k + _FIRST_LABEL)]
             yield Ranked(
-                image=np.searchsorted(self.index, found.image[mine]),
+                image=row[mine],
                 right=hit & ~ignored,
                 counted=~ignored,
                 positives=np.bincount(theirs, minlength=self.units).astype(np.float64),
@@ -235,17 +189,11 @@ class DetectionAnswers(Answers):
 
     def shared(self) -> Arrays:
         """Positions and true instances."""
-        return {
-            "index": self.index,
-            "true_image": self.true_image.astype(np.int32),
-            "true_label": self.true_label.astype(np.int32),
-            "true_area": self.true_area.astype(np.float32),
-            "true_crowd": self.true_crowd,
-        }
+        return {"index": self.index, **{f"true_{name}": a for name, a in self.true.items()}}
 
     def arrays(self, which: str) -> Arrays:
         """Detections with their matches."""
-        return {f"{which}_{name}": values for name, values in self.detections.arrays().items()}
+        return {f"{which}_{name}": values for name, values in self.found.items()}
 
     def same_truth(self, other: Answers) -> bool:
         """Whether other answers are to the same images with the same instances."""
@@ -256,16 +204,16 @@ class DetectionAnswers(Answers):
 
     def degenerate(self) -> tuple[str, ...]:
         """Say that nothing is detected, or that no detection is right."""
-        if not len(self.detections.image):
+        number = len(self.found["image"])
+        if not number:
             return (f"nothing was detected in the {self.units:,} {{inputs}}",)
         if self.unscorable() or any(each.right[0].any() for each in self.ranked("box")):
             return ()
-        number = len(self.detections.image)
         return (f"none of {number:,} detections in {self.units:,} {{inputs}} finds an instance",)
 
     def unscorable(self) -> str:
         """Say that no image has an instance."""
-        if not self.true_crowd.all():
+        if not self.true["crowd"].all():
             return ""
         return f"none of the {self.units:,} {{inputs}} has an instance, so there is no AP"
 
@@ -273,16 +221,16 @@ class DetectionAnswers(Answers):
         """AP of each class, and what was counted."""
         boxes, masks = self.by_class("box"), self.by_class("mask")
         instances, images = self.counts()
-        of_sizes = [
+        small, medium, large = (
             sum(int(each.positives.sum()) for each in self.ranked("box", area))
             for area in ("small", "medium", "large")
-        ]
+        )
         return DetectionDetails(
-            detections=len(self.detections.image),
+            detections=len(self.found["image"]),
             instances=int(instances.sum()),
-            crowds=int(self.true_crowd.sum()),
+            crowds=int(self.true["crowd"].sum()),
             empty=self.units - len(np.unique(self.true_row)),
-            of_sizes=(of_sizes[0], of_sizes[1], of_sizes[2]),
+            of_sizes=(small, medium, large),
             classes=tuple(
                 ClassPrecision(
                     name=name,
@@ -297,44 +245,32 @@ class DetectionAnswers(Answers):
 
 
 def scored(
-    index: Sequence[int],
-    truth: Sequence[Instances],
-    found: Sequence[Found],
-    classes: tuple[str, ...],
+    images: Iterable[tuple[int, Instances, Found]], classes: tuple[str, ...]
 ) -> DetectionAnswers:
-    """Match detections image by image; `index` has the positions of the images in their split."""
-    order = np.argsort(index)
-    return _gathered([(index[i], truth[i], matched(truth[i], found[i])) for i in order], classes)
+    """Match the detections of images, each with its position in the split."""
+    places, true, found = [], [], []
+    for place, truth, said in images:
+        made, bits = matched(truth, said)
+        places.append(place)
+        true.append({"label": truth.labels, "area": truth.area, "crowd": truth.crowd})
+        found.append(
+            {
+                "label": made.labels,
+                "score": made.scores.astype(np.float32),
+                "boxes": made.boxes.astype(np.float32),
+                **bits,
+            }
+        )
+    order = np.argsort(places)
+    index = np.array(places, dtype=np.int64)[order]
+    both = (_flat(index, [rows[i] for i in order]) for rows in (true, found))
+    return DetectionAnswers(index=index, true=next(both), found=next(both), classes=classes)
 
 
-def _gathered(
-    images: Sequence[tuple[int, Instances, Matched]], classes: tuple[str, ...]
-) -> DetectionAnswers:
-    """Put matched images into flat arrays, in the order of their positions."""
-    images = sorted(images, key=lambda each: each[0])
-    places = np.array([place for place, _, _ in images], dtype=np.int64)
-    truth, made = [each for _, each, _ in images], [each for _, _, each in images]
-    found = [each.found for each in made]
-    return DetectionAnswers(
-        index=places,
-        true_image=np.repeat(places, [len(each.labels) for each in truth]),
-        true_label=_joined([each.labels for each in truth], np.int64),
-        true_area=_joined([each.area for each in truth], np.float64),
-        true_crowd=_joined([each.crowd for each in truth], np.bool_),
-        detections=Detections(
-            image=np.repeat(places, [len(each.labels) for each in found]),
-            label=_joined([each.labels for each in found], np.int64),
-            score=_joined([each.scores for each in found], np.float64),
-            boxes=np.concatenate([np.zeros((0, 4)), *(each.boxes for each in found)]),
-            matched={s: _joined([each.matched[s] for each in made], np.uint64) for s in SHAPES},
-            ignored={s: _joined([each.ignored[s] for each in made], np.uint64) for s in SHAPES},
-        ),
-        classes=classes,
-    )
-
-
-def _joined(parts: Sequence[NDArray[Any]], kind: type[Any]) -> NDArray[Any]:
-    return np.concatenate([np.zeros(0, dtype=kind), *parts]).astype(kind)
+def _flat(index: IntArray, images: Sequence[Arrays]) -> Arrays:
+    """Join the arrays of images, with the image of each row."""
+    joined = {name: np.concatenate([each[name] for each in images]) for name in images[0]}
+    return {"image": np.repeat(index, [len(each["label"]) for each in images]), **joined}
 
 
 def instances_of(targets: InstanceTargets, i: int) -> Instances:
@@ -372,43 +308,28 @@ class DetectionAnswersPart(FolderAnswers[InstancePrediction]):
         """Match the instances that are found in every image."""
         del device
         targets = instance_targets(split)
-        images = []
-        for batch, found in outputs:
-            for i, output in zip(batch.index.tolist(), found, strict=True):
-                truth = instances_of(targets, i)
-                images.append((i, truth, matched(truth, found_at(output, targets.size(i)))))
-        return _evaluated(_gathered(images, data.classes))
+        images = (
+            (i, instances_of(targets, i), found_at(output, targets.size(i)))
+            for batch, found in outputs
+            for i, output in zip(batch.index.tolist(), found, strict=True)
+        )
+        return _evaluated(scored(images, data.classes))
 
     def read(
         self, stored: Arrays, which: Literal["last", "best"], data: DataRecord
     ) -> DetectionAnswers:
         """Read answers."""
-        return DetectionAnswers(
-            index=np.sort(stored["index"]),
-            true_image=stored["true_image"].astype(np.int64),
-            true_label=stored["true_label"].astype(np.int64),
-            true_area=stored["true_area"].astype(np.float64),
-            true_crowd=stored["true_crowd"],
-            detections=Detections.read(stored, which),
-            classes=data.classes,
+        true, found = (
+            {
+                name.removeprefix(f"{kind}_"): a
+                for name, a in stored.items()
+                if name.startswith(kind)
+            }
+            for kind in ("true", which)
         )
-
-    def faults(self, stored: Arrays, data: DataRecord) -> Iterator[str]:
-        """Say what is wrong with stored detections."""
-        if "index" not in stored:
-            yield "index is not in it"
-            return
-        index = stored["index"]
-        images = len(np.unique(index))
-        if images != data.sizes["test"]:
-            yield f"index names {images:,} images, and the run was tested on {data.sizes['test']:,}"
-        yield from _flat_faults(stored, _TRUTH, "true_", index, len(data.classes))
-        for which in ("last", "best"):
-            wanted = {f"{which}_{name}": kind for name, kind in _DETECTED.items()}
-            yield from _flat_faults(stored, wanted, f"{which}_", index, len(data.classes))
-            boxes, number = stored.get(f"{which}_boxes"), len(stored.get(f"{which}_image", ()))
-            if boxes is None or boxes.shape != (number, 4):
-                yield f"{which}_boxes has no four numbers for each of {number:,} detections"
+        return DetectionAnswers(
+            index=np.sort(stored["index"]), true=true, found=found, classes=data.classes
+        )
 
     def interval(
         self, task: Task, mixer: Mapping[int, Answers], baseline: Mapping[int, Answers]
@@ -418,29 +339,21 @@ class DetectionAnswersPart(FolderAnswers[InstancePrediction]):
 
     def table(self, found: Sequence[Prediction], noun: str) -> PredictionRows:
         """Make a row per image, with how many instances of each class it shows."""
-        rows: list[list[str | int | float | None]] = []
         several = self.known(found)
-        for each in several:
-            sure = each.surely()
-            names = list(dict.fromkeys(each.labels[i] for i in sure))
-            counted = {name: sum(each.labels[i] == name for i in sure) for name in names}
-            text = ", ".join(f"{name} {number}" for name, number in counted.items())
-            rows.append([each.path, len(sure), text or "–"])
-        heads = [noun, _counted(several), "of each class"]
-        return PredictionRows(heads=heads, rows=rows)
+        counted = [Counter(each.labels[i] for i in each.surely()) for each in several]
+        rows: Rows = [
+            [each.path, own.total(), ", ".join(f"{name} {n}" for name, n in own.items()) or "–"]
+            for each, own in zip(several, counted, strict=True)
+        ]
+        return PredictionRows(heads=[noun, _counted(several), "of each class"], rows=rows)
 
     def summary(self, found: Sequence[Prediction], noun: str) -> PredictionRows:
         """Make a row per class: the images where it was found, and how often."""
-        images: dict[str, int] = {}
-        instances: dict[str, int] = {}
         several = self.known(found)
-        for each in several:
-            sure = [each.labels[i] for i in each.surely()]
-            for name in sure:
-                instances[name] = instances.get(name, 0) + 1
-            for name in set(sure):
-                images[name] = images.get(name, 0) + 1
-        rows: list[list[str | int | float | None]] = [
+        sure = [[each.labels[i] for i in each.surely()] for each in several]
+        instances = Counter(name for names in sure for name in names)
+        images = Counter(name for names in sure for name in {*names})
+        rows: Rows = [
             [name, f"{images[name]} of {len(several)}", number]
             for name, number in sorted(instances.items(), key=lambda pair: (-pair[1], pair[0]))
         ]
@@ -449,7 +362,7 @@ class DetectionAnswersPart(FolderAnswers[InstancePrediction]):
 
     def csv(self, found: Sequence[Prediction]) -> PredictionRows:
         """Make a row per detection, boxes in pixels of the image."""
-        rows: list[list[str | int | float | None]] = [
+        rows: Rows = [
             [each.path, name, round(float(score), 4), *(round(float(x), 2) for x in box)]
             for each in self.known(found)
             for name, score, box in zip(each.labels, each.scores, each.boxes, strict=True)
@@ -489,22 +402,19 @@ class DetectionAnswersPart(FolderAnswers[InstancePrediction]):
     def references(self, data: ImageData) -> Iterable[Reference]:
         """Detect the same boxes in every image: those that are frequent in training."""
         found = frequent_boxes(instance_targets(data.train), len(data.classes))
-        answers = {
-            split.name: scored(
-                range(len(split)),
-                [instances_of(targets, i) for i in range(len(split))],
-                [found.at(targets.size(i)) for i in range(len(split))],
-                data.classes,
-            )
-            for split in (data.val, data.test)
-            for targets in (instance_targets(split),)
-        }
+
+        def answered(split: Split) -> DetectionAnswers:
+            targets = instance_targets(split)
+            images = range(len(split))
+            said = ((i, instances_of(targets, i), found.at(targets.size(i))) for i in images)
+            return scored(said, data.classes)
+
         yield Reference(
             name="frequent boxes",
             about="in every image the boxes that its classes most often have in training",
-            evaluated=_evaluated(answers["test"]),
+            evaluated=_evaluated(answered(data.test)),
             learned=False,
-            validated=answers["val"].scores()["box_ap"],
+            validated=known(whole(answered(data.val))),
         )
 
 
@@ -515,28 +425,6 @@ def _counted(found: Sequence[InstancePrediction]) -> str:
 
 def _evaluated(answers: DetectionAnswers) -> Evaluated:
     return Evaluated(scores=answers.scores(), answers=answers, own=answers.details())
-
-
-def _flat_faults(
-    stored: Arrays, wanted: Mapping[str, Any], prefix: str, index: IntArray, classes: int
-) -> Iterator[str]:
-    """Say what is wrong with flat arrays of one length: the first has each one's image."""
-    for name, kind in wanted.items():
-        if name not in stored:
-            yield f"{name} is not in it"
-            return
-        if not np.issubdtype(stored[name].dtype, kind):
-            yield f"{name} is {stored[name].dtype}, no {kind.__name__}"
-            return
-    images, labels = stored[f"{prefix}image"], stored[f"{prefix}label"]
-    for name in wanted:
-        if stored[name].shape != images.shape or images.ndim != 1:
-            yield f"{name} is {stored[name].shape}, not {images.shape[:1]}"
-            return
-    if not np.isin(images, index).all():
-        yield f"{prefix}image names images that index does not"
-    if len(labels) and not 1 <= labels.min() <= labels.max() <= classes:
-        yield f"{prefix}label holds numbers that are no class"
 
 
 ANSWERS = DetectionAnswersPart()

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
 
 from keymix.task import Score, Task
 
@@ -50,35 +49,30 @@ class DetectionDetails:
 
 
 _PARTS = (
-    ("ap", "AP", "over IoU thresholds 0.50 to 0.95"),
-    ("ap50", "AP50", "at IoU 0.50"),
-    ("ap75", "AP75", "at IoU 0.75"),
-    ("ap_small", "AP small", "of instances below 32² pixels"),
-    ("ap_medium", "AP medium", "of instances from 32² to 96² pixels"),
-    ("ap_large", "AP large", "of instances above 96² pixels"),
+    ("ap", "AP"),
+    ("ap50", "AP50"),
+    ("ap75", "AP75"),
+    ("ap_small", "AP small"),
+    ("ap_medium", "AP medium"),
+    ("ap_large", "AP large"),
 )
 
 
-def _score(shape: str, part: tuple[str, str, str]) -> Score:
+def _score(shape: str, key: str, name: str) -> Score:
     """One of COCO's average precisions, of boxes or masks."""
-    key, name, _ = part
-    return Score(
-        key=f"{shape}_{key}",
-        name=f"{shape} {name}",
-        short=f"{shape} {name}",
-        label=f"{shape} {name}",
-    )
+    name = f"{shape} {name}"
+    return Score(key=f"{shape}_{key}", name=name, short=name, label=name)
 
-
-_LED = (_PARTS[:1], _PARTS[1:])
-"""AP of boxes and of masks come first, then what each consists of."""
 
 TASK = Task(
     name="detection",
     does="detects instances",
     holds="images with instances",
     scores=tuple(
-        _score(shape, part) for some in _LED for shape, part in product(("box", "mask"), some)
+        _score(shape, *part)
+        for some in (_PARTS[:1], _PARTS[1:])  # AP of both first, then what it consists of
+        for shape in ("box", "mask")
+        for part in some
     ),
     validation_loss=False,
     unit="image",

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from keymix.analysis.mask_pictures import rim
+from keymix.analysis.answers import Arrays, FloatArray, IntArray
 from keymix.data.detection.outlines import RunLengths
 from keymix.report.formats import percent
 from keymix.report.gallery import WIDTH, Box, Gallery, Kind, Panel, Scene
 from keymix.report.part import ImageOutputs
-from keymix.report.pictures import hex_colour, image_uri, png_uri
+from keymix.report.pictures import hex_colour, image_uri, layer_uri
 from keymix.tasks.detection.matching import decoded, matched, unpacked
 from keymix.tasks.detection.pictures import colour_of
 from keymix.tasks.detection.predictions import SURE, found_at, split_pixels
@@ -34,8 +33,6 @@ PICTURES = 6
 """Test images of each gallery at most."""
 MOST_BOXES = 40
 """Boxes that are drawn over a picture at most, the surest."""
-FILL = 105
-"""Opacity of a mask, of 255."""
 
 
 def representative(answers: DetectionAnswers) -> list[int]:
@@ -83,6 +80,12 @@ def differing(data: ImageData, tested: Mapping[str, DetectionAnswers]) -> Galler
     return Gallery(scenes=tuple(scenes), about={"sure": SURE}) if scenes else None
 
 
+def _surest(scores: FloatArray) -> IntArray:
+    """Choose the detections that are drawn, the surest first."""
+    order = np.argsort(-scores, kind="stable")
+    return order[scores[order] >= SURE]
+
+
 class _Drawing:
     """A test image, and how instances in its own pixels are drawn over its picture."""
 
@@ -114,32 +117,21 @@ class _Drawing:
 
     def of_model(self, label: str, output: Mapping[str, Tensor]) -> Panel:
         """Draw what a model returned."""
-        made = matched(self.instances, found_at(output, self.own))
-        found = made.found
-        rows = np.argsort(-found.scores, kind="stable")
-        rows = rows[found.scores[rows] >= SURE]
-        boxes = self._boxes(
-            found.boxes[rows],
-            found.labels[rows],
-            found.scores[rows],
-            hit=unpacked(made.matched["box"][rows], "all")[0],
-            ignored=unpacked(made.ignored["box"][rows], "all")[0],
-        )
-        masks = self._masks([found.masks[row] for row in rows], found.labels[rows])
-        return self._panel(label, boxes, layer=masks)
+        found, bits = matched(self.instances, found_at(output, self.own))
+        stored: Arrays = {
+            "label": found.labels,
+            "score": found.scores,
+            "boxes": found.boxes,
+            **bits,
+        }
+        sure = _surest(found.scores)
+        masks = self._masks([found.masks[row] for row in sure], found.labels[sure])
+        return self._panel(label, self._boxes(stored, sure), layer=masks)
 
     def of_answers(self, label: str, answers: DetectionAnswers, row: int) -> Panel:
         """Draw the stored boxes of a model."""
-        found = answers.detections
-        mine = np.flatnonzero((found.image == answers.index[row]) & (found.score >= SURE))
-        mine = mine[np.argsort(-found.score[mine], kind="stable")]
-        boxes = self._boxes(
-            found.boxes[mine],
-            found.label[mine],
-            found.score[mine],
-            hit=unpacked(found.matched["box"][mine], "all")[0],
-            ignored=unpacked(found.ignored["box"][mine], "all")[0],
-        )
+        mine = np.flatnonzero(answers.found["image"] == answers.index[row])
+        boxes = self._boxes(answers.found, mine[_surest(answers.found["score"][mine])])
         share = f"AP50 {percent(float(answers.images[row]), 0)}\u00a0%; "
         return self._panel(label, boxes, before=share)
 
@@ -154,24 +146,18 @@ class _Drawing:
         text = f"{before}{text}, {wrong} wrong" if wrong else f"{before}{text}"
         return Panel(mixers={label: ""}, text=text, layer=layer, boxes=tuple(boxes[:MOST_BOXES]))
 
-    def _boxes(
-        self,
-        boxes: NDArray[np.float64],
-        labels: NDArray[Any],
-        scores: NDArray[np.floating],
-        *,
-        hit: NDArray[np.bool_],
-        ignored: NDArray[np.bool_],
-    ) -> list[Box]:
+    def _boxes(self, found: Arrays, rows: IntArray) -> list[Box]:
         """Make the boxes of detections, which are right, wrong, or count neither way."""
+        hit, ignored = (
+            unpacked(found[f"box_{kind}"][rows], "all")[0] for kind in ("matched", "ignored")
+        )
+        kinds: list[Kind] = [
+            "crowd" if out else "right" if right else "wrong"
+            for right, out in zip(hit, ignored, strict=True)
+        ]
         return [
-            self._box(
-                box,
-                labels[k],
-                f" {scores[k]:.2f}",
-                kind="crowd" if ignored[k] else "right" if hit[k] else "wrong",
-            )
-            for k, box in enumerate(boxes)
+            self._box(found["boxes"][row], found["label"][row], f" {found['score'][row]:.2f}", kind)
+            for row, kind in zip(rows, kinds, strict=True)
         ]
 
     def _box(
@@ -190,13 +176,5 @@ class _Drawing:
         """Draw masks as one transparent PNG, the first ones on top."""
         if not runs:
             return None
-        rgba = np.zeros((*self.size, 4), dtype=np.uint8)
-        rows, columns = (
-            (np.arange(small) * own // small)
-            for small, own in zip(self.size, self.own, strict=True)
-        )
-        for mask, label in reversed(list(zip(decoded(runs, self.own), labels, strict=True))):
-            small = mask[rows[:, None], columns].astype(bool)
-            rgba[small] = (*colour_of(int(label)), FILL)
-            rgba[rim(small)] = (*colour_of(int(label)), 255)
-        return png_uri(Image.fromarray(rgba))
+        planes = decoded(runs, self.own)[::-1].astype(bool)
+        return layer_uri(planes, [colour_of(int(label)) for label in labels[::-1]], most=WIDTH)

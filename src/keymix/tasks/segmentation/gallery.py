@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from keymix.analysis.mask_pictures import GREY, Colour, colours_of, rim
+from keymix.analysis.mask_pictures import colours_of
 from keymix.analysis.overlap import mean_jaccard, overlap_counts
 from keymix.data.kinds import IGNORE
 from keymix.report.formats import percent
 from keymix.report.gallery import Gallery, Panel, Scene
 from keymix.report.part import ImageOutputs
-from keymix.report.pictures import hex_colour, image_uri, png_uri
+from keymix.report.pictures import hex_colour, image_uri, layer_uri
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -26,9 +25,6 @@ BoolArray = NDArray[np.bool_]
 
 SIDE = 224
 """Most pixels per side of a picture."""
-WHITE: Colour = (255, 255, 255)
-FILL, GROUND = 120, 170
-"""Opacity of a class and of ignored pixels, of 255."""
 
 
 def draw(data: ImageData, given: ImageOutputs) -> Gallery:
@@ -43,7 +39,7 @@ def draw(data: ImageData, given: ImageOutputs) -> Gallery:
     ignored = (truth == IGNORE).reshape(len(truth), -1, *truth.shape[-2:]).any(1)
     paint = colours_of(len(scored))
     panels = [
-        [Panel(text="", layer=layer_uri(planes, paint, grey=grey))]
+        [Panel(text="", layer=layer_uri(planes, paint, grey=grey, most=SIDE))]
         for planes, grey in zip(truths, ignored, strict=True)
     ]
     for label, logits in given.outputs.items():
@@ -53,7 +49,7 @@ def draw(data: ImageData, given: ImageOutputs) -> Gallery:
         drawn = _planes(found, scored, multilabel=multilabel)
         for at, planes in enumerate(drawn):
             text = _quality(int(areas[at]), float(shares[at]), int(pixels[at]))
-            layer = layer_uri(planes, paint, outlines=truths[at])
+            layer = layer_uri(planes, paint, outlines=truths[at], most=SIDE)
             panels[at].append(Panel(mixers={label: ""}, text=text, layer=layer))
     cases = [scans.groups[i] for i, area in zip(given.chosen, areas, strict=True) if area]
     return Gallery(
@@ -88,36 +84,6 @@ def _quality(area: int, share: float, found: int) -> str:
     if not found:
         return "rightly nothing"
     return f"{found:,} pixel{'s' * (found != 1)} where nothing is"
-
-
-def layer_uri(
-    planes: BoolArray,
-    paint: Sequence[Colour],
-    *,
-    outlines: BoolArray | None = None,
-    grey: BoolArray | None = None,
-    most: int = SIDE,
-) -> str:
-    """Encode masks as one transparent PNG: each class filled, its rim opaque.
-
-    Of several classes at a pixel the last is drawn. The rims of ``outlines`` come on top, in white;
-    ``grey`` are pixels that count nowhere. Larger pictures than ``most`` lose rows and columns.
-
-    Shape: ``[C, H, W]`` for masks and outlines, ``[H, W]`` for grey.
-    """
-    step = -(-max(planes.shape[-2:]) // most)
-    planes = planes[:, ::step, ::step]
-    rgba = np.zeros((*planes.shape[1:], 4), dtype=np.uint8)
-    if grey is not None:
-        rgba[grey[::step, ::step]] = (*GREY, GROUND)
-    for plane, colour in zip(planes, paint, strict=True):
-        rgba[plane] = (*colour, FILL)
-    for plane, colour in zip(planes, paint, strict=True):
-        rgba[rim(plane)] = (*colour, 255)
-    if outlines is not None:
-        for plane in outlines[:, ::step, ::step]:
-            rgba[rim(plane)] = (*WHITE, 255)
-    return png_uri(Image.fromarray(rgba))
 
 
 def scans_of(data: ImageData) -> ScanTable:
