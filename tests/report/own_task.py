@@ -57,9 +57,6 @@ class NumbersPart(AnswersPart):
     def read(self, stored: Arrays, which: str, data: Any) -> Numbers:
         raise NotImplementedError
 
-    def faults(self, stored: Arrays, data: Any) -> Iterator[str]:
-        yield from ()
-
 
 NUMBERS = Task(
     name="numbers",

@@ -160,11 +160,6 @@ class RadiusAnswers(AnswersPart):
     def read(self, stored: Arrays, which: Literal["last", "best"], data: DataRecord) -> Answers:
         return Radii(stored["index"], stored["target"], stored[f"{which}_value"])
 
-    def faults(self, stored: Arrays, data: DataRecord) -> Iterator[str]:
-        for name in ("index", "target", "last_value", "best_value"):
-            if name not in stored:
-                yield f"{name} is not in it"
-
     def predictions(
         self, outputs: Tensor, paths: Sequence[str], seen: DataRecord, *, top: int
     ) -> Iterator[Radius]:

@@ -259,11 +259,6 @@ class PointAnswers(AnswersPart):
         said = _ragged(f"{which}_said", stored)
         return Points(stored["index"], _ragged("true", stored), said)
 
-    def faults(self, stored: Arrays, data: DataRecord) -> Iterator[str]:
-        for name in ("index", "true", "true_ends", "last_said", "best_said"):
-            if name not in stored:
-                yield f"{name} is not in it"
-
     def predictions(
         self, outputs: list[Tensor], paths: Sequence[str], seen: DataRecord, *, top: int
     ) -> Iterator[Prediction]:

@@ -77,9 +77,6 @@ class LevelAnswers(AnswersPart):
     def read(self, stored: Arrays, which: Literal["last", "best"], data: DataRecord) -> Levels:
         return Levels(index=stored["index"], said=stored[f"{which}_said"])
 
-    def faults(self, stored: Arrays, data: DataRecord) -> Iterator[str]:
-        return iter(())
-
 
 RMSE = Score(
     key="rmse", name="error", short="RMSE", label="error", better="less", high=None, unit=""

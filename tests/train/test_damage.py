@@ -86,8 +86,7 @@ def halved(name: str) -> Spoil:
 
 def other_answers(folder: Path) -> None:
     with np.load(folder / files.PREDICTIONS) as stored:
-        arrays = dict(stored)
-    arrays["last_pred"] = arrays["last_pred"] + 90
+        arrays = {name: array[1:] for name, array in stored.items()}
     files.write_arrays(folder / files.PREDICTIONS, arrays)
 
 
@@ -109,7 +108,7 @@ DERIVED: dict[str, tuple[str, Spoil]] = {
     "summary of bytes": (files.SUMMARY, written(files.SUMMARY, b"\xff\xfe")),
     "half the predictions": (files.PREDICTIONS, halved(files.PREDICTIONS)),
     "no predictions": (files.PREDICTIONS, lambda folder: (folder / files.PREDICTIONS).unlink()),
-    "predictions of no class": (files.PREDICTIONS, other_answers),
+    "predictions of other images": (files.PREDICTIONS, other_answers),
     "half the environment": (files.ENVIRONMENT, halved(files.ENVIRONMENT)),
     "a torn line": (files.METRICS, torn_line),
     "no lines": (files.METRICS, lambda folder: (folder / files.METRICS).unlink()),

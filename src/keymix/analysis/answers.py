@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
@@ -119,36 +118,6 @@ class Answers(ABC):
     def unscorable(self) -> str:
         """Say why the truth allows no score, a clause likewise; nothing if it does."""
         return ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WholeNumbers:
-    """What a stored array of whole numbers must be."""
-
-    shape: tuple[int, ...] = ()  # of one input's
-    below: int | None = None  # numbers are below it; None for any from 0 on
-
-
-def array_faults(stored: Arrays, wanted: Mapping[str, WholeNumbers], inputs: int) -> Iterator[str]:
-    """Say what is wrong with stored arrays of whole numbers, the first fault first."""
-    wanted = {"index": WholeNumbers(), **wanted}
-    for name in wanted:
-        if name not in stored:
-            yield f"{name} is not in it"
-            return
-        if not np.issubdtype(stored[name].dtype, np.integer):
-            yield f"{name} is {stored[name].dtype}, no whole numbers"
-            return
-    found = len(np.unique(stored["index"]))
-    if found != inputs:
-        yield f"index names {found:,} images, and the run was tested on {inputs:,}"
-    for name, one in wanted.items():
-        numbers, shape = stored[name], (found, *one.shape)
-        if numbers.shape != shape:
-            yield f"{name} is {numbers.shape}, not {shape}"
-        high = one.below is not None and numbers.max(initial=0) >= one.below
-        if high or numbers.min(initial=0) < 0:
-            yield f"{name} holds numbers that are no class and no count"
 
 
 def resamples(units: int) -> FloatArray:

@@ -159,10 +159,14 @@ def read_summary(folder: Path) -> RunRecord:
 def read_answers(path: Path, data: DataRecord) -> Mapping[Which, Answers]:
     """Read what a run answered on the test split, by whose weights, in the order of the index."""
     stored, part = files.read_arrays(path), answers_of(data.task_kind)
-    wrong = next(part.faults(stored, data), "")
-    if wrong:
-        raise UserError(f"cannot read {str(path)!r}: {wrong}")
-    return {which: part.read(stored, which, data) for which in WEIGHTS}
+    try:
+        found = {which: part.read(stored, which, data) for which in WEIGHTS}
+    except KeyError as error:
+        raise UserError(f"cannot read {str(path)!r}: it lacks {error}") from None
+    number, tested = len(found["last"].index), data.sizes["test"]
+    if number != tested:
+        raise UserError(f"{str(path)!r} has {number:,} answers, and {tested:,} inputs were tested")
+    return found
 
 
 def read_environment(folder: Path) -> Environment:

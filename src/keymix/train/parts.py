@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -297,17 +297,8 @@ class AnswersPart(ABC):
         """Read answers that `Answers.shared` and `Answers.arrays` stored.
 
         Args:
-            stored: Arrays by name, without `faults`.
+            stored: Arrays by name.
             which: Weights of the ``last`` or the ``best`` epoch.
-            data: The record of the data.
-        """
-
-    @abstractmethod
-    def faults(self, stored: Arrays, data: DataRecord) -> Iterator[str]:
-        """Say what is wrong with stored arrays, the first fault first; nothing if they are whole.
-
-        Args:
-            stored: Arrays by name, as a file had them.
             data: The record of the data.
         """
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,8 +18,6 @@ from keymix.analysis.answers import (
     Arrays,
     FloatArray,
     IntArray,
-    WholeNumbers,
-    array_faults,
     known,
     whole,
 )
@@ -195,22 +193,14 @@ class SegmentationAnswers(FolderAnswers[MaskPrediction]):
     def read(self, stored: Arrays, which: Literal["last", "best"], data: DataRecord) -> MaskAnswers:
         """Read answers, images in the order of their index."""
         order = np.argsort(stored["index"], kind="stable")
-        counts = stored[f"{which}_counts"][order]
-        distances = stored.get(f"{which}_hausdorff")
         return MaskAnswers(
             index=stored["index"][order],
             group=stored["group"][order],
-            counts=counts,
-            hausdorff=np.full(counts.shape[:2], np.nan) if distances is None else distances[order],
+            counts=stored[f"{which}_counts"][order],
+            hausdorff=stored[f"{which}_hausdorff"][order],
             classes=data.classes,
             scored=data.scored_classes,
         )
-
-    def faults(self, stored: Arrays, data: DataRecord) -> Iterator[str]:
-        """Say what is wrong with stored counts."""
-        pixels = WholeNumbers(shape=(len(data.classes), 3))
-        wanted = {"group": WholeNumbers(), "last_counts": pixels, "best_counts": pixels}
-        return array_faults(stored, wanted, data.sizes["test"])
 
     def interval(
         self, task: Task, mixer: Mapping[int, Answers], baseline: Mapping[int, Answers]
