@@ -98,7 +98,8 @@ def answers(right: Right) -> dict[int, ClassAnswers]:
             index=index,
             target=target,
             predicted=row.astype(np.int64),
-            top5=None,
+            top5=np.ones(n, dtype=bool),
+            confidence=np.ones(n, dtype=np.float16),
             classes=("a", "b"),
         )
         for seed, row in enumerate(right)

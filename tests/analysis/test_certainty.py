@@ -52,7 +52,8 @@ def of(right: np.ndarray, target: np.ndarray | None = None, *, balanced: bool = 
             index=np.arange(n),
             target=true,
             predicted=np.where(row, true, 1 - true),
-            top5=None,
+            top5=np.ones(n, dtype=bool),
+            confidence=np.ones(n, dtype=np.float16),
             classes=("a", "b"),
             balanced=balanced,
         )

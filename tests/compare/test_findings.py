@@ -68,7 +68,12 @@ def answered(accuracy: float, seed: int, *, true: np.ndarray) -> ClassAnswers:
 
 def of(predicted: np.ndarray, true: np.ndarray) -> ClassAnswers:
     return ClassAnswers(
-        index=np.arange(N), target=true, predicted=predicted, top5=None, classes=("a", "b")
+        index=np.arange(N),
+        target=true,
+        predicted=predicted,
+        top5=np.ones(N, dtype=bool),
+        confidence=np.ones(N, dtype=np.float16),
+        classes=("a", "b"),
     )
 
 

@@ -38,7 +38,8 @@ def warned(
             index=np.arange(len(targets)),
             target=np.array(targets),
             predicted=np.array(predicted),
-            top5=None,
+            top5=np.ones(len(targets), dtype=bool),
+            confidence=np.ones(len(targets), dtype=np.float16),
             classes=CLASSES,
         )
         warn_of_degenerate(answers, model, "test images", loss)

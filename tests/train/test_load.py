@@ -63,9 +63,8 @@ def test_answers_are_those_that_the_run_stored(trained: TrainedModel, digits: Pa
     row = {int(index): i for i, index in enumerate(stored["index"])}
     for i, found in enumerate(trained.predict(digits, top=10)):
         assert found.classes[0] == trained.classes[stored["last_pred"][row[i]]]
-        shares = dict(found.ranked)
-        own = np.array([shares[name] for name in trained.classes])
-        np.testing.assert_allclose(own, stored["last_prob"][row[i]], atol=1e-3)  # stored as halves
+        sure = stored["last_confidence"][row[i]]
+        assert found.probabilities[0] == pytest.approx(sure, abs=1e-3)  # stored as halves
 
 
 def test_answers_are_those_of_the_command(

@@ -21,8 +21,6 @@ from keymix.analysis.answers import (
     Arrays,
     FloatArray,
     IntArray,
-    WholeNumbers,
-    array_faults,
     whole,
 )
 from keymix.data.findings import Balance
@@ -46,8 +44,6 @@ NEARLY = 0.95
 """Share of images with one answer that counts as all, unless its class dominates (`Balance`)."""
 LINEAR = "logistic regression"
 """The name of that reference."""
-MOST_STORED = 100
-"""Classes up to which the probabilities of all are stored, in half precision."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,17 +51,15 @@ class ClassAnswers(Answers):
     """The class that a model gave each image of a split, all arrays ``[N]``.
 
     `top5` says whether the true class is among the five most likely, `confidence` is the
-    probability of the predicted class, and `probabilities` ``[N, K]`` are those of all of up to
-    `MOST_STORED` classes; None if unknown. The score is balanced accuracy if `balanced`.
+    probability of the predicted class. The score is balanced accuracy if `balanced`.
     """
 
     index: IntArray
     target: IntArray
     predicted: IntArray
-    top5: BoolArray | None
+    top5: BoolArray
+    confidence: Shares
     classes: tuple[str, ...]
-    confidence: Shares | None = None
-    probabilities: Shares | None = None
     balanced: bool = False
     imaginary: ClassVar[float] = 2.0
 
@@ -119,13 +113,11 @@ class ClassAnswers(Answers):
 
     def arrays(self, which: str) -> Arrays:
         """Predicted classes, whether the true one is among five, and probabilities."""
-        found = {
-            "pred": self.predicted,
-            "top5": self.top5,
-            "confidence": self.confidence,
-            "prob": self.probabilities,
+        return {
+            f"{which}_pred": self.predicted,
+            f"{which}_top5": self.top5,
+            f"{which}_confidence": self.confidence,
         }
-        return {f"{which}_{name}": made for name, made in found.items() if made is not None}
 
     def same_truth(self, other: Answers) -> bool:
         """Whether other answers are to the same images with the same classes."""
@@ -169,12 +161,11 @@ def balanced_values(right: FloatArray, target: IntArray) -> FloatArray:
 
 def scores_of(answers: ClassAnswers) -> Metrics:
     """Return the scores of answers that no loss was computed of."""
-    known = answers.top5 is not None and len(answers.classes) >= TOP5_FROM
     return {
         LOSS: None,
         "top1": whole(answers.balanced_as(False)),
         "balanced": whole(answers.balanced_as(True)),
-        "top5": float(np.mean(answers.top5)) if known else None,  # type: ignore[arg-type]
+        "top5": float(answers.top5.mean()) if len(answers.classes) >= TOP5_FROM else None,
     }
 
 
@@ -188,51 +179,31 @@ def counts(labels: IntArray, num_classes: int) -> tuple[int, ...]:
     return tuple(np.bincount(labels, minlength=num_classes).tolist())
 
 
-class Hits(Metric):
-    """Counts images and those whose class is among the k most likely, as whole numbers."""
+class Counts(Metric):
+    """Counts by class the images, those that were right, and those right among five."""
 
-    right: Tensor
     images: Tensor
-
-    def __init__(self, k: int) -> None:
-        super().__init__()
-        self.k = k
-        for name in ("right", "images"):
-            self.add_state(name, torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
-
-    def update(self, logits: Tensor, targets: Tensor) -> None:
-        """Take in a batch: logits [B, classes], targets [B]."""
-        best = logits.argmax(1, keepdim=True) if self.k == 1 else logits.topk(self.k, dim=1).indices
-        self.right += (best == targets[:, None]).sum()
-        self.images += len(targets)
-
-    def compute(self) -> Tensor:
-        """How many were right, of how many images [2]."""
-        return torch.stack([self.right, self.images])
-
-
-class Recalls(Metric):
-    """Counts the images of each class and those of them that were right, as whole numbers."""
-
     right: Tensor
-    images: Tensor
+    top5: Tensor
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        for name in ("right", "images"):
+        for name in ("images", "right", "top5"):
             zeros = torch.zeros(num_classes, dtype=torch.int64)
             self.add_state(name, zeros, dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """Take in a batch: logits [B, classes], targets [B]."""
         classes = len(self.images)
-        hit = targets[logits.argmax(1) == targets]
-        self.right += torch.bincount(hit, minlength=classes)
+        best = logits.topk(min(5, classes), dim=1).indices == targets[:, None]
+        hit = logits.argmax(1) == targets
         self.images += torch.bincount(targets, minlength=classes)
+        self.right += torch.bincount(targets[hit], minlength=classes)
+        self.top5 += torch.bincount(targets[best.any(1)], minlength=classes)
 
     def compute(self) -> Tensor:
-        """How many were right, of how many images [2, classes]."""
-        return torch.stack([self.right, self.images])
+        """How many images there are, were right, and right among five [3, classes]."""
+        return torch.stack([self.images, self.right, self.top5])
 
 
 class Scores(ValidationScores):
@@ -243,43 +214,27 @@ class Scores(ValidationScores):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        self.loss = MeanMetric()
-        self.top1 = Hits(1)
-        self.recalls = Recalls(num_classes)
-        self.top5 = Hits(5) if num_classes >= TOP5_FROM else None
+        self.loss, self.counts = MeanMetric(), Counts(num_classes)
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """Take in a batch: logits [B, classes], targets [B]."""
         logits = logits.float()
         self.loss.update(F.cross_entropy(logits, targets), len(targets))
-        self.top1.update(logits, targets)
-        self.recalls.update(logits, targets)
-        if self.top5 is not None:
-            self.top5.update(logits, targets)
+        self.counts.update(logits, targets)
 
     def metrics(self) -> Metrics:
         """The scores since the last call: ``loss``, and as fractions or None the task's."""
+        images, right, top5 = self.counts.compute().tolist()
+        total = sum(images)
         scores: Metrics = {
             "loss": float(self.loss.compute()),
-            "top1": _share(self.top1),
-            "balanced": _mean_recall(self.recalls),
-            "top5": None if self.top5 is None else _share(self.top5),
+            "top1": sum(right) / total,
+            "balanced": float(np.mean([r / n for r, n in zip(right, images, strict=True) if n])),
+            "top5": sum(top5) / total if len(images) >= TOP5_FROM else None,
         }
-        for metric in (self.loss, self.top1, self.recalls, self.top5):
-            if metric is not None:
-                metric.reset()
+        self.loss.reset()
+        self.counts.reset()
         return scores
-
-
-def _share(hits: Hits) -> float:
-    right, images = hits.compute().tolist()
-    return float(right / images)
-
-
-def _mean_recall(recalls: Recalls) -> float:
-    """The mean over the classes that there are images of."""
-    pairs = zip(*recalls.compute().tolist(), strict=True)
-    return float(np.mean([right / images for right, images in pairs if images]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,12 +270,10 @@ class ClassificationAnswers(AnswersPart):
             scores.update(logits, targets)
             best = logits.topk(min(5, classes), dim=1).indices
             hit = (best == targets[:, None]).any(1)
-            shares = logits.softmax(1).half()
-            sure = shares.amax(1)
-            kept = shares if classes <= MOST_STORED else shares[:, :0]
-            found = (batch.index, targets, best[:, 0], hit, sure, kept)
+            sure = logits.softmax(1).half().amax(1)
+            found = (batch.index, targets, best[:, 0], hit, sure)
             parts.append(tuple(each.cpu() for each in found))
-        index, target, predicted, top5, confidence, probabilities = (
+        index, target, predicted, top5, confidence = (
             torch.cat(part).numpy() for part in zip(*parts, strict=True)
         )
         answers = ClassAnswers(
@@ -330,7 +283,6 @@ class ClassificationAnswers(AnswersPart):
             top5=top5,
             classes=data.classes,
             confidence=confidence,
-            probabilities=probabilities if classes <= MOST_STORED else None,
             balanced=is_balanced(data.task),
         )
         return Evaluated(scores=scores.metrics(), answers=answers)
@@ -340,22 +292,15 @@ class ClassificationAnswers(AnswersPart):
     ) -> ClassAnswers:
         """Read answers, images in the order of their index."""
         order = np.argsort(stored["index"], kind="stable")
-        names = {"top5": "top5", "confidence": "confidence", "probabilities": "prob"}
-        more = {name: stored.get(f"{which}_{key}") for name, key in names.items()}
         return ClassAnswers(
             index=stored["index"][order],
             target=stored["target"][order],
             predicted=stored[f"{which}_pred"][order],
-            **{name: None if made is None else made[order] for name, made in more.items()},
+            top5=stored[f"{which}_top5"][order],
+            confidence=stored[f"{which}_confidence"][order],
             classes=data.classes,
             balanced=is_balanced(data.task_kind),
         )
-
-    def faults(self, stored: Arrays, data: DataRecord) -> Iterator[str]:
-        """Say what is wrong with stored classes."""
-        of_class = WholeNumbers(below=len(data.classes))
-        names = ("target", "last_pred", "best_pred")
-        return array_faults(stored, dict.fromkeys(names, of_class), data.sizes["test"])
 
     def interval(
         self, task: Task, mixer: Mapping[int, Answers], baseline: Mapping[int, Answers]
@@ -386,8 +331,8 @@ class ClassificationAnswers(AnswersPart):
     def table(self, found: Sequence[Prediction], noun: str) -> PredictionRows:
         """Make a row per image."""
         rows = [
-            [each.path, ", ".join(f"{name} {share:.1%}" for name, share in each.ranked)]
-            for each in _classified(found)
+            [each.path, ", ".join(f"{name} {share:.1%}" for name, share in _ranked(each))]
+            for each in found
         ]
         return PredictionRows(heads=[noun, "classes"], rows=rows, left=2)
 
@@ -395,8 +340,8 @@ class ClassificationAnswers(AnswersPart):
         """Make a row per image and class."""
         rows: list[list[str | int]] = [
             [each.path, rank, name, f"{share:.6f}"]
-            for each in _classified(found)
-            for rank, (name, share) in enumerate(each.ranked, start=1)
+            for each in found
+            for rank, (name, share) in enumerate(_ranked(each), start=1)
         ]
         return PredictionRows(heads=["image", "rank", "class", "probability"], rows=rows)
 
@@ -404,9 +349,8 @@ class ClassificationAnswers(AnswersPart):
         """Return the classes of an image, best first, or its error."""
         if found.error is not None:
             return {"image": found.path, "error": found.error}
-        (own,) = _classified([found])
-        top = [{"class": name, "probability": share} for name, share in own.ranked]
-        return {"image": own.path, "top": top}
+        top = [{"class": name, "probability": share} for name, share in _ranked(found)]
+        return {"image": found.path, "top": top}
 
     def references(self, data: ImageData) -> Iterator[Reference]:
         """The largest class, and logistic regression on few pixels."""
@@ -447,7 +391,6 @@ def _answers(data: ImageData, split: Split, shares: FloatArray) -> ClassAnswers:
         top5=(ranked[:, :5] == target[:, None]).any(axis=1),
         classes=data.classes,
         confidence=shares.max(axis=1).astype(np.float16),
-        probabilities=shares.astype(np.float16) if len(data.classes) <= MOST_STORED else None,
         balanced=is_balanced(data.task),
     )
 
@@ -457,8 +400,9 @@ def _of_shares(data: ImageData, shares: FloatArray) -> Evaluated:
     return Evaluated(scores=scores_of(answers), answers=answers)
 
 
-def _classified(found: Sequence[Prediction]) -> list[ClassPrediction]:
-    return [each for each in found if isinstance(each, ClassPrediction)]
+def _ranked(found: Prediction) -> list[tuple[str, float]]:
+    assert isinstance(found, ClassPrediction)
+    return found.ranked
 
 
 ANSWERS = ClassificationAnswers()

@@ -27,43 +27,24 @@ PICTURES = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Consensus:
-    """What most seeds of a mixer answer to each image ``[N]``, and its probability, if known."""
+    """What most seeds of a mixer answer to each image ``[N]``, and how probable they find it."""
 
     answer: IntArray
-    probability: FloatArray | None
+    probability: FloatArray
 
     @classmethod
     def of(cls, runs: Sequence[ClassAnswers]) -> Consensus:
         """Take the vote of some runs; a tie goes to the more probable answer, then the first seed.
 
-        Where only the probability of the prediction is known, seeds that predict another class
-        count as 0.
+        The probability is the mean over the seeds that gave the answer.
         """
         said = np.stack([run.predicted for run in runs])
-        votes = (said[:, None] == said[None]).sum(axis=1).astype(np.float64)
-        shares = _probabilities(runs, said)
-        winner = (votes if shares is None else votes + shares / 2).argmax(axis=0)
+        sure = np.stack([run.confidence for run in runs]).astype(np.float64)
+        same = said[:, None] == said[None]
+        votes, total = same.sum(axis=1), (same * sure[None]).sum(axis=1)
+        winner = (votes + total / (2 * len(runs))).argmax(axis=0)
         images = np.arange(said.shape[1])
-        return cls(
-            answer=said[winner, images],
-            probability=None if shares is None else shares[winner, images],
-        )
-
-
-def _probabilities(runs: Sequence[ClassAnswers], said: IntArray) -> FloatArray | None:
-    """Return the mean over seeds of the probability of each seed's answer, ``[S, N]``."""
-    shares = [run.probabilities for run in runs]
-    if all(each is not None for each in shares):
-        every = np.mean([np.asarray(each, dtype=np.float64) for each in shares], axis=0)
-        found: FloatArray = every[np.arange(said.shape[1]), said]
-        return found
-    sure = [run.confidence for run in runs]
-    if any(each is None for each in sure):
-        return None
-    certain = np.stack([np.asarray(each, dtype=np.float64) for each in sure])
-    same = said[:, None] == said[None]
-    mean: FloatArray = (same * certain[None]).mean(axis=1)
-    return mean
+        return cls(answer=said[winner, images], probability=(total / votes)[winner, images])
 
 
 def most_disputed(answers: IntArray, target: IntArray, number: int) -> list[int]:
@@ -87,9 +68,7 @@ def surest_errors(found: Sequence[Consensus], target: IntArray, number: int) -> 
     """Choose images to which a mixer's wrong answer was most probable, the most probable first."""
     highest = np.zeros(len(target))
     for each in found:
-        if each.probability is not None:
-            wrong = each.answer != target
-            highest = np.maximum(highest, np.where(wrong, each.probability, 0))
+        highest = np.maximum(highest, np.where(each.answer != target, each.probability, 0))
     ranked = np.argsort(-highest, kind="stable")[:number]
     return [int(i) for i in ranked if highest[i] > 0]
 
@@ -102,11 +81,9 @@ def draw(data: ImageData, tested: Mapping[str, Sequence[ClassAnswers]]) -> dict[
     every = [run for runs in tested.values() for run in runs]
     target, index = every[0].target, every[0].index
     answers = np.stack([each.answer for each in found.values()])
-    seeds = max(len(each) for each in tested.values())
-    about: dict[str, bool | int | float] = {
+    about = {
         "mixers": len(found),
-        "seeds": seeds,
-        "at_least": seeds > 1 and any(run.probabilities is None for run in every),
+        "seeds": max(len(each) for each in tested.values()),
         "disputed": int((answers != answers[:1]).any(axis=0).sum()),
     }
 
@@ -138,8 +115,7 @@ def _camps(
     """Put mixers with one answer together, each with its probability; the commonest comes first."""
     camps: dict[int, dict[str, str]] = {}
     for mixer, each in found.items():
-        share = None if each.probability is None else float(each.probability[i])
-        text = "" if share is None else f"{percent(share, 0)}\u00a0%"
+        text = f"{percent(float(each.probability[i]), 0)}\u00a0%"
         camps.setdefault(int(each.answer[i]), {})[mixer] = text
     ordered = sorted(camps.items(), key=lambda camp: -len(camp[1]))
     return [
