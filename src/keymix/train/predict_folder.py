@@ -81,13 +81,14 @@ class FolderWriter(ABC, Generic[PredictionT]):
     """Predicts into a folder: what images are called and how they are answered and written.
 
     `what` the folder holds, such as ``predicted masks``; `content` says with ``{images}`` what is
-    written; `at_once` images are given to the model together. `seen` is the record of the data that
-    the run was trained on.
+    written, `results` is the file of what is of all images together; `at_once` images are given to
+    the model together. `seen` is the record of the data that the run was trained on.
     """
 
     task: Task
     what: str
     content: str
+    results: str
     at_once: int
     folder: Path
     seen: DataRecord
@@ -116,16 +117,20 @@ class FolderWriter(ABC, Generic[PredictionT]):
         """List the images of a split."""
 
     @abstractmethod
-    def begin(self, about: FolderManifest) -> None:
-        """Take out what was predicted before, and note in the manifest what will be written."""
+    def manifest(self, about: FolderManifest, found: Sequence[PredictionT]) -> FolderManifest:
+        """Make the manifest of what is predicted, or of what will be, before it is."""
+
+    def folders(self) -> Sequence[str]:
+        """Name the folders of pictures besides that of the overlays."""
+        return ()
 
     @abstractmethod
     def write(self, found: PredictionT, image: Pixels, truth: Pixels | None) -> PredictionT:
         """Write and draw an answer; return what is kept of it."""
 
     @abstractmethod
-    def finish(self, found: Sequence[PredictionT]) -> None:
-        """Write what is of all images together, and the whole manifest."""
+    def write_results(self, found: Sequence[PredictionT]) -> None:
+        """Write what is of all images together."""
 
     def predict(self, run: Run) -> list[PredictionT]:
         """Predict by a run; a broken image is answered by its error.
@@ -160,23 +165,29 @@ class FolderWriter(ABC, Generic[PredictionT]):
                 if split not in splits:
                     raise UserError(f"split {split!r}: choose 'train', 'val' or 'test'.")
                 self.items = self.of_split(splits[split])
-            self._refuse_same_names()
-            self.begin(
-                FolderManifest(
-                    keymix=__version__,
-                    run=str(run.folder),
-                    weights=wanted.which,
-                    data=None if data is None else data.spec,
-                    split=split,
-                    image_size=trained.image_size,
-                )
+            self._refuse_names()
+            folders = [OVERLAYS, *self.folders()]
+            self._clear()
+            for name in folders:
+                files.make_folder(self.folder / name)
+            about = FolderManifest(
+                keymix=__version__,
+                run=str(run.folder),
+                weights=wanted.which,
+                data=None if data is None else data.spec,
+                split=split,
+                image_size=trained.image_size,
             )
+            planned = self.manifest(about, [item.named for item in self.items])
+            files.write_json(self.folder / MANIFEST, planned)
             found = [
                 each
                 for start in range(0, len(self.items), self.at_once)
                 for each in self._written(trained, self.items[start : start + self.at_once])
             ]
-        self.finish(found)
+        self.write_results(found)
+        whole = self.manifest(replace(about, complete=True), found)
+        files.write_json(self.folder / MANIFEST, whole)
         return found
 
     def _written(
@@ -194,17 +205,30 @@ class FolderWriter(ABC, Generic[PredictionT]):
                 found = self.answer(item.named, size, next(outputs), self.seen)
                 yield self.write(found, image, truth)
 
-    def _refuse_same_names(self) -> None:
-        """Refuse two images of one name: what is written could not tell them apart."""
+    def _refuse_names(self) -> None:
+        """Refuse names of images that lead out of the folder, or that two of them have."""
         first: dict[str, str] = {}
         for named in (item.named for item in self.items):
             name = self.name(named)
+            if not is_part(name):
+                raise UserError(f"the image {name!r} cannot be the name of a file: rename it.")
             if name in first:
                 raise UserError(
                     f"{first[name]} and {named.path} have the same name {name!r}. Predict them "
                     "apart, each into its own --out."
                 )
             first[name] = named.path
+
+    def _clear(self) -> None:
+        """Take out the results of an earlier prediction, and the pictures that it names."""
+        before = self.folder / MANIFEST
+        rows = files.read_json(before).get("images") if before.exists() else ()
+        known = [row for row in rows or () if isinstance(row, dict)]
+        names = {str(row.get(key)) for row in known for key in ("id", "overlay")}
+        for path in self.folder.glob("*/**/*"):
+            if path.is_file() and {path.name, path.stem} & names:
+                path.unlink()
+        (self.folder / self.results).unlink(missing_ok=True)
 
 
 def _read(item: Item[Any]) -> tuple[Pixels | str, Pixels | None]:
@@ -213,18 +237,6 @@ def _read(item: Item[Any]) -> tuple[Pixels | str, Pixels | None]:
         return item.pixels(), None if item.truth is None else item.truth()
     except UserError as error:
         return str(error), None
-
-
-def of_before(folder: Path, field: str, key: str) -> list[str]:
-    """List the names, each under `key`, in a field of an earlier prediction's manifest.
-
-    Without those that lead out of the folder; none without a manifest.
-    """
-    if not (folder / MANIFEST).exists():
-        return []
-    rows = files.read_json(folder / MANIFEST).get(field)
-    found = rows if isinstance(rows, list) else []
-    return [row[key] for row in found if isinstance(row, dict) and is_part(row.get(key))]
 
 
 def write_picture(path: Path, picture: Image.Image, kind: str = "PNG") -> None:

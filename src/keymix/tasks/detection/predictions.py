@@ -18,7 +18,6 @@ from PIL import Image
 from torch import Tensor
 from torchvision.models.detection.roi_heads import paste_masks_in_image
 
-from keymix.analysis.answers import IntArray
 from keymix.data.decode import Size, convert, to_array
 from keymix.data.detection.outlines import RunLengths
 from keymix.data.detection.table import InstanceTargets
@@ -33,12 +32,10 @@ from keymix.train.evaluation import SplitName
 from keymix.train.folder import Which
 from keymix.train.parts import Prediction, Wanted
 from keymix.train.predict_folder import (
-    MANIFEST,
     OVERLAYS,
     FolderManifest,
     FolderWriter,
     Item,
-    of_before,
     write_picture,
 )
 from keymix.train.recipe import as_name
@@ -151,33 +148,6 @@ def found_at(output: Mapping[str, Tensor], size: Size) -> Found:
     )
 
 
-def with_found(
-    named: InstancePrediction, size: Size, output: Any, seen: DataRecord
-) -> InstancePrediction:
-    """Add to an image's prediction what a model returned for it."""
-    found = found_at(output, size)
-    order: IntArray = np.argsort(-found.scores, kind="stable")
-    found = found.chosen(order)
-    numbers = tuple(found.labels.tolist())
-    ids = seen.class_ids or tuple(range(1, len(seen.classes) + 1))
-    return replace(
-        named,
-        size=size,
-        boxes=found.boxes.astype(np.float32),
-        labels=tuple(seen.classes[number - 1] for number in numbers),
-        numbers=numbers,
-        category_ids=tuple(ids[number - 1] for number in numbers),
-        scores=tuple(found.scores.tolist()),
-        runs=tuple(found.masks),
-    )
-
-
-def image_id_of(path: str) -> int | str:
-    """Say what a file's image is called in results: COCO's files are called by their number."""
-    stem = Path(path).stem
-    return int(stem) if stem.isdecimal() else stem
-
-
 @dataclass(frozen=True, kw_only=True)
 class PredictedImage:
     """An image of a manifest: its file, what results and its overlay call it, or its error."""
@@ -212,6 +182,7 @@ class InstanceWriter(FolderWriter[InstancePrediction]):
     task = TASK
     what = "detections"
     content = "detections in {images} as COCO's results, and overlays"
+    results = RESULTS
     at_once = AT_ONCE
 
     def __init__(self, wanted: Wanted) -> None:
@@ -222,16 +193,35 @@ class InstanceWriter(FolderWriter[InstancePrediction]):
 
     @staticmethod
     def named(path: str, seen: DataRecord) -> InstancePrediction:
-        """Call a file by the number that its name is."""
+        """Call a file by the number that its name is, as COCO's are, or by its name."""
         del seen
-        return InstancePrediction(path=path, image_id=image_id_of(path))
+        stem = Path(path).stem
+        return InstancePrediction(path=path, image_id=int(stem) if stem.isdecimal() else stem)
 
     @staticmethod
     def name(named: InstancePrediction) -> str:
         """Name an overlay."""
         return as_name(str(named.image_id))
 
-    answer = staticmethod(with_found)
+    @staticmethod
+    def answer(
+        named: InstancePrediction, size: Size, output: Any, seen: DataRecord
+    ) -> InstancePrediction:
+        """Add what a model found."""
+        found = found_at(output, size)
+        found = found.chosen(np.argsort(-found.scores, kind="stable"))
+        numbers = tuple(found.labels.tolist())
+        ids = seen.class_ids or tuple(range(1, len(seen.classes) + 1))
+        return replace(
+            named,
+            size=size,
+            boxes=found.boxes.astype(np.float32),
+            labels=tuple(seen.classes[number - 1] for number in numbers),
+            numbers=numbers,
+            category_ids=tuple(ids[number - 1] for number in numbers),
+            scores=tuple(found.scores.tolist()),
+            runs=tuple(found.masks),
+        )
 
     def of_split(self, split: Split) -> list[Item[InstancePrediction]]:
         """List images by the data's number."""
@@ -245,20 +235,24 @@ class InstanceWriter(FolderWriter[InstancePrediction]):
             for i in range(len(split))
         ]
 
-    def begin(self, about: FolderManifest) -> None:
-        """Begin the folder."""
-        for name in of_before(self.folder, "images", "overlay"):
-            (self.folder / OVERLAYS / name).unlink(missing_ok=True)
-        (self.folder / RESULTS).unlink(missing_ok=True)
-        files.make_folder(self.folder / OVERLAYS)
-        self.manifest = Manifest(
+    def manifest(self, about: FolderManifest, found: Sequence[InstancePrediction]) -> Manifest:
+        """Add the classes and the images."""
+        return Manifest(
             **vars(about),
             classes=self.seen.classes,
             category_ids=self.seen.class_ids,
             score_threshold=self.sure,
-            images=tuple(_planned(item.named) for item in self.items),
+            images=tuple(
+                PredictedImage(
+                    path=each.path,
+                    image_id=each.image_id,
+                    overlay=f"{self.name(each)}.jpg",
+                    detections=None if each.size is None else len(each.runs),
+                    error=each.error,
+                )
+                for each in found
+            ),
         )
-        files.write_json(self.folder / MANIFEST, self.manifest)
 
     def write(
         self, found: InstancePrediction, image: Pixels, truth: Pixels | None
@@ -266,27 +260,14 @@ class InstanceWriter(FolderWriter[InstancePrediction]):
         """Draw what is found."""
         del truth
         found = replace(found, score_threshold=self.sure)
-        place = self.folder / OVERLAYS / _planned(found).overlay
+        place = self.folder / OVERLAYS / f"{self.name(found)}.jpg"
         write_picture(place, drawn(found, image), "JPEG")
         return found
 
-    def finish(self, found: Sequence[InstancePrediction]) -> None:
-        """Write the results and the whole manifest."""
+    def write_results(self, found: Sequence[InstancePrediction]) -> None:
+        """Write what COCO's tools take."""
         entries = [entry for each in found for entry in each.results()]
         files.write_json(self.folder / RESULTS, entries)
-        images = tuple(
-            replace(
-                _planned(each), error=each.error, detections=None if each.error else len(each.runs)
-            )
-            for each in found
-        )
-        whole = replace(self.manifest, complete=True, images=images)
-        files.write_json(self.folder / MANIFEST, whole)
-
-
-def _planned(named: InstancePrediction) -> PredictedImage:
-    overlay = f"{InstanceWriter.name(named)}.jpg"
-    return PredictedImage(path=named.path, image_id=named.image_id, overlay=overlay)
 
 
 def split_pixels(split: Split, i: int) -> Pixels:

@@ -34,12 +34,10 @@ from keymix.train.evaluation import SplitName
 from keymix.train.folder import Which
 from keymix.train.parts import Prediction, Wanted
 from keymix.train.predict_folder import (
-    MANIFEST,
     OVERLAYS,
     FolderManifest,
     FolderWriter,
     Item,
-    of_before,
     write_picture,
 )
 from keymix.train.recipe import is_part
@@ -85,13 +83,6 @@ class MaskPrediction(Prediction):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedImage:
-    """An image by its name among the predictions, of which the mask is not written yet."""
-
-    id: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class ClassColour:
     """The colour of a class: red, green and blue, 0..255; None for the background."""
 
@@ -106,140 +97,33 @@ class Manifest(FolderManifest):
     Args:
         multilabel: Whether a pixel may have several classes.
         classes: The classes.
-        answered: Number of images with an answer; None before the end.
-        broken: Number of images without one.
         images: The images.
     """
 
     multilabel: bool
     classes: tuple[ClassColour, ...]
-    answered: int | None = None
-    broken: int | None = None
-    images: tuple[MaskPrediction | PlannedImage, ...]
-
-    def omitted(self) -> tuple[str, ...]:
-        """The fields that are not written: the counts before the end."""
-        return () if self.complete else ("answered", "broken")
-
-
-@dataclass
-class MaskFolder:
-    """Writes masks as they are predicted; every file is whole or not there.
-
-    - ``masks/<id>.png``: class numbers with a palette, or ``masks/<class>/<id>.png`` of 0 and 255
-      where a pixel may have several classes;
-    - ``overlays/<id>.png``: the image in grey, predicted organs filled, true ones outlined;
-    - ``predictions.csv``: ``id,class,segmentation``, run lengths of each class but the background;
-    - ``predictions.json``, the manifest: what was predicted by which run.
-
-    Args:
-        path: The folder.
-        classes: Names of the classes.
-        organs: Numbers of those that are no background.
-        multilabel: Whether a pixel may have several classes.
-    """
-
-    path: Path
-    classes: Sequence[str]
-    organs: Sequence[int]
-    multilabel: bool
-    rows: list[tuple[str, str, str]] = field(default_factory=list)
-
-    @property
-    def colours(self) -> list[mask_pictures.Colour | None]:
-        """A colour for each class, None for the background."""
-        number = len(self.classes)
-        left = [k for k in range(number) if k not in self.organs]
-        return mask_pictures.class_colours(number, left[0] if left else None)
-
-    def begin(self, manifest: Manifest) -> None:
-        """Make the folder, take out the predictions of before, and note what will be written.
-
-        Args:
-            manifest: With all images that will be written.
-
-        Raises:
-            UserError: If something else is in the folder, or the disk does not take it.
-        """
-        files.checked_output(self.path, manifest=MANIFEST, what=WHAT, overwrite=True)
-        self._refuse_paths([image.id for image in manifest.images])
-        for file in _of_before(self.path):
-            file.unlink(missing_ok=True)
-        inside = [f"{MASKS}/{self.classes[k]}" for k in self.organs] if self.multilabel else [MASKS]
-        for name in (OVERLAYS, *inside):
-            files.make_folder(self.path / name)
-        files.write_json(self.path / MANIFEST, manifest)
-
-    def _refuse_paths(self, ids: Sequence[str]) -> None:
-        """Refuse names of classes and images that would lead out of the folder."""
-        classes = [self.classes[k] for k in self.organs] if self.multilabel else []
-        for what, names in (("class", classes), ("image", ids)):
-            bad = next((name for name in names if not is_part(name)), None)
-            if bad is not None:
-                raise UserError(
-                    f"the {what} {bad!r} cannot be the name of a file of masks: rename it in the "
-                    "data" + (", and train again" if what == "class" else "")
-                )
-
-    def write(
-        self,
-        name: str,
-        image: NDArray[np.uint8],
-        mask: NDArray[np.uint8],
-        truth: NDArray[np.uint8] | None,
-    ) -> None:
-        """Write an image's mask and overlay, and keep its run lengths.
-
-        Args:
-            name: The image's id.
-            image: ``[C, h, w]``, as it is drawn.
-            mask: What is predicted: ``[h, w]`` of class numbers, or ``[K, h, w]`` of 0 and 1.
-            truth: What is true, likewise; None where it is unknown.
-
-        Raises:
-            WriteError: If the disk does not take it.
-        """
-        planes = mask_pictures.planes(mask, len(self.classes))
-        if self.multilabel:
-            for k in self.organs:
-                plane = Image.fromarray(planes[k].astype(np.uint8) * 255)
-                write_picture(self.path / MASKS / self.classes[k] / f"{name}.png", plane)
-        else:
-            picture = mask_pictures.mask_picture(mask, self.colours)
-            write_picture(self.path / MASKS / f"{name}.png", picture)
-        drawn = Image.fromarray(mask_pictures.overlay(image, mask, self.colours, truth))
-        write_picture(self.path / OVERLAYS / f"{name}.png", drawn)
-        self.rows += [(name, self.classes[k], rle.encode(planes[k])) for k in self.organs]
-
-    def finish(self, manifest: Manifest) -> None:
-        """Write the run lengths of all, and the manifest.
-
-        Args:
-            manifest: Of what was predicted.
-
-        Raises:
-            WriteError: If the disk does not take it.
-        """
-        files.write_text(self.path / RUN_LENGTHS, csv_text(COLUMNS, self.rows))
-        files.write_json(self.path / MANIFEST, manifest)
-
-
-def _of_before(path: Path) -> list[Path]:
-    """List the files of an earlier prediction, by its manifest."""
-    classes = of_before(path, "classes", "name")
-    folders = [path / OVERLAYS, path / MASKS, *(path / MASKS / name for name in classes)]
-    names = of_before(path, "images", "id")
-    inside = [folder / f"{name}.png" for name in names for folder in folders]
-    return [*inside, path / RUN_LENGTHS]
+    images: tuple[MaskPrediction, ...]
 
 
 class MaskWriter(FolderWriter[MaskPrediction]):
-    """Writes masks into a `MaskFolder`."""
+    """Writes masks, overlays and run lengths; `predict_masks` lists the files."""
 
     task = TASK
     what = WHAT
     content = "masks of {images}, overlays and predictions.csv with run lengths"
+    results = RUN_LENGTHS
     at_once = AT_ONCE
+
+    def __init__(self, wanted: Wanted) -> None:
+        super().__init__(wanted)
+        self.rows: list[tuple[str, str, str]] = []
+
+    @property
+    def colours(self) -> list[mask_pictures.Colour | None]:
+        """A colour for each class, None for the background."""
+        number = len(self.seen.classes)
+        left = [k for k in range(number) if k not in self.seen.scored_classes]
+        return mask_pictures.class_colours(number, left[0] if left else None)
 
     @staticmethod
     def named(path: str, seen: DataRecord) -> MaskPrediction:
@@ -281,36 +165,54 @@ class MaskWriter(FolderWriter[MaskPrediction]):
             for i in range(len(scans))
         ]
 
-    def begin(self, about: FolderManifest) -> None:
-        """Begin the folder."""
-        seen = self.seen
-        self.masks = MaskFolder(
-            self.folder, seen.classes, seen.scored_classes, bool(seen.multilabel)
-        )
-        self.manifest = Manifest(
+    def folders(self) -> Sequence[str]:
+        """Name the folder of masks, or that of each class."""
+        if not self.seen.multilabel:
+            return [MASKS]
+        names = [self.seen.classes[k] for k in self.seen.scored_classes]
+        bad = next((name for name in names if not is_part(name)), None)
+        if bad is not None:
+            raise UserError(
+                f"the class {bad!r} cannot be the name of a folder of masks: rename it in the "
+                "data, and train again"
+            )
+        return [f"{MASKS}/{name}" for name in names]
+
+    def manifest(self, about: FolderManifest, found: Sequence[MaskPrediction]) -> Manifest:
+        """Add the classes and the images."""
+        return Manifest(
             **vars(about),
-            multilabel=self.masks.multilabel,
+            multilabel=bool(self.seen.multilabel),
             classes=tuple(
                 ClassColour(name=name, colour=colour)
-                for name, colour in zip(seen.classes, self.masks.colours, strict=True)
+                for name, colour in zip(self.seen.classes, self.colours, strict=True)
             ),
-            images=tuple(PlannedImage(id=item.named.id) for item in self.items),
+            images=tuple(found),
         )
-        self.masks.begin(self.manifest)
 
     def write(self, found: MaskPrediction, image: Pixels, truth: Pixels | None) -> MaskPrediction:
-        """Write the mask; of a stack the middle slice is drawn."""
-        stacked = (self.seen.stack or 1) > 1
-        shown = image[len(image) // 2][None] if stacked else image
-        if found.mask is not None:
-            self.masks.write(found.id, shown, found.mask, truth)
+        """Write the mask and the overlay, of a stack on its middle slice; keep run lengths."""
+        mask, seen = found.mask, self.seen
+        assert mask is not None
+        shown = image[len(image) // 2][None] if (seen.stack or 1) > 1 else image
+        planes = mask_pictures.planes(mask, len(seen.classes))
+        if seen.multilabel:
+            whites = planes.astype(np.uint8) * 255
+            pictures = [Image.fromarray(whites[k]) for k in seen.scored_classes]
+        else:
+            pictures = [mask_pictures.mask_picture(mask, self.colours)]
+        pictures.append(Image.fromarray(mask_pictures.overlay(shown, mask, self.colours, truth)))
+        for folder, picture in zip((*self.folders(), OVERLAYS), pictures, strict=True):
+            write_picture(self.folder / folder / f"{found.id}.png", picture)
+        self.rows += [
+            (found.id, seen.classes[k], rle.encode(planes[k])) for k in seen.scored_classes
+        ]
         return replace(found, mask=None)
 
-    def finish(self, found: Sequence[MaskPrediction]) -> None:
-        """Write the run lengths and the whole manifest."""
-        good = sum(each.error is None for each in found)
-        counted = replace(self.manifest, answered=good, broken=len(found) - good)
-        self.masks.finish(replace(counted, complete=True, images=tuple(found)))
+    def write_results(self, found: Sequence[MaskPrediction]) -> None:
+        """Write the run lengths."""
+        del found
+        files.write_text(self.folder / RUN_LENGTHS, csv_text(COLUMNS, self.rows))
 
 
 def predict_masks(
@@ -328,8 +230,13 @@ def predict_masks(
     """Predict masks into a folder. A broken image gets its error as an answer, others are answered.
 
     The model sees an image at its own image size; its logits are brought back to the image's
-    (bilinear), and there each pixel takes its class. `MaskFolder` lists the
-    files.
+    (bilinear), and there each pixel takes its class.
+
+    - ``masks/<id>.png``: class numbers with a palette, or ``masks/<class>/<id>.png`` of 0 and 255
+      where a pixel may have several classes;
+    - ``overlays/<id>.png``: the image in grey, predicted classes filled, true ones outlined;
+    - ``predictions.csv``: ``id,class,segmentation``, run lengths of each class but the background;
+    - ``predictions.json``, the manifest: what was predicted by which run.
 
     Args:
         run: The run, or its folder.
