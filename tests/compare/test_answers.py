@@ -34,7 +34,8 @@ def answered(target: list[int], predicted: list[int]) -> RunAnswers:
         index=np.arange(len(target)),
         target=np.array(target),
         predicted=np.array(predicted),
-        top5=None,
+        top5=np.ones(len(target), dtype=bool),
+        confidence=np.ones(len(target), dtype=np.float16),
         classes=("a", "b", "c"),
     )
     return RunAnswers(mixer="softmax", answers=answers, details=Own())
@@ -48,9 +49,9 @@ def test_confusions_name_the_true_class_first_and_the_commonest_pair_on_top() ->
     runs = [answered([0, 1, 1, 2], [2, 1, 0, 2]), answered([0, 1, 1, 2], [2, 1, 1, 1])]
     found = kept(runs)
     assert found["confusions"]["softmax"] == [
-        {"true": 0, "predicted": 2, "count": 2},
-        {"true": 1, "predicted": 0, "count": 1},
-        {"true": 2, "predicted": 1, "count": 1},
+        {"true": "a", "predicted": "c", "count": 2, "share": 1.0},
+        {"true": "b", "predicted": "a", "count": 1, "share": 0.25},
+        {"true": "c", "predicted": "b", "count": 1, "share": 0.5},
     ]
     assert found["classes"]["test_images"] == [1, 2, 1]
     right = [answered([0, 1], [0, 1])]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stored answers of masks: read in order, refused when damaged; and which images are shown."""
+"""Stored answers of masks: read in order, refused when damaged, and which images are shown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keymix.data.record import DataRecord
 from keymix.errors import UserError
 from keymix.report.part import packed_shares
 from keymix.tasks.segmentation.answers import MaskAnswers
-from keymix.tasks.segmentation.page import most_informative, spread_over_cases
+from keymix.tasks.segmentation.page import PAGE, fullest
 from keymix.train.files import write_arrays
 from keymix.train.folder import Which, read_answers
 
@@ -56,7 +56,7 @@ def read(path: Path, data: DataRecord = DATA, which: Which = "last") -> MaskAnsw
     return found
 
 
-def stored(path: Path, **changed: np.ndarray) -> Path:
+def stored(path: Path) -> Path:
     """Write answers of four images in another order than their index."""
     order = np.array([2, 0, 3, 1])
     counts = np.arange(36).reshape(4, 3, 3)
@@ -64,8 +64,9 @@ def stored(path: Path, **changed: np.ndarray) -> Path:
         "index": order,
         "group": np.array([5, 5, 6, 6])[order],
         **{f"{which}_counts": counts[order] + i for i, which in enumerate(("last", "best"))},
+        **{f"{which}_hausdorff": np.full((4, 3), np.nan) for which in ("last", "best")},
     }
-    write_arrays(path, arrays | changed)
+    write_arrays(path, arrays)
     return path
 
 
@@ -92,8 +93,10 @@ def test_damaged_answers_are_reported_in_one_line(tmp_path: Path):
     path.write_bytes(stored(path).read_bytes()[:200])
     with pytest.raises(UserError, match=r"cannot read '.*p\.npz'"):
         read_answers(path, DATA)
-    stored(path, best_counts=np.zeros((4, 2, 3), dtype=np.int64))
-    with pytest.raises(UserError, match=r"best_counts is \(4, 2, 3\), not \(4, 3, 3\)"):
+    with pytest.raises(UserError, match=r"p\.npz' has 4 answers"):
+        read_answers(stored(path), replace(DATA, sizes={**DATA.sizes, "test": 5}))
+    write_arrays(path, {"index": np.arange(4)})
+    with pytest.raises(UserError, match="last_counts"):
         read_answers(path, DATA)
 
 
@@ -107,27 +110,8 @@ def test_packed_overlaps_read_back_and_ends_are_exact():
 def test_the_fullest_of_different_cases_are_shown_and_one_that_is_empty():
     #                 0   1   2  3   4   5  6   7   8
     made = answers([10, 30, 20, 0, 40, 15, 0, 50, 45], [0, 0, 0, 0, 1, 1, 2, 2, 2])
-    assert most_informative(made, 4) == [
-        7,
-        4,
-        1,
-        3,
-    ]  # of 2, 1, 0, and the first without anything
-    assert most_informative(made, 2) == [7, 3]
-    full = answers([10, 30, 20], [0, 1, 2])
-    assert most_informative(full, 2) == [1, 2]
-
-
-def test_where_cases_are_few_others_of_theirs_that_lie_apart_follow():
-    made = answers([1, 2, 9, 8, 7, 6, 3], [0, 0, 0, 0, 0, 0, 0])
-    # the fullest; the farthest from it; the fullest of those farthest from both
-    assert most_informative(made, 3) == [2, 6, 4]
-    assert sorted(most_informative(made, 99)) == list(range(7))
-
-
-def test_attention_is_shown_on_cases_evenly_with_what_there_is_in_them():
-    made = answers([5, 9] * 8, [case for case in range(8) for _ in range(2)])
-    assert spread_over_cases(made, 4) == [1, 5, 9, 13]
-    few = answers([5, 9, 0, 0], [0, 0, 1, 1])
-    assert spread_over_cases(few, 3) == [1, 0, 2]
-    assert spread_over_cases(answers([0, 0, 0], [0, 1, 2]), 2) == [0, 1]
+    assert fullest(made, 4) == [7, 4, 1, 8]
+    assert fullest(made, 99) == [7, 4, 1, 8, 2, 5, 0, 6, 3]
+    assert PAGE.drawn(made) == [7, 4, 1, 8, 2, 3]
+    assert PAGE.drawn(answers([10, 30], [0, 1])) == [1, 0]
+    assert PAGE.chosen(answers([0, 0, 0], [0, 1, 2]), 2) == [0, 1]

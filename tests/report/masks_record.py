@@ -16,10 +16,9 @@ from keymix.compare.results import outcome
 from keymix.compare.runs import Scores
 from keymix.records import to_json
 from keymix.report.part import packed_shares
-from keymix.report.pictures import image_uri
+from keymix.report.pictures import image_uri, layer_uri
 from keymix.task import get_task
 from keymix.tasks.segmentation.answers import MaskAnswers
-from keymix.tasks.segmentation.gallery import layer_uri
 
 LEVELS = {"softmax": 0.86, "key_value": 0.88, "key_value(pos_dim=50)": 0.87, "identity": 0.4}
 ORGANS = ("large_bowel", "small_bowel", "stomach")
@@ -117,17 +116,13 @@ def make_mask_record(
         run |= {
             "last": {"epoch": 12, "val": val, "test": test},
             "best": {"epoch": 10, "val": val, "test": test},
-            "overlaps": packed_shares(mean_jaccard(counts, scored)),
-            "hausdorff_unit": "mm",
-            "classes": [
-                {
-                    "jaccard": float(jaccard(pooled)[c]),
-                    "dice": float(dice(pooled)[c]),
-                    "hausdorff_mm": 12.5 + c,
-                    "missed": 2 * c,
-                }
-                for c in scored
-            ],
+            "shares": packed_shares(mean_jaccard(counts, scored)),
+            "classes": {
+                "score": jaccard(pooled)[1:].tolist(),
+                "dice": dice(pooled)[1:].tolist(),
+                "hausdorff": [12.5 + c for c in scored],
+                "missed": [2 * c for c in scored],
+            },
         }
     task = get_task("segmentation")
     rows = outcome(labels, baseline=labels[0], scores=scores, task=task)

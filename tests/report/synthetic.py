@@ -137,7 +137,8 @@ def make_record(
                     index=np.arange(images),
                     target=truth,
                     predicted=np.where(correct, truth, wrong),
-                    top5=None,
+                    top5=np.ones(images, dtype=bool),
+                    confidence=np.ones(images, dtype=np.float16),
                     classes=tuple(classes),
                 ),
             )
@@ -189,7 +190,10 @@ def make_record(
             "test_images": [int((truth == c).sum()) for c in range(len(classes))],
         },
         "confusions": {
-            m: [{"true": a, "predicted": b, "count": n} for (a, b), n in found.most_common(10)]
+            m: [
+                {"true": classes[a], "predicted": classes[b], "count": n, "share": n / 99}
+                for (a, b), n in found.most_common(10)
+            ]
             for m, found in mistakes.items()
         },
         "data": {
@@ -303,7 +307,7 @@ def with_answers(record: dict[str, Any]) -> dict[str, Any]:
         }
         for i in range(8)
     ]
-    about = {"mixers": len(asked), "seeds": 3, "disputed": 40, "at_least": False}
+    about = {"mixers": len(asked), "seeds": 3, "disputed": 40}
     record["galleries"] = {
         "disagreements": {"scenes": scenes, "about": about},
         "errors": {"scenes": scenes[1:], "about": about},

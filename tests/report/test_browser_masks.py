@@ -57,7 +57,7 @@ def test_two_runs_are_compared_image_by_image(driver, page):
     of = {(run["mixer"], run["seed"]): run for run in record["runs"]}
     visit(driver, page)
     a, b = of["softmax", 0], of["key_value", 0]
-    first, second = shares(a["overlaps"]), shares(b["overlaps"])
+    first, second = shares(a["shares"]), shares(b["shares"])
     lead = find(driver, "#pair-result .lead").text
     assert f"{a['last']['test']['jaccard'] * 100:.1f}" in lead
     better, worse = int((second > first).sum()), int((second < first).sum())

@@ -22,8 +22,8 @@ from keymix.analysis.mask_pictures import PALETTE, colours_of, rim
 from keymix.errors import UserError
 from keymix.report.charts import looks
 from keymix.report.part import page_of
+from keymix.report.pictures import layer_uri
 from keymix.report.tables import plain_value
-from keymix.tasks.segmentation.gallery import layer_uri
 
 LOOKS = looks(list(LEVELS), baseline="softmax", controls=["identity"])
 
@@ -88,8 +88,8 @@ def test_a_class_is_shown_for_each_mixer_as_the_mean_over_seeds(page):
     assert len(rows) == len(ORGANS) * len(LEVELS)
     for row in rows:
         c, mixer = ORGANS.index(row[""]), row["mixer"].split()[0]
-        runs = [run["classes"][c] for run in record["runs"] if run["mixer"] == mixer]
-        assert row["IoU, %"] == f"{mean(run['jaccard'] for run in runs) * 100:.1f}"
+        runs = [run["classes"]["score"][c] for run in record["runs"] if run["mixer"] == mixer]
+        assert row["IoU, %"] == f"{mean(runs) * 100:.1f}"
         assert row["Hausdorff, mm"] == f"{13.5 + c:.1f}"
         assert row["missed or invented, images"] == f"{2 * (c + 1):.1f}"
         assert row["test images with it"] == str(record["classes"]["test_images"][c])
@@ -103,13 +103,13 @@ def test_a_matrix_has_a_row_for_each_class_and_a_column_for_each_mixer(page):
 
 def test_a_class_s_difference_is_of_the_seeds_that_both_finished():
     record = make_mask_record()
-    of = {(r["mixer"], r["seed"]): r["classes"] for r in record["runs"]}
+    of = {(r["mixer"], r["seed"]): r["classes"]["score"] for r in record["runs"]}
     record["runs"] = [r for r in record["runs"] if (r["mixer"], r["seed"]) != ("key_value", 1)]
-    of["softmax", 2][0]["jaccard"] = None  # it was nowhere
+    of["softmax", 2][0] = None  # it was nowhere
     found = classes_of(typed(record), LOOKS)
     assert found.figures is not None
     (row,) = (r for r in found.figures.rows if r[:2] == [ORGANS[0], "key_value"])
-    expected = of["key_value", 0][0]["jaccard"] - of["softmax", 0][0]["jaccard"]
+    expected = of["key_value", 0][0] - of["softmax", 0][0]
     assert row[4] == pytest.approx(expected)
 
 
@@ -178,7 +178,7 @@ def test_the_script_gets_every_image_s_overlap(page):
     assert payload["names"][:2] == ["slice_0000", "slice_0001"]
     for run, stored in zip(record["runs"], payload["runs"], strict=True):
         assert stored["score"] == run["last"]["test"]["jaccard"]
-        assert stored["classes"] == [row["jaccard"] for row in run["classes"]]
+        assert stored["classes"] == run["classes"]
         assert shares(stored["shares"]).shape == (120,)
         assert list(stored["history"]) == ["train_loss", "val_loss", "val_jaccard"]
 
@@ -259,7 +259,7 @@ def test_classes_that_are_absent_or_never_found_are_named():
     first = record["classes"]["names"][0]
     record["classes"]["test_images"] = [0, *record["classes"]["test_images"][1:]]
     for run in record["runs"]:
-        run["classes"][1] |= {"jaccard": 0.0}
+        run["classes"]["score"][1] = 0.0
     page = page_of(typed(record).task_kind).missing(typed(record))
     assert page == (
         f"No test image has {first}. No model finds any {record['classes']['names'][1]}."

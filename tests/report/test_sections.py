@@ -34,7 +34,6 @@ from keymix.report.part import ClassScores, Page, Section
 from keymix.report.record import PackedMaps
 from keymix.report.sections import attention, learning, runs
 from keymix.report.sections.classes import ClassesView, classes_view
-from keymix.tasks.classification.page import confused
 
 LOOKS = looks(list(ACCURACY), baseline="softmax", controls=["identity"])
 SVG = "{http://www.w3.org/2000/svg}"
@@ -145,14 +144,6 @@ def test_a_class_without_test_images_has_no_accuracy():
     assert row.pop("softmax") is None
     assert {cell.value for cell in row.values()} == {None}
     assert {Markup(cell.text).striptags() for cell in row.values()} == {"– –"}
-
-
-def test_confusions_are_shares_of_the_true_class_s_answers():
-    record = make_record()
-    record["confusions"]["softmax"] = [{"true": 3, "predicted": 5, "count": 27}]
-    pair = confused(typed(record))["softmax"][0]
-    assert (pair.true, pair.predicted) == ("3", "5")
-    assert pair.share == pytest.approx(27 / (36 * 3))
 
 
 @pytest.mark.parametrize("classes", [5, 300])

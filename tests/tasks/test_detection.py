@@ -17,7 +17,8 @@ import pytest
 import torch
 from PIL import Image
 from pycocotools import mask as coco_masks
-from test_detection_scores import TOOLS
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
 from toy_tasks import quick_comparisons
 
 import keymix
@@ -29,6 +30,7 @@ from keymix.data.loaders import Loader
 from keymix.errors import UserError
 from keymix.recipes import get, names
 from keymix.records import from_json
+from keymix.report.by_class import OfRun
 from keymix.report.charts import looks
 from keymix.report.comparison_page import render
 from keymix.report.part import page_of
@@ -36,7 +38,7 @@ from keymix.studies.attention.page import figures
 from keymix.task import get_task
 from keymix.tasks.detection.answers import ANSWERS, instance_targets, instances_of
 from keymix.tasks.detection.matching import Found
-from keymix.tasks.detection.page import OfComparison, OfRun
+from keymix.tasks.detection.page import OfComparison
 from keymix.tasks.detection.predictions import InstancePrediction, found_at
 from keymix.tasks.detection.reference import BOXES, frequent_boxes
 from keymix.train.model import load_data
@@ -277,10 +279,9 @@ def _manifest(out: Path) -> dict[str, Any]:
 @pytest.mark.slow
 def test_results_score_as_the_run_did(trained: Path, data: Path, tmp_path: Path) -> None:
     """COCO's tools on the written files give the scores of the record."""
-    coco, evaluator = TOOLS["pycocotools"]
     keymix.predict_instances(trained, out=tmp_path / "out")
-    truth = coco(str(data / "annotations" / "instances_val2017.json"))
-    run = evaluator(truth, truth.loadRes(str(tmp_path / "out" / "detections.json")), "bbox")
+    truth = COCO(str(data / "annotations" / "instances_val2017.json"))
+    run = COCOeval(truth, truth.loadRes(str(tmp_path / "out" / "detections.json")), "bbox")
     run.evaluate()
     run.accumulate()
     run.summarize()
@@ -362,7 +363,7 @@ def test_the_report_shows_precision_classes_and_pictures(compared: Path) -> None
     assert own.intervals is not None
     assert set(own.intervals) == {"softmax", "identity"}
     for run in record.runs:
-        assert run.own.read(OfRun).images  # type: ignore[union-attr]  # all are done
+        assert run.own.read(OfRun).shares  # type: ignore[union-attr]  # all are done
     page = page_of(get_task("detection"))
     shown = looks(["softmax", "identity"], baseline="softmax", controls=[])
     (precision,) = page.sections(record, shown)

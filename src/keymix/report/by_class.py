@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from keymix.report.part import SHARES
-from keymix.report.record import DoneRun, Results
+from keymix.report.part import ClassScores
+from keymix.report.record import DoneRun, Results, Sparse
+from keymix.report.tables import Column
 
 T = TypeVar("T")
 
@@ -22,20 +23,14 @@ class Classes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScriptRun:
-    """What ``shares.js`` reads of a run: each image's share, packed, and each class's score."""
+class OfRun(Sparse):
+    """What the record keeps of a run and ``shares.js`` reads: figures of each class and image.
 
-    shares: str | None
-    classes: tuple[float | None, ...]
+    `classes` has lists by key, the ``score`` among them; `shares` are scores of images, packed.
+    """
 
-
-@dataclass(frozen=True, kw_only=True)
-class ScriptComparison:
-    """What ``shares.js`` reads: the classes, the level that is 1, and names of all test images."""
-
-    classes: Classes
-    levels: int = SHARES
-    names: tuple[str, ...] | None
+    classes: Mapping[str, tuple[float | None, ...]] | None = None
+    shares: str | None = None
 
 
 def by_seed(record: Results, read: Callable[[DoneRun], T | None]) -> dict[str, dict[int, T]]:
@@ -44,6 +39,38 @@ def by_seed(record: Results, read: Callable[[DoneRun], T | None]) -> dict[str, d
         label: {run.seed: kept for run in record.finished(label) if (kept := read(run)) is not None}
         for label in record.labels
     }
+
+
+def class_scores(
+    record: Results,
+    score: str,
+    names: Mapping[int, str],
+    counts: Mapping[str, Sequence[int]],
+    further: Sequence[Column],
+) -> ClassScores | None:
+    """Gather the scores of some classes, by their numbers, and further figures as means over seeds.
+
+    None without a finished run.
+    """
+    runs = by_seed(record, lambda run: run.own.read(OfRun).classes)
+    if not any(runs.values()):
+        return None
+    return ClassScores(
+        score=score,
+        names=[*names.values()],
+        scores={
+            label: {seed: [run["score"][k] for k in names] for seed, run in of.items()}
+            for label, of in runs.items()
+        },
+        counts={heading: [numbers[k] for k in names] for heading, numbers in counts.items()},
+        further={
+            column: {
+                label: [mean(run[column.key][k] for run in of.values()) for k in names]
+                for label, of in runs.items()
+            }
+            for column in further
+        },
+    )
 
 
 def mean(values: Iterable[float | None]) -> float | None:

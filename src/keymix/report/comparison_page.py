@@ -18,7 +18,7 @@ from keymix.report import pictures, sections
 from keymix.report.answer import answer
 from keymix.report.gallery import NO_PICTURES, Pictures
 from keymix.report.page import Script, environment, render_page
-from keymix.report.part import Page, Section, Shown
+from keymix.report.part import Section, Shown
 from keymix.report.record import Attention, DoneRun, OpenRun, Results
 from keymix.report.sections.attention import LEVELS
 from keymix.report.sections.learning import history
@@ -113,7 +113,7 @@ def payload(shown: Shown, *, subject: str = "") -> object:
         "baseline": record.baseline,
         "subject": subject,
         "mixers": [{"label": m, "colour": look.colour} for m, look in looks.items()],
-        "runs": [_run(run, task, page) for run in record.runs],
+        "runs": [_run(run, task) for run in record.runs],
         "testImages": record.test_images,
         "environments": [group.lines for group in record.trained_with],
         "curves": [
@@ -121,13 +121,9 @@ def payload(shown: Shown, *, subject: str = "") -> object:
             for key, label, percent in history(task)
         ],
         "attention": _attention(shown.pictures.attention),
-        **_plain(page.of_comparison(record, shown.pictures)),
+        "names": next((g.names for g in shown.pictures.galleries.values() if g.names), None),
+        **record.own.values,
     }
-
-
-def _plain(record: object) -> dict[str, object]:
-    """A task's part of the payload as plain values."""
-    return {} if record is None else dict(to_json(record))
 
 
 def _score(score: Score) -> dict[str, object]:
@@ -143,7 +139,7 @@ def _score(score: Score) -> dict[str, object]:
     }
 
 
-def _run(run: OpenRun | DoneRun, task: Task, page: Page) -> dict[str, object]:
+def _run(run: OpenRun | DoneRun, task: Task) -> dict[str, object]:
     known = {"mixer": run.mixer, "seed": run.seed, "status": STATUS[run.status]}
     if isinstance(run, OpenRun):
         return known | {"done": False}
@@ -151,7 +147,7 @@ def _run(run: OpenRun | DoneRun, task: Task, page: Page) -> dict[str, object]:
         "done": True,
         "score": run.last.test[task.score.key],
         "seconds": run.seconds,
-        **_plain(page.of_run(run)),
+        **run.own.values,
         "environment": run.trained_with,
         "epochs": [line.epoch for line in run.history],
         "history": {

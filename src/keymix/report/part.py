@@ -28,9 +28,6 @@ Output = Any
 """What a task's model returns: a tensor, a list, a mapping."""
 
 
-SHARES = 65535
-"""A stored share of this many is 1."""
-
 Notes = Sequence[tuple[Sequence[str], str]]
 """Labels of mixers and what is said of them."""
 
@@ -134,7 +131,8 @@ class Page:
         scripts: Files of ``script``; one of them defines ``contrast(a, b)`` for two runs next to
             each other. Without any, their scores and curves are compared.
         shared_scripts: Files of the report's own that these rest on.
-        run: The dataclass of what the record keeps of a finished run; None for nothing.
+        run: The dataclass of what the record keeps of a finished run, which the script reads too;
+            None for nothing.
         comparison: That of what it keeps of the comparison.
         test_scores: Further scores of the test split, which the task's details of it hold.
         terminal: Keys of the scores that the table at the terminal shows next to the first.
@@ -227,11 +225,6 @@ class Page:
         del data
         return ""
 
-    def about_table(self, record: Results) -> str:
-        """Say what one must know to read the table of scores; empty for nothing."""
-        del record
-        return ""
-
     def missing(self, record: Results) -> str:
         """Name what the test split lacks, or what no model has found; empty for nothing."""
         del record
@@ -257,16 +250,6 @@ class Page:
         del record, looks
         return ()
 
-    def of_run(self, run: DoneRun) -> object:
-        """What the script reads of a finished run: a dataclass, or None for nothing."""
-        del run
-        return None
-
-    def of_comparison(self, record: Results, pictures: Pictures) -> object:
-        """What the script reads of the comparison as a whole, likewise."""
-        del record, pictures
-        return None
-
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
@@ -291,8 +274,8 @@ class Shown:
 
 
 def packed_shares(shares: FloatArray) -> str:
-    """Write numbers from 0 to 1 as base64 of little-endian uint16, `SHARES` for 1."""
-    levels = np.round(np.clip(shares, 0.0, 1.0) * SHARES).astype("<u2")
+    """Write numbers from 0 to 1 as base64 of little-endian uint16, 65535 for 1."""
+    levels = np.round(np.clip(shares, 0.0, 1.0) * 65535).astype("<u2")
     return base64.b64encode(levels.tobytes()).decode("ascii")
 
 

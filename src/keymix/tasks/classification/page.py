@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,9 +19,9 @@ from keymix.report.by_class import (
     by_seed,
 )
 from keymix.report.charts import Look
-from keymix.report.gallery import Gallery, Pictures
+from keymix.report.gallery import Gallery
 from keymix.report.part import ClassScores, Page, RunAnswers, Section
-from keymix.report.record import DoneRun, OutcomeRow, Results, Said, Sparse
+from keymix.report.record import OutcomeRow, Results, Said, Sparse
 from keymix.tasks.classification import gallery
 
 if TYPE_CHECKING:
@@ -37,11 +37,12 @@ CONFUSIONS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Confusion:
-    """How often a class was taken for another, by their numbers, over all seeds."""
+    """How often a class was taken for another over all seeds, and the share of its answers."""
 
-    true: int
-    predicted: int
+    true: str
+    predicted: str
     count: int
+    share: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,29 +61,28 @@ class OfComparison(Sparse):
     confusions: Mapping[str, tuple[Confusion, ...]] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScriptComparison:
-    """What the script reads of the comparison."""
-
-    classes: Classes
-
-
 def packed(correct: BoolArray) -> str:
     """Write right and wrong as base64 of one bit per image, the first in the highest bit."""
     return base64.b64encode(np.packbits(correct).tobytes()).decode("ascii")
 
 
-def confusions(runs: Iterable[ClassAnswers]) -> tuple[Confusion, ...]:
+def confusions(runs: Sequence[ClassAnswers]) -> tuple[Confusion, ...]:
     """Count the mix-ups over some runs, the commonest first."""
+    names, (images, _) = runs[0].classes, runs[0].per_class()
     seen: Counter[tuple[int, int]] = Counter()
     for run in runs:
-        wrong = ~run.correct
-        pairs = np.stack([run.target[wrong], run.predicted[wrong]], axis=1)
-        kinds, times = np.unique(pairs, axis=0, return_counts=True)
-        for (true, predicted), number in zip(kinds.tolist(), times.tolist(), strict=True):
-            seen[true, predicted] += number
-    ordered = sorted(seen.items(), key=lambda item: (-item[1], item[0]))
-    return tuple(Confusion(true=true, predicted=said, count=n) for (true, said), n in ordered)
+        true, said = (each[~run.correct].tolist() for each in (run.target, run.predicted))
+        seen.update(zip(true, said, strict=True))
+    ordered = sorted(seen.items(), key=lambda item: (-item[1], item[0]))[:CONFUSIONS]
+    return tuple(
+        Confusion(
+            true=names[true],
+            predicted=names[said],
+            count=number,
+            share=number / (images[true] * len(runs)),
+        )
+        for (true, said), number in ordered
+    )
 
 
 def spread_out(labels: Sequence[int], number: int) -> list[int]:
@@ -110,19 +110,6 @@ def _classes(answers: Answers) -> ClassAnswers:
     return ClassAnswers.of(answers)
 
 
-# ---- the sections ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConfusedPair:
-    """A class taken for another: how often, and the share of the true class's answers."""
-
-    true: str
-    predicted: str
-    count: int
-    share: float
-
-
 def _about(images: Sequence[int], base: Sequence[float]) -> dict[str, float]:
     """Return how few test images a class has, and what Wilson's interval of a middle one is."""
     sizes = [number for number in images if number]
@@ -132,25 +119,6 @@ def _about(images: Sequence[int], base: Sequence[float]) -> dict[str, float]:
         low, high = wilson(middle, min(sizes))
         about |= {"middle": middle, "low": low, "high": high}
     return about
-
-
-def confused(record: Results) -> dict[str, list[ConfusedPair]]:
-    """Return each mixer's most frequent confusions, as a share of the true class's answers."""
-    own = record.own.read(OfComparison)
-    names, images = own.classes.names, own.classes.test_images or ()
-    return {
-        label: [
-            ConfusedPair(
-                true=names[pair.true],
-                predicted=names[pair.predicted],
-                count=pair.count,
-                share=pair.count / (images[pair.true] * len(record.finished(label))),
-            )
-            for pair in pairs
-        ]
-        for label, pairs in (own.confusions or {}).items()
-        if record.finished(label)
-    }
 
 
 # ---- the page --------------------------------------------------------------------------------
@@ -180,7 +148,7 @@ class ClassPage(Page):
             classes=Classes(
                 names=data.classes, test_images=None if first is None else first.per_class()[0]
             ),
-            confusions={mixer: confusions(found)[:CONFUSIONS] for mixer, found in answers.items()},
+            confusions={mixer: confusions(found) for mixer, found in answers.items()},
         )
 
     def chosen(self, answers: Answers, number: int) -> list[int]:
@@ -244,21 +212,10 @@ class ClassPage(Page):
     def sections(self, record: Results, looks: Mapping[str, Look]) -> Sequence[Section]:
         """Show the most frequent confusions."""
         del looks
-        found = confused(record)
-        return (
-            [Section(heading="Confusions", template="confusions.html.j2", view=found)]
-            if found
-            else []
-        )
-
-    def of_run(self, run: DoneRun) -> OfRun:
-        """Give the script what is right."""
-        return run.own.read(OfRun)
-
-    def of_comparison(self, record: Results, pictures: Pictures) -> ScriptComparison:
-        """Give the script the classes."""
-        del pictures
-        return ScriptComparison(classes=record.own.read(OfComparison).classes)
+        found = record.own.read(OfComparison).confusions
+        if not found:
+            return []
+        return [Section(heading="Confusions", template="confusions.html.j2", view=found)]
 
 
 PAGE = ClassPage()

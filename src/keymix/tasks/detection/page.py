@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,21 +12,15 @@ import numpy as np
 from keymix.analysis.answers import Answers, FloatArray
 from keymix.analysis.statistics import percentiles
 from keymix.data.record import DataRecord
-from keymix.report.by_class import (
-    Classes,
-    ScriptComparison,
-    ScriptRun,
-    by_seed,
-    mean,
-)
+from keymix.report.by_class import Classes, OfRun, class_scores
 from keymix.report.charts import Look
 from keymix.report.formats import percent
-from keymix.report.gallery import Gallery, Pictures
+from keymix.report.gallery import Gallery
 from keymix.report.part import ClassScores, ImageOutputs, Page, RunAnswers, Section, packed_shares
-from keymix.report.record import DoneRun, Results, Sparse
+from keymix.report.record import Results, Sparse
 from keymix.report.tables import Cell, Column, Table
 from keymix.tasks.detection import gallery
-from keymix.tasks.detection.facts import TASK, ClassPrecision, DetectionDetails
+from keymix.tasks.detection.facts import TASK, DetectionDetails
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -37,45 +31,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfRun(Sparse):
-    """A finished run, last epoch, test split: AP of each class, and of each image, packed.
-
-    `images` is the AP of boxes of the image alone at an IoU of 0.5, 0 of images without instances.
-    """
-
-    classes: tuple[ClassPrecision, ...] | None = None
-    images: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ends:
-    """Both ends of an interval over test images."""
-
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class OfComparison(Sparse):
     """What the test split has, and intervals of scores by mixer and key; None without runs.
 
-    `full` are the test images with instances, and `of_sizes` the instances that are small, medium
-    and large.
+    `instances` are those of each class, `full` the test images that have some, and `of_sizes` the
+    instances that are small, medium and large.
     """
 
     classes: Classes
     full: int | None = None
-    instances: int | None = None
+    instances: tuple[int, ...] | None = None
     crowds: int | None = None
     of_sizes: tuple[int, int, int] | None = None
-    intervals: Mapping[str, Mapping[str, Ends]] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class OfScript(ScriptComparison):
-    """What the script reads besides: the number of images with instances."""
-
-    full: int
+    intervals: Mapping[str, Mapping[str, tuple[float, float]]] | None = None
 
 
 def _answers(answers: Answers) -> DetectionAnswers:
@@ -84,15 +52,14 @@ def _answers(answers: Answers) -> DetectionAnswers:
     return DetectionAnswers.of(answers)
 
 
-def intervals(runs: Sequence[DetectionAnswers]) -> dict[str, Ends]:
+def intervals(runs: Sequence[DetectionAnswers]) -> dict[str, tuple[float, float]]:
     """Resample the test images: intervals of the means over seeds, where most draws have one."""
     found = {}
     for key in runs[0].draws:
         draws: FloatArray = np.mean([run.draws[key] for run in runs], axis=0)
         known = draws[np.isfinite(draws)]
         if runs[0].units > 1 and len(known) * 2 >= len(draws):
-            low, high = percentiles(known)
-            found[key] = Ends(low=low, high=high)
+            found[key] = percentiles(known)
     return found
 
 
@@ -101,30 +68,26 @@ def intervals(runs: Sequence[DetectionAnswers]) -> dict[str, Ends]:
 
 def precision_tables(record: Results) -> list[Table]:
     """Make a table of boxes and one of masks: a row for each mixer, means over seeds."""
-    own = record.own.read(OfComparison)
-    return [_precision(record, own, shape) for shape in ("box", "mask")]
-
-
-def _precision(record: Results, own: OfComparison, shape: str) -> Table:
-    scores = [score for score in TASK.scores if score.key.startswith(f"{shape}_")]
-    columns = [Column("mixer", "mixer", "name")]
-    for score in scores:
-        heading = f"{score.short.removeprefix(shape).strip()}, %"
-        columns.append(Column(heading, score.key, "percent", most_first=True))
-    rows = []
-    for row in record.outcome.last:
-        ends = (own.intervals or {}).get(row.mixer, {})
-        cells: list[object] = [row.mixer]
+    intervals = record.own.read(OfComparison).intervals or {}
+    tables = []
+    for shape, title in (("box", "AP of boxes"), ("mask", "AP of masks")):
+        scores = [score for score in TASK.scores if score.key.startswith(f"{shape}_")]
+        columns = [Column("mixer", "mixer", "name")]
         for score in scores:
-            value = row.scores[score.key].mean
-            found = ends.get(score.key)
-            text = percent(value)
-            if found is not None and value is not None:
-                text = f"{text} ({percent(found.low)} to {percent(found.high)})"
-            cells.append(Cell(value, text))
-        rows.append(cells)
-    title = "AP of boxes" if shape == "box" else "AP of masks"
-    return Table(f"{shape}-precision", title, columns, rows)
+            heading = f"{score.short.removeprefix(shape).strip()}, %"
+            columns.append(Column(heading, score.key, "percent", most_first=True))
+        rows = []
+        for row in record.outcome.last:
+            cells: list[object] = [row.mixer]
+            for score in scores:
+                value, text = row.scores[score.key].mean, percent(row.scores[score.key].mean)
+                ends = intervals.get(row.mixer, {}).get(score.key)
+                if ends is not None:
+                    text += f" ({percent(ends[0])} to {percent(ends[1])})"
+                cells.append(Cell(value, text))
+            rows.append(cells)
+        tables.append(Table(f"{shape}-precision", title, columns, rows))
+    return tables
 
 
 # ---- the page --------------------------------------------------------------------------------
@@ -143,11 +106,16 @@ class DetectionPage(Page):
     label_is = "number of instances"
 
     def keep_run(self, tested: RunAnswers, data: DataRecord) -> OfRun:
-        """Keep AP of classes and of images."""
+        """Keep AP of classes, and of each image alone, 0 of those without instances."""
         del data
         own = tested.details.read(DetectionDetails)
-        images = np.nan_to_num(_answers(tested.answers).images)
-        return OfRun(classes=own.classes, images=packed_shares(images))
+        return OfRun(
+            classes={
+                "score": tuple(each.box_ap for each in own.classes),
+                "mask_ap": tuple(each.mask_ap for each in own.classes),
+            },
+            shares=packed_shares(np.nan_to_num(_answers(tested.answers).images)),
+        )
 
     def keep_comparison(self, tested: Sequence[RunAnswers], data: DataRecord) -> OfComparison:
         """Keep what there is to find, and intervals of each mixer's scores."""
@@ -163,7 +131,7 @@ class DetectionPage(Page):
                 names=data.classes, test_images=tuple(each.images for each in own.classes)
             ),
             full=int(np.isfinite(first.images).sum()),
-            instances=own.instances,
+            instances=tuple(each.instances for each in own.classes),
             crowds=own.crowds,
             of_sizes=own.of_sizes,
             intervals={mixer: intervals(runs) for mixer, runs in by_mixer.items()},
@@ -190,17 +158,6 @@ class DetectionPage(Page):
         number = len(data.classes)
         return "1 class of instances" if number == 1 else f"{number:,} classes of instances"
 
-    def about_table(self, record: Results) -> str:
-        """Say what there is to find."""
-        own = record.own.read(OfComparison)
-        if own.instances is None:
-            return ""
-        ignored = f"; {own.crowds:,} crowd regions are ignored" if own.crowds else ""
-        return (
-            f"{own.instances:,} instances in {own.full:,} of {record.test_images:,} test "
-            f"images{ignored}. {self.missing(record)}"
-        ).rstrip()
-
     def missing(self, record: Results) -> str:
         """Count the classes without a test instance."""
         images = record.own.read(OfComparison).classes.test_images or ()
@@ -211,29 +168,14 @@ class DetectionPage(Page):
 
     def classes(self, record: Results) -> ClassScores | None:
         """Return the AP of the classes that have instances."""
-        runs = by_seed(record, lambda run: run.own.read(OfRun).classes)
-        known = next((classes for of in runs.values() for classes in of.values()), ())
-        there = [k for k, each in enumerate(known) if each.instances]
-        if not there:
-            return None
-        masks = {
-            label: [mean(run[k].mask_ap for run in of.values()) for k in there]
-            for label, of in runs.items()
-        }
-        return ClassScores(
-            score="box AP",
-            names=[known[k].name for k in there],
-            scores={
-                label: {seed: [run[k].box_ap for k in there] for seed, run in of.items()}
-                for label, of in runs.items()
-            },
-            counts={
-                "instances": [known[k].instances for k in there],
-                "test images": [known[k].images for k in there],
-            },
-            further={Column("mask AP, %", "mask_ap", "percent", most_first=True): masks},
-            about={"absent": len(known) - len(there)},
-        )
+        own = record.own.read(OfComparison)
+        instances, images = own.instances or (), own.classes.test_images or ()
+        names = {k: name for k, name in enumerate(own.classes.names) if any(instances[k : k + 1])}
+        mask_ap = Column("mask AP, %", "mask_ap", "percent", most_first=True)
+        counts = {"instances": instances, "test images": images}
+        found = class_scores(record, "box AP", names, counts, [mask_ap])
+        absent = len(own.classes.names) - len(names)
+        return replace(found, about={"absent": absent}) if found and names else None
 
     def sections(self, record: Results, looks: Mapping[str, Look]) -> Sequence[Section]:
         """Show AP by IoU and size."""
@@ -252,20 +194,6 @@ class DetectionPage(Page):
                 tables=precision_tables(record),
             )
         ]
-
-    def of_run(self, run: DoneRun) -> ScriptRun:
-        """Give the script the AP of images and classes."""
-        own = run.own.read(OfRun)
-        return ScriptRun(
-            shares=own.images, classes=tuple(each.box_ap for each in own.classes or ())
-        )
-
-    def of_comparison(self, record: Results, pictures: Pictures) -> OfScript:
-        """Give the script the classes."""
-        own = record.own.read(OfComparison)
-        drawn = pictures.galleries.get("detections")
-        names = None if drawn is None else drawn.names
-        return OfScript(classes=own.classes, full=own.full or 0, names=names)
 
 
 PAGE = DetectionPage()

@@ -2,11 +2,11 @@
 
 const MOST = 10;
 
-/** Unpack a run's share of every test image: little-endian uint16, `levels` is 1. */
+/** Unpack a run's share of every test image: little-endian uint16, 65535 is 1. */
 function unpackShares(stored) {
   const raw = bytes(stored);
   const view = new DataView(raw.buffer);
-  return Array.from({ length: raw.length / 2 }, (_, i) => view.getUint16(2 * i, true) / data.levels);
+  return Array.from({ length: raw.length / 2 }, (_, i) => view.getUint16(2 * i, true) / 65535);
 }
 
 /** Make a table of the largest differences, B minus A; rows are a name and two shares or nulls. */
@@ -24,7 +24,7 @@ function differences(id, what, rows, { equal = false } = {}) {
 function compareShares(a, b, heading, { equal = false } = {}) {
   const [first, second] = [a, b].map((run) => unpackShares(run.shares));
   const [better, worse] = [1, -1].map((sign) => first.filter((share, i) => sign * (second[i] - share) > 0).length);
-  const classes = data.classes.names.map((name, i) => [name, a.classes[i], b.classes[i]]);
+  const classes = data.classes.names.map((name, i) => [name, a.classes.score[i], b.classes.score[i]]);
   const images = first.map((share, i) => [data.names?.[i] ?? `number ${i + 1}`, share, second[i]]);
   const halves = make("div", { class: "split even" },
     make("div", {}, make("h3", {}, heading), differences("pair-classes", "class", classes, { equal })),
