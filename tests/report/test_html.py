@@ -191,7 +191,7 @@ def test_failed_and_missing_runs_are_named_in_words_and_never_as_figures():
     assert "14 of 18 runs finished" in text
     assert "not finished : it was not started" in text
     assert "Not drawn, since no run finished: key_value" in text
-    accuracy = page.split("Accuracy after the last epoch</caption>")[1].split("</table>")[0]
+    accuracy = page.split("Scores after the last epoch</caption>")[1].split("</table>")[0]
     row = accuracy.split('data-value="key_value"')[1].split("</tr>")[0]
     assert "no run finished" in row
     assert "0 of 3" in row

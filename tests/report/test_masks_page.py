@@ -19,7 +19,6 @@ from synthetic import classes_of, render, typed
 from test_html import EVIL, read, words
 
 from keymix.analysis.mask_pictures import PALETTE, colours_of, rim
-from keymix.errors import UserError
 from keymix.report.charts import looks
 from keymix.report.part import page_of
 from keymix.report.pictures import layer_uri
@@ -62,7 +61,7 @@ def test_it_shows_overlap_and_no_accuracy(page):
 
 
 def test_the_table_has_every_score_in_its_unit(page):
-    rows = table(page, "Mean IoU after the last epoch")
+    rows = table(page, "Scores after the last epoch")
     outcome = make_mask_record()["outcome"]["last"]
     assert [row[""].split()[0] for row in rows] == [row["mixer"] for row in outcome]
     for row, expected in zip(rows, outcome, strict=True):
@@ -146,25 +145,15 @@ def test_pictures_have_the_truth_and_every_prediction_with_words(page):
     assert len(page) < 1_500_000
 
 
-def test_pictures_that_are_missing_or_no_pictures_are_named():
+def test_pictures_that_are_missing_are_named():
     record = make_mask_record()
     stored = record["galleries"]["masks"]
     stored["missing"]["key_value"] = "its answers could not be read"
     assert "its answers could not be read" in words(render(record))
-    stored["scenes"][2]["panels"][0]["layer"] = 'data:image/png;base64,AA"); x: url("y'
-    with pytest.raises(UserError, match="slice_0062"):
-        render(record)
     record["galleries"] = {}
     page = render(record)
     assert "What they find" not in page
     assert payload_of(page)["names"] is None
-
-
-def test_a_colour_that_is_none_is_refused():
-    record = make_mask_record()
-    record["galleries"]["masks"]["legend"]["stomach"] = "red; background: url(x)"
-    with pytest.raises(UserError, match="colour"):
-        render(record)
 
 
 def test_images_of_one_case_are_not_called_different_cases():

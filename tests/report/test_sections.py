@@ -26,9 +26,8 @@ from synthetic import (
 
 from keymix.records import from_json
 from keymix.report import charts, page, part, sections
-from keymix.report.charts import looks
+from keymix.report.charts import looks, short_labels
 from keymix.report.formats import percent, points
-from keymix.report.labels import short_labels
 from keymix.report.page import as_element_text
 from keymix.report.part import ClassScores, Page, Section
 from keymix.report.record import PackedMaps
@@ -248,7 +247,7 @@ def test_long_names_keep_in_charts_what_sets_them_apart():
     labels = ["softmax", *(LONG.format(i) for i in range(3)), "pooling(" + "x" * 80 + ")"]
     short = short_labels(labels)
     assert short["softmax"] == "softmax"
-    assert short[LONG.format(2)] == "static_key(…,pos_dim=2)"
+    assert short[LONG.format(2)] == "static_key(…,pos_dim=2,…)"
     assert len(set(short.values())) == len(labels)
     assert all(len(name) < 30 for name in short.values())
 

@@ -11,9 +11,8 @@ from typing import Any
 from markupsafe import Markup
 
 from keymix.report.by_class import mean
-from keymix.report.charts import Dots, Look, dots
+from keymix.report.charts import Dots, Look, dots, shorten
 from keymix.report.formats import percent, points
-from keymix.report.labels import shorten
 from keymix.report.page import breakable
 from keymix.report.part import ClassScores, Section, Shown
 from keymix.report.svg import SIZE, svg

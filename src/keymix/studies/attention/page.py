@@ -21,8 +21,7 @@ from keymix.analysis.attention_record import (
     RolledOut,
 )
 from keymix.report import charts, tables
-from keymix.report.charts import Chart, Line, Look
-from keymix.report.labels import short_labels
+from keymix.report.charts import Chart, Line, Look, short_labels
 from keymix.report.page import render_page
 from keymix.report.pictures import jpeg_uri, picture, png_uri
 from keymix.report.tables import Column, Table
