@@ -96,7 +96,7 @@ def test_damaged_answers_are_reported_in_one_line(tmp_path: Path):
     with pytest.raises(UserError, match=r"p\.npz' has 4 answers"):
         read_answers(stored(path), replace(DATA, sizes={**DATA.sizes, "test": 5}))
     write_arrays(path, {"index": np.arange(4)})
-    with pytest.raises(UserError, match="last_counts"):
+    with pytest.raises(UserError, match="lacks 'group'"):
         read_answers(path, DATA)
 
 
