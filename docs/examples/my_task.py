@@ -126,12 +126,6 @@ class ValuesAnswered(AnswersPart):
         names = {"index": "index", "target": "target", "found": f"{which}_found"}
         return ValueAnswers(**{field: stored[name][order] for field, name in names.items()})
 
-    def faults(self, stored: Any, data: Any) -> Iterator[str]:
-        """Say what is wrong with stored arrays."""
-        for name in ("last_found", "best_found"):
-            if not np.isfinite(stored[name]).all():
-                yield f"{name} has numbers that are not finite"
-
     def predictions(self, outputs: Any, paths: Any, seen: Any, *, top: int) -> Iterator[Value]:
         """Estimate the values of files."""
         for path, value in zip(paths, outputs.float().squeeze(1).tolist(), strict=True):
