@@ -18,9 +18,8 @@ from keymix.report import pictures, sections, wording
 from keymix.report.answer import answer
 from keymix.report.gallery import NO_PICTURES, Pictures
 from keymix.report.page import Script, render_page
-from keymix.report.part import Page, Section, Shown
+from keymix.report.part import SHARES, Page, Section, Shown
 from keymix.report.record import Attention, DoneRun, OpenRun, Results
-from keymix.report.sections.attention import LEVELS
 from keymix.report.sections.learning import history
 from keymix.report.words import finding_text, said, say
 from keymix.task import Score, Task
@@ -53,7 +52,7 @@ def render(record: Results, pictures: Pictures = NO_PICTURES) -> str:
         "label_is": page.label_is,
         "sections": made,
         "pictured": say("pictured", record, len({x for each in made for x in each.images})),
-        "lacks_maps": not (pictures.attention or record.task_kind.whole_images),
+        "lacks_maps": not (pictures.collapse or record.task_kind.whole_images),
         "answer": found,
         "findings": [finding_text(record, each) for each in record.findings],
         "pick": record.recommendation.pick,
@@ -112,7 +111,7 @@ def payload(shown: Shown, *, subject: str = "") -> object:
         "mixers": [{"label": m, "colour": look.colour} for m, look in looks.items()],
         "runs": [_run(run, task, page) for run in record.runs],
         "testImages": record.test_images,
-        "environments": [group.lines for group in record.trained_with],
+        "environments": record.trained_with,
         "curves": [
             {"key": key, "label": label, "percent": percent}
             for key, label, percent in history(task)
@@ -163,7 +162,7 @@ def _short(value: float | None) -> float | None:
 
 
 def _attention(stored: Attention | None) -> dict[str, object] | None:
-    if not stored or not stored.maps or not any(image.png for image in stored.images):
+    if not stored or not stored.maps:
         return None
     return {
         "images": [{"label": image.label, "id": image.id} for image in stored.images],
@@ -171,7 +170,7 @@ def _attention(stored: Attention | None) -> dict[str, object] | None:
         "maps": to_json(stored.maps),
         "missing": stored.missing,
         "said": to_json(stored.said or {}),
-        "levels": LEVELS,
+        "levels": SHARES,
         "heat": pictures.HEAT,
         "full": pictures.FULL,
         "opacity": pictures.OPACITY,
