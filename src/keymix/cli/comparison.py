@@ -226,6 +226,7 @@ def print_result(result: Comparison) -> None:
 
 def _print_spikes(record: Results) -> None:
     """Print what the spikes of a spiking model cost."""
+    from keymix.analysis.energy import ENERGIES
     from keymix.report.sections import spikes
     from keymix.report.words import say
 
@@ -233,7 +234,7 @@ def _print_spikes(record: Results) -> None:
         return
     console.say()
     console.show(spikes.table(record))
-    console.prose(say("energies"))
+    console.prose(say("energies", ENERGIES["fp32"]))
     for note, labels in spikes.notes(record).items():
         console.prose(f"- {', '.join(labels)}: {note}", hang="  ")
 

@@ -87,7 +87,7 @@ def look(
         write_json(path, kept)
     if (kept.weights, kept.images) == (weights, images):
         return kept
-    known = {n: row for n, row in kept.spikes.items() if kept.weights[n] == weights.get(n)}
+    known = {n: row for n, row in kept.spikes.items() if kept.weights.get(n) == weights.get(n)}
     try:
         data = data or _loaded(plan, same)
         seen = pictures(plan, runs, data, images=images)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from keymix.analysis.certainty import CLEAR_SEEDS, PROVISIONAL_SEEDS
-from keymix.analysis.energy import ENERGIES
 from keymix.data.record import counts_left_out
 from keymix.report import formats
 from keymix.report.page import environment
@@ -39,7 +38,6 @@ def _sentences() -> Any:
         "formats": formats,
         "control_name": control_name,
         "finding": finding_text,
-        "fp32": ENERGIES["fp32"],
         "unit_of": unit_of,
         "page_of": page_of,
         "left_out": counts_left_out,

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from keymix.analysis.energy import ENERGIES
 from keymix.analysis.statistics import Summary
 from keymix.report import formats
 from keymix.report.part import Section, Shown, page_of
@@ -41,7 +42,7 @@ def sections(shown: Shown) -> Iterator[Section]:
     if record.spikes:
         yield Section(
             heading="What spikes cost",
-            about=say("spikes", record),
+            about=say("spikes", record, ENERGIES["fp32"]),
             tables=[table(record)],
             notes=[(labels, note) for note, labels in notes(record).items()],
         )
