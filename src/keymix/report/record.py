@@ -450,7 +450,7 @@ class Results(Sparse):
         """Return what a mixer costs, of `CostRow` or ``energy_uj``; None where it is not known."""
         if key == "energy_uj":
             return self.spikes[mixer][key].mean if mixer in self.spikes else None
-        found: Number | None = getattr(self.costs[mixer], key)
+        found: Number | None = getattr(self.costs.get(mixer), key, None)
         return found
 
     @property

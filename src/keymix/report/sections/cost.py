@@ -34,7 +34,7 @@ def sections(shown: Shown) -> Iterator[Section]:
     """Show the costs, and the score against those that were measured."""
     record = shown.record
     notes = [((mixer.label,), mixer.note) for mixer in record.mixers if mixer.note]
-    notes += [((m,), note) for m in record.labels for note in said("cost_notes", record.costs[m])]
+    notes += [((m,), note) for m, cost in record.costs.items() for note in said("cost_notes", cost)]
     view = {"charts": scatters(record, shown.looks), "table": table(record), "notes": notes}
     yield Section(name="Cost", template="sections/cost.html.j2", view=view)
 
@@ -61,7 +61,7 @@ def table(record: Results) -> Table:
         Column("training step, ms", "step_ms", "ms"),
         Column("peak memory, MiB", "peak_mib", "mib"),
     )
-    rows = [[label, *_cells(record.costs[label], at.get(label))] for label in record.labels]
+    rows = [[label, *_cells(cost, at.get(label))] for label, cost in record.costs.items()]
     return Table("costs", "Cost of each mixer", columns, rows)
 
 
