@@ -46,6 +46,8 @@ CANDIDATES: tuple[dict[str, Any], ...] = (
     {**recipe(5e-3, 104, 10.4), "seeds": OTHERS[:3]},
     recipe(5e-3, 104, 10.4, 5e-4),
     {**recipe(5e-3, 104, 10.4, 5e-4), "seeds": OTHERS[:3]},
+    recipe(5e-3, 104, 1, 5e-4),
+    {**recipe(5e-3, 104, 1, 5e-4), "seeds": OTHERS[:3]},
 )
 SEEDS = (100, 101, 102)
 

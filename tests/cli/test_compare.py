@@ -168,9 +168,8 @@ def test_the_table_says_why_there_is_no_interval_over_seeds(tmp_path, capsys):
     record = replace(
         opened(json.loads(stored.read_text("utf-8")), where="it"),
         baseline="softmax",
-        costs={row.mixer: CostRow.unknown(0, note="") for row in rows},
+        costs={row.mixer: CostRow(params=0) for row in rows},
         outcome=Outcome(last=rows, best=rows),
-        spikes=None,
     )
     print_result(Comparison(out=tmp_path, record=record))
     out = capsys.readouterr().out

@@ -155,10 +155,9 @@ def test_mix_ups_are_counted_over_seeds_the_commonest_first(done):
 
 def test_it_says_what_the_runs_were_trained_with(done):
     (env,) = to_json(done.record)["trained_with"]
-    assert env["runs"] == 6
     environment = json.loads((done.out / "runs/softmax/seed0/environment.json").read_text("utf-8"))
-    assert env["lines"]["threads"] == str(environment["threads"])
-    assert environment["packages"]["torch"] in env["lines"]["packages"]
+    assert env["threads"] == str(environment["threads"])
+    assert environment["packages"]["torch"] in env["packages"]
     assert done.record.differing == done.record.differing_here == []
     assert {run.trained_with for run in done.record.runs} == {0}
 

@@ -14,7 +14,7 @@ import torch
 
 from keymix import data
 from keymix.analysis.attention import attention_maps
-from keymix.compare.pictures import attention, collapse, normalised
+from keymix.compare.pictures import Trained, attention, collapse, normalised
 from keymix.models import create_model
 from keymix.report.record import Attention
 
@@ -34,15 +34,8 @@ CHOSEN = (0, 3, 5, 7)
 
 
 def shown(models: Mapping[str, Any], images: Any, *, pooling: str) -> Attention:
-    return attention(
-        models,
-        images,
-        pooling=pooling,
-        seed=0,
-        chosen=CHOSEN,
-        label=lambda data, i: str(i),
-        notes=[],
-    )
+    trained = Trained(models=models, data=images, seed=0)
+    return attention(trained, CHOSEN, pooling=pooling, label=lambda data, i: str(i))
 
 
 def looked(name: str, digits: Any) -> tuple[dict[str, Any], Any]:
@@ -64,7 +57,7 @@ def drawn(attention: Attention) -> Any:
 
 def test_the_class_token_is_asked_where_it_passes_through_the_mixers(digits: Any) -> None:
     attention, model = looked("vit_nano_p2_12", digits)
-    assert attention.query.startswith("Attention of the class token")
+    assert attention.class_token
     images = normalised(digits, digits.test, CHOSEN)
     (rows,) = attention_maps(model, images, layers=1, queries=[0]).values()
     wanted = rows[:, :, 0, 1:].unflatten(-1, (6, 6)).numpy()
@@ -75,7 +68,7 @@ def test_all_patches_are_asked_where_it_comes_later(digits: Any) -> None:
     """Query 0 of CaiT's patch blocks is the first patch, not the class token it reads out by."""
     attention, model = looked("cait_micro_p4_32", digits)
     assert model.global_pool == "token"
-    assert attention.query.startswith("Attention that the patches receive, averaged over all patch")
+    assert not attention.class_token
     images = normalised(digits, digits.test, CHOSEN)
     (rows,) = attention_maps(model, images, layers=1).values()
     wanted = rows.mean(2).unflatten(-1, (4, 4)).numpy()
@@ -100,7 +93,7 @@ def test_windows_are_put_back_on_the_image(digits: Any) -> None:
 
 def test_shifted_windows_are_not_compared_with_unshifted(digits: Any) -> None:
     _, model = looked("swin_micro_p2_32", digits)
-    alike = collapse({"ska": model}, digits, seed=0, notes=[])
+    alike = collapse(Trained(models={"ska": model}, data=digits, seed=0))
     assert alike.similarity == {}
     assert "windows" in alike.missing["ska"]
 
@@ -125,7 +118,7 @@ def test_of_a_model_in_stages_the_finest_with_most_maps_is_shown() -> None:
     assert attention.layers == ("Block 2 of 7", "Block 3 of 7")
     assert [attention.maps[label].grid for label in ("softmax", "placed")] == [(8, 8)] * 2
     assert list(attention.missing) == ["control"]
-    alike = collapse(models, photos, seed=0, notes=[])
+    alike = collapse(Trained(models=models, data=photos, seed=0))
     assert alike.pairs == ("4–5", "5–6")
     assert {label: len(v) for label, v in alike.similarity.items()} == {
         "softmax": 2,

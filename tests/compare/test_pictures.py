@@ -20,7 +20,7 @@ from PIL import Image
 from keymix import data
 from keymix.cli import main
 from keymix.compare import pictures as looked
-from keymix.compare.pictures import MOST_BYTES, Maps, attention, collapse, packed, thinned
+from keymix.compare.pictures import MOST_BYTES, Trained, attention, collapse, packed, without_heads
 from keymix.compare.question import Question
 from keymix.compare.run import compare, rebuild
 from keymix.errors import UserError
@@ -105,9 +105,7 @@ def test_pictures_are_left_out_for_good_until_they_are_asked_for(done: Path) -> 
     before = kept_in(done)
     assert rebuild(done, images=False).record.images is False
     assert not has_pictures(done)
-    kept = kept_in(done)
-    assert kept["attention"]["maps"] == before["attention"]["maps"]
-    assert kept["collapse"] == before["collapse"]
+    assert kept_in(done)["collapse"] == before["collapse"]
     rebuild(done)
     assert not has_pictures(done)
 
@@ -167,7 +165,7 @@ def test_masks_leave_their_gallery_out_too(done_masks: Path) -> None:
     rebuild(done_masks, images=False)
     assert not has_pictures(done_masks)
     assert not kept_in(done_masks)["galleries"]
-    assert kept_in(done_masks)["attention"]["maps"]
+    assert kept_in(done_masks)["collapse"]
 
 
 def test_an_image_of_two_sections_is_counted_once(done_masks: Path) -> None:
@@ -204,11 +202,11 @@ def test_what_nobody_foresaw_is_a_plain_sentence_on_the_page(
 def test_a_model_that_cannot_take_the_images_is_no_quotation_either() -> None:
     images = data.load("digits", limit=100)
     model = create_model("vit_nano_p2_12", mixer="softmax", in_chans=3, num_classes=10)
-    notes: list[str] = []
-    found = collapse({"softmax": model}, images, seed=0, notes=notes)
+    trained = Trained(models={"softmax": model}, data=images, seed=0)
+    found = collapse(trained)
     assert found.missing == {"softmax": "its similarity of blocks could not be read"}
-    assert len(notes) == 1
-    assert "cannot take images" in notes[0]
+    (note,) = trained.notes
+    assert "cannot take images" in note
 
 
 # ---- spiking mixers --------------------------------------------------------------------------
@@ -226,15 +224,8 @@ def test_tokens_that_spiking_mixers_let_through_are_shown_as_maps_are() -> None:
         for norm in model.modules():
             if isinstance(norm, torch.nn.BatchNorm1d | torch.nn.BatchNorm2d):
                 torch.nn.init.constant_(norm.weight, 4.0)  # so that neurons fire untrained
-    found = attention(
-        models,
-        images,
-        pooling="avg",
-        seed=0,
-        chosen=(0, 3),
-        label=lambda data, i: str(i),
-        notes=[],
-    )
+    trained = Trained(models=models, data=images, seed=0)
+    found = attention(trained, (0, 3), pooling="avg", label=lambda data, i: str(i))
     assert set(found.maps) == {"qk_token"}
     assert found.maps["qk_token"].kind == "mask"
     assert 0 < found.maps["qk_token"].scale <= 1
@@ -245,24 +236,13 @@ def test_tokens_that_spiking_mixers_let_through_are_shown_as_maps_are() -> None:
 # ---- how large a page is ---------------------------------------------------------------------
 
 
-def test_maps_that_would_be_too_large_lose_layers_and_then_single_heads() -> None:
-    fine = {m: Maps(weights=np.ones((4, 12, 4, 14, 14))) for m in "ab"}
-    assert thinned(list(range(12)), fine) == (list(range(12)), fine)
-    many = {str(m): Maps(weights=np.ones((4, 12, 7, 14, 14))) for m in range(12)}
-    layers, less = thinned(list(range(12)), many)
-    assert (layers[0], layers[-1]) == (0, 11)
-    assert 2 <= len(layers) < 12
-    assert size_of(less) <= MOST_BYTES
-    assert less["0"].weights.shape[1:3] == (len(layers), 7)
-    huge = {str(m): Maps(weights=np.ones((4, 4, 5, 56, 56))) for m in range(12)}
-    layers, less = thinned([2, 3, 4, 5], huge)
-    assert layers == [2, 5]
-    assert less["0"].weights.shape == (4, 2, 1, 56, 56)
-    assert size_of(less) <= MOST_BYTES
-
-
-def size_of(maps: dict[str, Maps]) -> int:
-    return sum(len(packed(each.weights).weights) for each in maps.values())
+def test_single_heads_of_maps_that_would_be_too_large_are_left_out() -> None:
+    few = {m: np.ones((4, 12, 4, 14, 14)) for m in "ab"}
+    assert without_heads(few) == few
+    many = {str(m): np.ones((4, 12, 7, 14, 14)) for m in range(12)}
+    less = without_heads(many)
+    assert less["0"].shape == (4, 12, 1, 14, 14)
+    assert sum(len(packed(each).weights) for each in less.values()) <= MOST_BYTES
 
 
 @pytest.mark.slow

@@ -66,8 +66,7 @@ def test_it_is_the_same_but_for_the_time_and_costs_that_were_lost(done, lost):
     assert but(found, *known) == but(first, *known)
     for label, cost in found["costs"].items():
         assert cost["macs"] == first["costs"][label]["macs"]
-        assert cost["latency_ms"] is None
-        assert "not measured yet" in cost["note"]
+        assert "latency_ms" not in cost
 
 
 @pytest.mark.parametrize("number", [2, None])
@@ -148,10 +147,10 @@ def test_other_environments_are_reported(done):
     (done / "runs/identity/seed0/environment.json").unlink()
     again = rebuild(done).record
     record = to_json(again)
-    assert [env["runs"] for env in record["trained_with"]] == [1, 1, 3, 1]
+    assert len(record["trained_with"]) == 4
     assert "commit" in again.differing
     places = {(run["mixer"], run["seed"]): run["trained_with"] for run in record["runs"]}
-    assert record["trained_with"][places["softmax", 1]]["lines"]["commit"] == "b" * 40
+    assert record["trained_with"][places["softmax", 1]]["commit"] == "b" * 40
 
 
 def no_images(config: Any) -> None:

@@ -4,19 +4,18 @@
 from __future__ import annotations
 
 import csv
-import json
 import shutil
 import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from few_digits import small
 
 import keymix
-from keymix.compare import costs
-from keymix.compare.events import Event
-from keymix.compare.pictures import evenly, normalised
+from keymix.compare import pictures
+from keymix.compare.pictures import SPIKE_IMAGES, evenly, normalised
 from keymix.compare.run import Comparison, rebuild
 from keymix.data import load
 from keymix.errors import UserError
@@ -52,6 +51,11 @@ def with_ann(tmp_path_factory) -> Comparison:
     return spiking(tmp_path_factory.mktemp("spikes") / "out", seeds=2, ann=True)
 
 
+def spikes_of(found: Comparison) -> dict[str, Any]:
+    """What spikes cost, by the run's folder."""
+    return {run["folder"]: run["spikes"] for run in to_json(found.record)["runs"]}
+
+
 @pytest.fixture
 def copied(with_ann, tmp_path) -> Path:
     return Path(shutil.copytree(with_ann.out, tmp_path / "copy"))
@@ -59,14 +63,13 @@ def copied(with_ann, tmp_path) -> Path:
 
 def test_rates_and_energy_are_those_of_the_trained_weights_on_validation_images(with_ann):
     data = load("digits", limit=100)
-    images = normalised(data, data.val, evenly(data.val, costs.IMAGES))
-    spikes = to_json(with_ann.record)["spikes"]
-    assert spikes["images"] == len(data.val)
+    images = normalised(data, data.val, evenly(data.val, SPIKE_IMAGES))
     each = []
     for seed in (0, 1):
         folder = f"runs/qk_token/seed{seed}"
         study = keymix.spike_study(load_run(with_ann.out / folder).model("last"), images)
-        run = spikes["runs"][folder]
+        run = spikes_of(with_ann)[folder]
+        assert run["images"] == len(data.val)
         assert run["firing_rate"] == pytest.approx(study.rate)
         assert run["sops"] == pytest.approx(study.sops)
         low, middle, high = (value * 1e-6 for value in study.energy)
@@ -75,9 +78,9 @@ def test_rates_and_energy_are_those_of_the_trained_weights_on_validation_images(
         assert run["dense_energy_uj"] == pytest.approx(study.ann_energy * 1e-6)
         each.append(middle)
     assert each[0] != each[1]
-    mean = spikes["mixers"]["qk_token"]["energy_uj"]
-    assert (mean["n"], mean["mean"]) == (2, pytest.approx(statistics.mean(each)))
-    assert mean["sd"] == pytest.approx(statistics.stdev(each))
+    mean = with_ann.record.spikes["qk_token"]["energy_uj"]
+    assert (mean.n, mean.mean) == (2, pytest.approx(statistics.mean(each)))
+    assert mean.sd == pytest.approx(statistics.stdev(each))
 
 
 def test_results_csv_grows_by_columns_of_the_last_epoch(with_ann):
@@ -87,7 +90,7 @@ def test_results_csv_grows_by_columns_of_the_last_epoch(with_ann):
         assert row[STEPS] == ("1" if row["mixer"] == ANN else "2")
         slug = "ann-of-spiking_self" if row["mixer"] == ANN else row["mixer"]
         folder = f"runs/{slug}/seed{row['seed']}"
-        run = to_json(with_ann.record)["spikes"]["runs"][folder]
+        run = spikes_of(with_ann)[folder]
         values = [row[name] for name in SPIKES]
         if row["epoch"] == "best":
             assert values == [""] * len(SPIKES)
@@ -120,9 +123,9 @@ def test_the_ann_counterpart_is_the_baselines_network_with_relu_at_one_step_unde
     row = next(row for row in with_ann.record.outcome.last if row.mixer == ANN)
     assert row.seeds is not None
     assert row.seeds.n == 2  # paired with the baseline's runs
-    mixers = to_json(with_ann.record)["spikes"]["mixers"]
-    dense = mixers["spiking_self"]["dense_energy_uj"]["mean"]
-    assert mixers[ANN]["energy_uj"]["mean"] == pytest.approx(dense)
+    mixers = with_ann.record.spikes
+    dense = mixers["spiking_self"]["dense_energy_uj"].mean
+    assert mixers[ANN]["energy_uj"].mean == pytest.approx(dense)
 
 
 def test_page_and_terminal_show_what_spikes_cost(with_ann, capsys):
@@ -142,7 +145,7 @@ def test_page_and_terminal_show_what_spikes_cost(with_ann, capsys):
         "spiking_self",
         ANN,
     ]
-    energy = to_json(with_ann.record)["spikes"]["mixers"]["qk_token"]["energy_uj"]
+    energy = to_json(with_ann.record.spikes)["qk_token"]["energy_uj"]
     digits = 3 if energy["mean"] < 1 else 2
     mean, sd = (f"{energy[key]:.{digits}f}" for key in ("mean", "sd"))
     assert lines[head + 1].split("\t")[5] == f"{mean} ± {sd}"
@@ -183,62 +186,47 @@ def test_mixers_that_guess_are_named_by_the_number_of_images(with_ann):
 
 def test_spikes_are_read_once_and_again_for_other_weights(copied, monkeypatch):
     studied: list[str] = []
-    really = costs._study
+    really = pictures._spikes
 
     def watched(folder: Path, images: Any) -> Any:
         studied.append(folder.relative_to(copied).as_posix())
         return really(folder, images)
 
-    monkeypatch.setattr(costs, "_study", watched)
-    said: list[str] = []
-
-    def watch(event: Event) -> None:
-        if event.kind == "stage":
-            said.append(event.text)
-
-    again = spiking(copied, seeds=2, ann=True, progress=watch)
+    monkeypatch.setattr(pictures, "_spikes", watched)
+    again = spikes_of(spiking(copied, seeds=2, ann=True))
     assert studied == []
-    assert not [text for text in said if "spikes" in text]
     weights = copied / "runs/qk_token/seed1/weights_last.safetensors"
     shutil.copy(copied / "runs/qk_token/seed0/weights_last.safetensors", weights)
-    other = spiking(copied, seeds=2, ann=True, progress=watch)
+    other = spikes_of(rebuild(copied))
     assert studied == ["runs/qk_token/seed1"]
-    assert "counting spikes of 1 run" in said
-    runs = to_json(other.record)["spikes"]["runs"]
-    assert runs["runs/qk_token/seed1"] == runs["runs/qk_token/seed0"]
-    assert (
-        to_json(again.record)["spikes"]["runs"]["runs/qk_token/seed1"]
-        != runs["runs/qk_token/seed1"]
-    )
+    assert other["runs/qk_token/seed1"] == other["runs/qk_token/seed0"]
+    assert again["runs/qk_token/seed1"] != other["runs/qk_token/seed1"]
 
 
-def test_a_rebuilt_page_has_the_same_and_says_what_was_not_read(copied, with_ann):
+def test_a_rebuilt_page_has_the_same_and_leaves_out_what_cannot_be_read(
+    copied, with_ann, monkeypatch
+):
     assert rebuild(copied).record.spikes == with_ann.record.spikes
-    path = copied / "costs.json"
-    kept = json.loads(path.read_text(encoding="utf-8"))
-    del kept["spikes"]["runs/qk_token/seed0"], kept["spikes"]["runs/qk_token/seed1"]
-    path.write_text(json.dumps(kept), encoding="utf-8")
-    mixers = to_json(rebuild(copied).record)["spikes"]["mixers"]
-    assert mixers["qk_token"]["energy_uj"] == {"n": 0, "mean": None, "sd": None}
-    assert mixers["qk_token"]["notes"] == [costs.NOT_YET]
-    assert (
-        mixers["spiking_self"]["notes"]
-        == to_json(with_ann.record)["spikes"]["mixers"]["spiking_self"]["notes"]
-    )
-    path.unlink()
-    page = rebuild(copied).report.read_text(encoding="utf-8")
-    assert "not measured yet" in page
+    (copied / "pictures.json").unlink()
+
+    def gone(config: Any) -> None:
+        raise UserError("the images are elsewhere")
+
+    monkeypatch.setattr(pictures, "load_data", gone)
+    found = rebuild(copied)
+    assert found.record.spikes["qk_token"]["energy_uj"].n == 0
+    assert "the images are elsewhere" in " ".join(found.notes)
+    assert tuple(rows_of(copied)[0]) == (*RESULTS, STEPS, *SPIKES)
 
 
 def test_a_study_that_fails_is_a_note_and_the_comparison_stands(copied, monkeypatch):
-    def fails(folder: Path, images: Any) -> Any:
+    def fails(*_: Any, **__: Any) -> Any:
         raise UserError("an operation that nobody priced")
 
-    monkeypatch.setattr(costs, "_study", fails)
-    (copied / "costs.json").unlink()
+    monkeypatch.setattr(pictures, "spike_study", fails)
+    (copied / "pictures.json").unlink()
     found = spiking(copied, seeds=2)
-    row = to_json(found.record)["spikes"]["mixers"]["qk_token"]
-    assert row["notes"] == ["an operation that nobody priced"]
+    assert spikes_of(found)["runs/qk_token/seed0"]["notes"] == ["an operation that nobody priced"]
     assert "an operation that nobody priced" in found.report.read_text(encoding="utf-8")
 
 
@@ -247,15 +235,15 @@ def test_bounds_are_in_their_order(with_ann, monkeypatch):
         energy = (1e6, 2e6, 3e6)  # pJ
         ann_energy, rate, silent, sops, macs, images, time_steps, notes = 4e6, 0, 0, 0, 0, 1, 2, ()
 
-    monkeypatch.setattr("keymix.compare.costs.spike_study", lambda *_, **__: Study)
-    row = costs._study(with_ann.out / "runs/qk_token/seed0", load("digits", limit=100))
+    monkeypatch.setattr(pictures, "spike_study", lambda *_, **__: Study)
+    row = pictures._spikes(with_ann.out / "runs/qk_token/seed0", torch.zeros(1))
     energies = [row.energy_low_uj, row.energy_uj, row.dense_energy_uj, row.energy_high_uj]
     assert energies == pytest.approx([1, 2, 4, 3])
 
 
 def test_dense_comparisons_and_ann_counterparts_alone_have_no_table_of_spikes(tmp_path):
     relu = spiking(tmp_path / "relu", overrides={"model.options": TINY | {"neuron": "relu"}})
-    assert relu.record.spikes is None
+    assert relu.record.spikes == {}
     assert "What spikes cost" not in relu.report.read_text(encoding="utf-8")
     assert tuple(rows_of(relu.out)[0]) == RESULTS
     with pytest.raises(UserError, match="--ann: vit_nano_p4_12 has no spikes"):
@@ -277,8 +265,8 @@ def test_recordings_of_events_are_compared_with_an_ann_counterpart_of_the_same_f
             "augment.crop_padding": 0,
         },
     )
-    mixers = to_json(found.record)["spikes"]["mixers"]
-    assert mixers["qk_token"]["time_steps"] == 3
+    mixers = to_json(found.record.spikes)
+    assert found.record.costs["qk_token"].time_steps == 3
     assert mixers["qk_token"]["energy_uj"]["mean"] > 0
     options = load_run(tmp_path / "out/runs/ann-of-spiking_self/seed0").recipe.model.options
     assert options == SMALL | {"neuron": "relu"}

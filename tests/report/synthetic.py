@@ -100,7 +100,7 @@ def lose(record: dict[str, Any], mixer: str, seed: int, status: str, reason: str
             row |= {"seeds": None, "images": None, "top1": nothing}
             row |= {"top5": nothing, "val_top1": nothing, "degree": "unclear"}
     if not left:
-        record["costs"].pop(mixer, None)
+        record["costs"][mixer] = {"params": record["costs"][mixer]["params"]}
         record["confusions"].pop(mixer, None)
         record["attention"]["maps"].pop(mixer, None)
         record["attention"]["missing"][mixer] = "no run finished"
@@ -173,17 +173,12 @@ def make_record(
     rows = outcome(labels, baseline=labels[0], scores=scores, task=task)
     as_json = to_json(rows)
     mapped = [m for m in labels if m not in CONTROLS]
-    others = len(labels) if seeds > 1 else 0
     return {
         "format": 3,
         "created": "2026-03-01 12:00",
         "command": "keymix compare --data digits --mixers 'softmax,static_key(activation=relu)'",
         "environment": dict(MACHINE),
-        "trained_with": [
-            {"lines": dict(lines), "runs": runs_of}
-            for lines, runs_of in ((MACHINE, len(runs) - others), (OTHER_MACHINE, others))
-            if runs_of
-        ],
+        "trained_with": [dict(MACHINE), dict(OTHER_MACHINE)] if seeds > 1 else [dict(MACHINE)],
         "test_images": images,
         "classes": {
             "names": list(classes),
@@ -227,7 +222,8 @@ def make_record(
             "optim": {"lr": 0.002},
         },
         "match": None,
-        "readout": {"pooling": "avg", "because": []},
+        "pooling": "avg",
+        "pooled_for": [],
         "processes": 2,
         "threads": 1,
         "baseline": labels[0],
@@ -256,7 +252,8 @@ def make_record(
             "threads": 1,
         },
         "attention": {
-            "query": "Mean over patch tokens.",
+            "class_token": False,
+            "seed": 0,
             "images": [
                 {
                     "png": image_uri((rng.random((1, 12, 12)) * 255).astype(np.uint8)),

@@ -16,6 +16,7 @@ from keymix.errors import UserError
 from keymix.records import to_json
 from keymix.report.comparison import RESULTS, Comparison
 from keymix.report.frames import DIFFERENCES, SCORES
+from keymix.report.record import CostRow
 from keymix.report.result import Result
 from keymix.report.tables import text_table
 
@@ -76,10 +77,10 @@ def test_differences_are_those_of_the_outcome(compared: Comparison) -> None:
 
 
 def test_costs_are_one_row_per_mixer_also_where_they_are_unknown(compared: Comparison) -> None:
-    costs = {key: cost for key, cost in compared.record.costs.items() if key != "identity"}
+    costs = {**compared.record.costs, "identity": CostRow(params=7)}
     frame = Comparison(out=compared.out, record=replace(compared.record, costs=costs)).costs
     assert list(frame["mixer"]) == compared.record.labels
-    assert frame["params"].isna().sum() == 1
+    assert frame["macs"].isna().sum() == 1
     assert frame["macs"][0] == compared.record.costs["softmax"].macs
 
 

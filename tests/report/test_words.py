@@ -12,7 +12,7 @@ from synthetic import make_record, typed
 from keymix.analysis.certainty import Settle
 from keymix.analysis.statistics import Interval
 from keymix.report.checked import Checked
-from keymix.report.record import OutcomeRow, Results, TrainedWith
+from keymix.report.record import OutcomeRow, Results
 from keymix.report.words import said, say
 
 
@@ -111,7 +111,7 @@ def test_other_environments_are_named_by_what_differs(five: Results) -> None:
     assert "packages, machine" in say("environments", five)
     one = replace(five, trained_with=five.trained_with[:1])
     assert say("environments", one) == ""
-    threads = TrainedWith(lines={**one.environment, "threads": "7"}, runs=1)
+    threads = {**one.environment, "threads": "7"}
     here = {key: line for key, line in one.environment.items() if key != "threads"}
     one = replace(one, trained_with=(threads,), environment=here)
     assert say("environments", one) == ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from keymix.hosts.attention_inputs import Layout
 from keymix.hosts.base import Encoded
 from keymix.mixers.base import Stage
 
+T = TypeVar("T")
 FloatArray = npt.NDArray[np.float32]
 Asking = Literal["cls", "mean"] | At
 View = Literal["image", "matrix"]
@@ -92,7 +93,7 @@ def look(
     wanted = list(select_layers(model, layers))
     if layers is None:
         wanted = _with_maps(model, images[:1], missing)
-    multiplied, wanted = wanted, wanted if layers is not None else _shown(wanted)
+    multiplied, wanted = wanted, wanted if layers is not None else shown_layers(wanted)
     asked = tuple(queries) or (_default_query(model, images[:1], wanted),)
     each: list[AttentionMaps] = [
         attention_maps(
@@ -142,11 +143,11 @@ def _with_maps(model: nn.Module, image: Tensor, missing: dict[str, str]) -> list
     return found
 
 
-def _shown(found: list[str]) -> list[str]:
-    """Choose `MOST_LAYERS` evenly."""
+def shown_layers(found: Sequence[T]) -> list[T]:
+    """Choose `MOST_LAYERS` evenly, first and last included."""
     last = len(found) - 1
     if last < MOST_LAYERS:
-        return found
+        return list(found)
     return [found[round(i * last / (MOST_LAYERS - 1))] for i in range(MOST_LAYERS)]
 
 

@@ -226,14 +226,15 @@ def print_result(result: Comparison) -> None:
 
 def _print_spikes(record: Results) -> None:
     """Print what the spikes of a spiking model cost."""
+    from keymix.analysis.energy import ENERGIES
     from keymix.report.sections import spikes
     from keymix.report.words import say
 
-    if record.spikes is None:
+    if not record.spikes:
         return
     console.say()
     console.show(spikes.table(record))
-    console.prose(say("energies", record))
+    console.prose(say("energies", ENERGIES["fp32"]))
     for note, labels in spikes.notes(record).items():
         console.prose(f"- {', '.join(labels)}: {note}", hang="  ")
 
@@ -267,7 +268,7 @@ def plain(result: Comparison) -> dict[str, Any]:
     from keymix.report.answer import answer
 
     record = to_json(result.record)
-    spikes = record["spikes"]["mixers"] if "spikes" in record else {}
+    spikes = to_json(result.record.spikes)
     return {
         "answer": to_json(answer(result.record)),
         "report": str(result.report),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ _WHICH: Literal["last"] = "last"
 class Kept:
     """The content of ``references.json``: what is recorded of each, without its answers."""
 
-    rows: tuple[ReferenceRow, ...] = ()
+    rows: tuple[ReferenceRow, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +36,12 @@ class References:
     """What answers without a trained network: rows of the record, and answers by name."""
 
     rows: tuple[ReferenceRow, ...] = ()
-    answers: Mapping[str, Answers] | None = None
+    answers: Mapping[str, Answers] = field(default_factory=dict)
 
     def of(self, *, learned: bool) -> dict[str, Answers]:
         """Return the answers of those that learned something, or of those that did not."""
-        known = self.answers or {}
         names = (row.name for row in self.rows if row.learned == learned)
-        return {name: known[name] for name in names if name in known}
+        return {name: self.answers[name] for name in names if name in self.answers}
 
 
 def compute_references(out: Path, images: ImageData, *, say: Callable[[str], None]) -> None:

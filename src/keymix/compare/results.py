@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 from keymix.analysis import statistics
 from keymix.analysis.answers import Answers
@@ -20,8 +20,9 @@ from keymix.analysis.certainty import (
     judge,
     smallest_margin,
 )
+from keymix.analysis.energy import ENERGIES
 from keymix.analysis.statistics import LEVEL, Interval, Summary, crossed_difference
-from keymix.compare.costs import SpikeRows, spike_table
+from keymix.compare.costs import Costs
 from keymix.compare.findings import Found, decide, findings
 from keymix.compare.question import Plan
 from keymix.compare.references import References
@@ -33,19 +34,14 @@ from keymix.data.record import DataRecord
 from keymix.mixers.registry import get_mixer_class
 from keymix.mixers.spec import parse_mixer
 from keymix.records import Own
-from keymix.report.checked import Checked, DataFinding, Level
+from keymix.report.checked import Checked, DataFinding
 from keymix.report.part import page_of
 from keymix.report.record import (
-    ComparedMixer,
-    CostRow,
-    Lines,
-    Measured,
+    DoneRun,
     Outcome,
     OutcomeRow,
-    Readout,
     Results,
-    TrainedWith,
-    Tuning,
+    RunSpikes,
     Which,
     look_number,
 )
@@ -54,21 +50,17 @@ from keymix.train.environment import environment, lines
 from keymix.train.parts import answers_of
 
 _NAMED = 3  # places of a finding of the data check that are kept
-WHICH: tuple[Which, ...] = ("last", "best")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
     """What a comparison's folder has next to its runs."""
 
-    costs: Mapping[str, CostRow]
-    measured: Measured
-    spikes: SpikeRows | None = None
+    costs: Costs
+    spikes: Mapping[str, RunSpikes]  # by the run's folder
     checked: Checked | None = None
     references: References
     looks: tuple[int, ...] = ()
-    tuning: Tuning | None = None
-    images: bool = True  # whether the report may have pictures of the data
 
 
 def results(plan: Plan, data: DataRecord, readings: Sequence[Reading], known: Known) -> Results:
@@ -81,41 +73,38 @@ def results(plan: Plan, data: DataRecord, readings: Sequence[Reading], known: Kn
         controls=[each.label for each in plan.mixers if each.control],
         references=[each.label for each in plan.mixers if each.reference],
     )
-    last, best = (_outcome_at(which, plan, done, data.task_kind, rules) for which in WHICH)
+    last = _outcome_at("last", plan, done, data.task_kind, rules)
+    best = _outcome_at("best", plan, done, data.task_kind, rules)
     found = Found(
         plan=plan,
         data=data,
         done=done,
         references=known.references,
-        costs=known.costs,
+        costs=known.costs.rows,
         checked=known.checked,
     )
     found_out = findings(found)
-    trained_with, places = _distinct([reading.environment for reading in done])
-    place = dict(zip(((r.run.mixer, r.run.seed) for r in done), places, strict=True))
+    every = [reading.environment for reading in done]
+    environments = [each for i, each in enumerate(every) if each not in every[:i]]
     tested = [reading.tested for reading in done]
     own = Own.of(page_of(data.task_kind).keep_comparison(tested, data))
     return Results(
         created=time.strftime("%Y-%m-%d %H:%M %Z"),
         command=plan.command,
         environment={k: line for k, line in lines(environment()).items() if k != "threads"},
-        trained_with=trained_with,
+        trained_with=tuple(environments),
         data=data,
         data_check=known.checked,
         recipe=plan.recipe,
         match=plan.match,
-        readout=Readout(pooling=plan.pooling, because=plan.pooled_for),
+        pooling=plan.pooling,
+        pooled_for=plan.pooled_for,
         cannot_sit=plan.cannot_sit,
         baseline=plan.baseline,
         seeds=plan.seeds,
         processes=plan.processes,
         threads=plan.threads,
-        mixers=tuple(
-            ComparedMixer(
-                label=e.label, slug=e.slug, control=e.control, reference=e.reference, note=e.note
-            )
-            for e in plan.mixers
-        ),
+        mixers=plan.mixers,
         mechanisms=_mechanisms(plan),
         findings=found_out,
         outcome=Outcome(last=last, best=best),
@@ -123,22 +112,25 @@ def results(plan: Plan, data: DataRecord, readings: Sequence[Reading], known: Kn
         recommendation=decide(
             found, {each.kind for each in found_out}, {row.mixer: row.interval for row in last}
         ),
-        tuning=known.tuning,
+        tuning=plan.tuning,
         margin=plan.margin,
         recognised=None if plan.margin is None else _recognised(found, rules.alpha),
         looks=known.looks,
         alpha=rules.alpha,
         test_images=data.sizes["test"],
-        costs=known.costs,
-        measured=known.measured,
-        spikes=spike_table(plan, readings, known.spikes, known.costs),
+        costs=known.costs.rows,
+        measured=known.costs.measured,
         runs=tuple(
-            replace(r.run, trained_with=place[r.run.mixer, r.run.seed])
+            replace(
+                r.run,
+                trained_with=environments.index(r.environment),
+                spikes=_spikes(plan, r.run, known),
+            )
             if isinstance(r, Finished)
             else r
             for r in readings
         ),
-        images=known.images,
+        images=bool(plan.question.images),
         own=own,
     )
 
@@ -151,15 +143,22 @@ def _mechanisms(plan: Plan) -> dict[str, str]:
     return {name: text for name, text in about.items() if text}
 
 
-def _distinct(runs: Sequence[Lines]) -> tuple[tuple[TrainedWith, ...], list[int]]:
-    """Return the different environments of the runs, the first run's first, and each run's."""
-    found: list[Lines] = []
-    for run in runs:
-        if run not in found:
-            found.append(run)
-    places = [found.index(run) for run in runs]
-    groups = (TrainedWith(lines=each, runs=places.count(i)) for i, each in enumerate(found))
-    return tuple(groups), places
+def _spikes(plan: Plan, run: DoneRun, known: Known) -> RunSpikes | None:
+    """Return what a run's spikes cost; of the ANN counterpart, all of its multiply-adds."""
+    (mixer,) = (each for each in plan.mixers if each.label == run.mixer)
+    if not plan.spiking or mixer.reference:
+        return None
+    if not mixer.ann_of:
+        return known.spikes.get(run.folder, RunSpikes())
+    macs = known.costs.rows[run.mixer].macs
+    energy = None if macs is None else macs * ENERGIES["fp32"].mac * 1e-6  # µJ
+    return RunSpikes(
+        macs=macs,
+        energy_uj=energy,
+        energy_low_uj=energy,
+        energy_high_uj=energy,
+        dense_energy_uj=energy,
+    )
 
 
 def _outcome_at(
@@ -307,7 +306,7 @@ def checked_data(data: ImageData) -> Checked:
     report = quick_check(data)
     found = tuple(
         DataFinding(
-            level=cast(Level, each.level),
+            level=cast(Any, each.level),
             what=each.what,
             count=each.count,
             where=tuple(each.where[:_NAMED]),

@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 from keymix.analysis.threads import busy
 from keymix.compare import folder
-from keymix.compare.costs import known_costs, known_spikes, measure_costs
+from keymix.compare.costs import known_costs, measure_costs
 from keymix.compare.events import Event, Watcher
 from keymix.compare.execute import train_runs
 from keymix.compare.folder import Stored
-from keymix.compare.pictures import kept_pictures
+from keymix.compare.pictures import look
 from keymix.compare.plan import resolve, summary, time_left, what_it_can_show
 from keymix.compare.question import Plan, Question
 from keymix.compare.references import References, compute_references, known_references
@@ -151,7 +151,7 @@ def answer(question: Question, *, progress: Watcher | None = None) -> Comparison
             raise UserError(f"no run could be finished; the first says: {why}")
         if question.reference:
             compute_references(out, data, say=say)
-        measure_costs(plan, data, runs, say=say)
+        measure_costs(plan, known, runs, say=say)
         return _gathered(folder.look(stored, runs), runs, data, say=say)
 
 
@@ -291,21 +291,17 @@ def _gathered(
     `data` are the images if they are loaded already.
     """
     plan = stored.plan
-    out, shown = plan.out, bool(plan.question.images)
+    out = plan.out
     known = next(each.data for each in runs if isinstance(each, Finished))
-    say("reading attention maps")
-    looked = kept_pictures(plan, runs, data, stored.data, images=shown)
-    costs, measured = known_costs(plan, known)
+    say("looking into the trained models")
+    seen = look(plan, runs, data, stored.data, images=bool(plan.question.images))
     beside = Known(
-        costs=costs,
-        measured=measured,
-        spikes=known_spikes(plan, runs),
+        costs=known_costs(plan, known, runs),
+        spikes=seen.spikes,
         checked=stored.checked,
         references=known_references(out, known) if plan.question.reference else References(),
         looks=stored.looks,
-        tuning=plan.tuning,
-        images=shown,
     )
     found = results(plan, known, runs, beside)
-    folder.write_results(found, out, looked)
-    return Comparison(out=out, record=found, pictures=looked, notes=looked.notes)
+    folder.write_results(found, out, seen.pictures)
+    return Comparison(out=out, record=found, pictures=seen.pictures, notes=seen.pictures.notes)

@@ -161,7 +161,7 @@ def _decision(record: Results) -> str:
 
 def _share(record: Results, mixer: str, key: str) -> float | None:
     """By what share a cost of a mixer differs from the baseline's; None where one is not known."""
-    ours, theirs = (cost_of(record, label, key) for label in (mixer, record.baseline))
+    ours, theirs = (record.cost(label, key) for label in (mixer, record.baseline))
     return None if not theirs or ours is None else float(ours / theirs - 1)
 
 
@@ -178,17 +178,8 @@ def _saves(record: Results, mixer: str) -> bool:
 
 def relative(record: Results, mixer: str, key: str) -> str:
     """Write by what share a cost differs from the baseline's: ``−11 %``; empty if not known."""
-    ours, theirs = (cost_of(record, label, key) for label in (mixer, record.baseline))
+    ours, theirs = (record.cost(label, key) for label in (mixer, record.baseline))
     return formats.share(ours, theirs)
-
-
-def cost_of(record: Results, mixer: str, key: str) -> float | None:
-    """Return a cost of a mixer by its key, `ENERGY` included; None where it is not known."""
-    if key == ENERGY:
-        found = record.spikes.mixers.get(mixer) if record.spikes else None
-        return None if found is None else found.energy_uj.mean
-    row = record.costs.get(mixer)
-    return None if row is None else getattr(row, key)
 
 
 # ---- tiles ----------------------------------------------------------------------------------

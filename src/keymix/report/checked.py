@@ -7,15 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Level = Literal["stops", "falsifies", "warning"]
-"""How bad something is that the check of the data found."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class DataFinding:
     """Something that the check of the data found, how often, the first places, and the remedy."""
 
-    level: Level
+    level: Literal["stops", "falsifies", "warning"]
     what: str
     count: int
     where: tuple[str, ...]

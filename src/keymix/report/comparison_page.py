@@ -18,9 +18,8 @@ from keymix.report import pictures, sections
 from keymix.report.answer import answer
 from keymix.report.gallery import NO_PICTURES, Pictures
 from keymix.report.page import Script, environment, render_page
-from keymix.report.part import Section, Shown
+from keymix.report.part import SHARES, Section, Shown
 from keymix.report.record import Attention, DoneRun, OpenRun, Results
-from keymix.report.sections.attention import LEVELS
 from keymix.report.sections.learning import history
 from keymix.report.sections.runs import STATUS
 from keymix.report.words import finding_text, said, say
@@ -56,7 +55,7 @@ def render(record: Results, pictures: Pictures = NO_PICTURES) -> str:
         "label_is": page.label_is,
         "sections": made,
         "pictured": say("pictured", record, len({x for each in made for x in each.images})),
-        "lacks_maps": not (pictures.attention or record.task_kind.whole_images),
+        "lacks_maps": not (pictures.collapse or record.task_kind.whole_images),
         "answer": found,
         "findings": [finding_text(record, each) for each in record.findings],
         "pick": record.recommendation.pick,
@@ -115,7 +114,7 @@ def payload(shown: Shown, *, subject: str = "") -> object:
         "mixers": [{"label": m, "colour": look.colour} for m, look in looks.items()],
         "runs": [_run(run, task) for run in record.runs],
         "testImages": record.test_images,
-        "environments": [group.lines for group in record.trained_with],
+        "environments": record.trained_with,
         "curves": [
             {"key": key, "label": label, "percent": percent}
             for key, label, percent in history(task)
@@ -162,7 +161,7 @@ def _short(value: float | None) -> float | None:
 
 
 def _attention(stored: Attention | None) -> dict[str, object] | None:
-    if not stored or not stored.maps or not any(image.png for image in stored.images):
+    if not stored or not stored.maps:
         return None
     return {
         "images": [{"label": image.label, "id": image.id} for image in stored.images],
@@ -170,7 +169,7 @@ def _attention(stored: Attention | None) -> dict[str, object] | None:
         "maps": to_json(stored.maps),
         "missing": stored.missing,
         "said": to_json(stored.said or {}),
-        "levels": LEVELS,
+        "levels": SHARES,
         "heat": pictures.HEAT,
         "full": pictures.FULL,
         "opacity": pictures.OPACITY,

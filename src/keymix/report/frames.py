@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from keymix.report.part import page_of
-from keymix.report.record import CostRow, DoneRun, Results
+from keymix.report.record import DoneRun, Results
 from keymix.report.tables import Column, Table
 from keymix.report.words import finding_text
 
@@ -81,7 +81,7 @@ def results_table(record: Results) -> Table:
     for run, scores in _scores(record):
         row = [*scores, *_values(record.costs.get(run.mixer), RESULTS[len(SCORES) :])]
         if spikes:
-            of_run = spikes.runs.get(run.folder) if scores[2] == "last" else None
+            of_run = run.spikes if scores[2] == "last" else None
             row += [record.time_steps.get(run.mixer), *_values(of_run, SPIKES)]
         rows.append(row)
     return _table("results", (*RESULTS, *((STEPS, *SPIKES) if spikes else ())), rows)
@@ -118,16 +118,12 @@ def differences_table(record: Results) -> Table:
 
 def costs_table(record: Results) -> Table:
     """What each mixer's model costs."""
-    unknown = CostRow.unknown(0, note="")
-    spikes = record.spikes.mixers if record.spikes else {}
+    spikes = record.spikes
     rows = []
     for label in record.labels:
-        cost = record.costs.get(label)
-        row = [label, *_values(cost or unknown, COSTS)]
-        row[1] = cost.params if cost else None
+        row = [label, *_values(record.costs.get(label), COSTS)]
         if spikes:
-            of_mixer = spikes.get(label)
-            row += [getattr(of_mixer, key).mean if of_mixer else None for key in SPIKES]
+            row += [spikes[label][key].mean if label in spikes else None for key in SPIKES]
         rows.append(row)
     return _table("costs", ("mixer", *COSTS, *(SPIKES if spikes else ())), rows)
 

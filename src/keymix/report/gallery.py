@@ -8,7 +8,7 @@ picture and its boxes as vectors, so that a page contains each image once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from keymix.report.record import Attention, Collapse, Sparse
@@ -96,13 +96,6 @@ class Pictures:
     collapse: Collapse | None = None
     galleries: Mapping[str, Gallery] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-
-    def bare(self) -> Pictures:
-        """Leave every picture of the data out; numbers stay."""
-        if self.attention is None:
-            return replace(self, galleries={})
-        images = tuple(replace(image, png="") for image in self.attention.images)
-        return replace(self, attention=replace(self.attention, images=images), galleries={})
 
 
 NO_PICTURES = Pictures()

@@ -28,6 +28,8 @@ Output = Any
 """What a task's model returns: a tensor, a list, a mapping."""
 
 
+SHARES = 65535
+"""A stored share of this many is 1."""
 Notes = Sequence[tuple[Sequence[str], str]]
 """Labels of mixers and what is said of them."""
 
@@ -274,8 +276,8 @@ class Shown:
 
 
 def packed_shares(shares: FloatArray) -> str:
-    """Write numbers from 0 to 1 as base64 of little-endian uint16, 65535 for 1."""
-    levels = np.round(np.clip(shares, 0.0, 1.0) * 65535).astype("<u2")
+    """Write numbers from 0 to 1 as base64 of little-endian uint16, `SHARES` for 1."""
+    levels = np.round(np.clip(shares, 0.0, 1.0) * SHARES).astype("<u2")
     return base64.b64encode(levels.tobytes()).decode("ascii")
 
 

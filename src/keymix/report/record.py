@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from keymix.analysis.certainty import Decision, Degree, Direction, Settle
-from keymix.analysis.statistics import Interval, Summary
+from keymix.analysis.statistics import Interval, Summary, summarize
 from keymix.data.record import DataRecord
 from keymix.errors import UserError
 from keymix.records import Own, from_json, spread
@@ -75,11 +75,41 @@ class HistoryLine:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunSpikes(Sparse):
+    """What the spikes of one run's last weights cost; energies in µJ per image.
+
+    `images` are how many of validation were read; None of a network without spikes. `firing_rate`
+    is spikes per neuron and step, `silent` the share of neurons that never fired, `sops` the
+    synaptic operations of an image, `macs` the multiply-adds that are left, `dense_energy_uj` the
+    energy of the same network without spikes.
+    """
+
+    images: int | None = None
+    firing_rate: Number | None = None
+    silent: Number | None = None
+    sops: Number | None = None
+    macs: Number | None = None
+    energy_uj: Number | None = None
+    energy_low_uj: Number | None = None
+    energy_high_uj: Number | None = None
+    dense_energy_uj: Number | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_finite(self)
+
+
+QUANTITIES = tuple(e.name for e in fields(RunSpikes) if e.name not in ("images", "notes"))
+"""Of spikes, whose mean over seeds is shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DoneRun(Sparse):
     """A finished run: training time, scores of the last epoch and of that best on validation.
 
     `reason` is None, since there is nothing to explain, and `trained_with` is the position of its
-    environment in the record's. The task's page's ``run`` is `own`.
+    environment in the record's; `spikes` are those of a spiking model, or of its ANN counterpart.
+    The task's page's ``run`` is `own`.
     """
 
     mixer: str
@@ -92,6 +122,7 @@ class DoneRun(Sparse):
     best: Mark
     history: tuple[HistoryLine, ...]
     trained_with: int
+    spikes: RunSpikes | None = None
     own: Own = field(default_factory=Own, metadata=spread())
 
     def mark(self, which: Which) -> Mark:
@@ -142,7 +173,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReferenceRow:
+class ReferenceRow(Sparse):
     """A point of reference that no network was trained for, outside every test.
 
     `learned` says whether it learned anything from the inputs, `about` how it answers; `low` and
@@ -158,10 +189,6 @@ class ReferenceRow:
     high: float | None
     scores: Mapping[str, float | None]
     validation: float | None = None
-
-    def omitted(self) -> tuple[str, ...]:
-        """The fields that are not written: a score that is not known."""
-        return ("validation",) if self.validation is None else ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,58 +227,36 @@ class Finding:
 class CostRow(Sparse):
     """What a mixer's model costs; None where it is not known.
 
-    Multiply-adds are per image, and of spiking models of all `time_steps`; activations are those
-    kept to train, bytes per image; latency is at batch 1, its median and quartiles; `peak_mib` that
-    of a training step; `step_ms` its median time, forward and backward, for the batch of costs,
-    and `step_low_ms` and `step_high_ms` its quartiles.
-    `note` says what is out of the ordinary, `measured` when it was measured.
+    Multiply-adds are per image, and of spiking models of all `time_steps`, without the operations
+    `uncounted`; activations are those kept to train, bytes per image; latency is at batch 1, its
+    median and quartiles; `peak_mib` that of a training step; `step_ms` its median time, forward and
+    backward, for the batch of costs, and `step_low_ms` and `step_high_ms` its quartiles. `busy`
+    says that other programs ran meanwhile, `note` why something could not be measured.
     """
 
     params: int
-    macs: Number | None
-    activation_bytes: Number | None
-    latency_ms: Number | None
-    latency_low_ms: Number | None
-    latency_high_ms: Number | None
-    images_per_s: Number | None
-    peak_mib: Number | None
-    note: str = ""
+    macs: Number | None = None
+    activation_bytes: Number | None = None
+    latency_ms: Number | None = None
+    latency_low_ms: Number | None = None
+    latency_high_ms: Number | None = None
+    images_per_s: Number | None = None
+    peak_mib: Number | None = None
     time_steps: int | None = None
     step_ms: Number | None = None
     step_low_ms: Number | None = None
     step_high_ms: Number | None = None
-    measured: str | None = None
+    uncounted: tuple[str, ...] = ()
+    busy: bool = False
+    note: str = ""
 
     def __post_init__(self) -> None:
         check_finite(self)
 
-    @classmethod
-    def unknown(cls, params: int, *, note: str) -> CostRow:
-        """Return the row of a model of which the parameters alone are known."""
-        return cls(
-            params=params,
-            macs=None,
-            activation_bytes=None,
-            latency_ms=None,
-            latency_low_ms=None,
-            latency_high_ms=None,
-            images_per_s=None,
-            peak_mib=None,
-            note=note,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredAt:
-    """Mixers that were measured together, and when."""
-
-    measured: str
-    mixers: tuple[str, ...]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Measured(Sparse):
-    """How costs were measured: device, batch, rounds, threads, environment, dates.
+    """How costs were measured: device, batch, rounds, threads, environment, and when.
 
     There are 0 rounds where nothing was measured yet.
     """
@@ -261,65 +266,7 @@ class Measured(Sparse):
     repeats: int
     threads: int
     setting: Lines | None = None
-    when: tuple[MeasuredAt, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSpikes(Sparse):
-    """What the spikes of one run's last weights cost; energies in µJ per image.
-
-    `weights` is their hash, `images` how many of validation were read; None, as the steps, of a
-    network without spikes. `firing_rate` is spikes per neuron and step, `silent` the share of
-    neurons that never fired, `sops` the synaptic operations of an image, `macs` the multiply-adds
-    that are left.
-    """
-
-    weights: str | None = None
-    images: int | None = None
-    time_steps: int | None
-    firing_rate: Number | None
-    silent: Number | None
-    sops: Number | None
-    macs: Number | None
-    energy_uj: Number | None
-    energy_low_uj: Number | None
-    energy_high_uj: Number | None
-    dense_energy_uj: Number | None
-    notes: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        check_finite(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MixerSpikes:
-    """The quantities of `RunSpikes` over a mixer's seeds."""
-
-    firing_rate: Summary
-    silent: Summary
-    sops: Summary
-    macs: Summary
-    energy_uj: Summary
-    energy_low_uj: Summary
-    energy_high_uj: Summary
-    dense_energy_uj: Summary
-    time_steps: int | None
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spikes:
-    """What spikes cost, by mixer's label and by run's folder.
-
-    Of so many `images` of the validation split; a multiply-add takes `mac_pj`, a synaptic operation
-    `ac_pj`, in pJ.
-    """
-
-    images: int
-    mac_pj: float
-    ac_pj: float
-    mixers: Mapping[str, MixerSpikes]
-    runs: Mapping[str, RunSpikes]
+    when: str | None = None
 
 
 # ---- what the models see --------------------------------------------------------------------
@@ -327,10 +274,7 @@ class Spikes:
 
 @dataclass(frozen=True, kw_only=True)
 class MapImage:
-    """A test image under attention maps: a data URI, its class or name, where it is from.
-
-    The data URI is empty where pictures of the data are left out.
-    """
+    """A test image under attention maps: a data URI, its class or name, where it is from."""
 
     png: str
     label: str
@@ -365,13 +309,15 @@ class Said:
 class Attention(Sparse):
     """Where the trained models look, on the same test images, by mixer's label.
 
-    `query` says in a sentence whose attention it is, `missing` why a mixer has no maps, and `said`
-    what these models answered to each image, where that is a few words.
+    They are of a seed's weights. `class_token` says that it is the class token's attention, and
+    else it is the mean over patches; `missing` says why a mixer has no maps, and `said` what these
+    models answered to each image, where that is a few words.
     """
 
     images: tuple[MapImage, ...]
     layers: tuple[str, ...]
-    query: str
+    class_token: bool
+    seed: int
     maps: Mapping[str, PackedMaps]
     missing: Mapping[str, str]
     said: Mapping[str, tuple[Said, ...]] | None = None
@@ -409,22 +355,6 @@ class ComparedMixer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Readout:
-    """How every model reads out, timm's word, and the mixers that decided it."""
-
-    pooling: str
-    because: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainedWith:
-    """An environment that runs were trained with, and how many."""
-
-    lines: Lines
-    runs: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Results(Sparse):
     """A whole comparison.
 
@@ -438,7 +368,8 @@ class Results(Sparse):
         data_check: What the check of the data found; None if it was not made.
         recipe: What all runs share.
         match: ``params`` if widths were matched.
-        readout: How every model reads out.
+        pooling: How every model reads out, timm's word.
+        pooled_for: The mixers that decided it.
         cannot_sit: Why mixers that nobody named were left out.
         baseline: Label of the mixer that the others are compared with.
         seeds: The training seeds.
@@ -458,7 +389,6 @@ class Results(Sparse):
         test_images: Number of test images.
         costs: By mixer's label.
         measured: How costs were measured.
-        spikes: Of spiking models, what spikes cost.
         runs: The runs, mixer by mixer.
         images: Whether pictures of the data may be in it.
         own: What the task keeps of it: its page's ``comparison``.
@@ -468,12 +398,13 @@ class Results(Sparse):
     created: str
     command: str
     environment: Lines
-    trained_with: tuple[TrainedWith, ...]
+    trained_with: tuple[Lines, ...]
     data: DataRecord
     data_check: Checked | None = None
     recipe: Recipe
     match: str | None
-    readout: Readout
+    pooling: str
+    pooled_for: tuple[str, ...]
     cannot_sit: tuple[str, ...] = ()
     baseline: str
     seeds: tuple[int, ...]
@@ -493,7 +424,6 @@ class Results(Sparse):
     test_images: int
     costs: Mapping[str, CostRow]
     measured: Measured
-    spikes: Spikes | None = None
     runs: tuple[OpenRun | DoneRun, ...]
     images: bool
     own: Own = field(default_factory=Own, metadata=spread())
@@ -504,10 +434,29 @@ class Results(Sparse):
         return self.data.task_kind
 
     @property
+    def spikes(self) -> dict[str, dict[str, Summary]]:
+        """What each mixer's spikes cost over its seeds, by quantity; empty without spikes."""
+        found: dict[str, dict[str, Summary]] = {}
+        for label in self.labels:
+            if rows := [run.spikes for run in self.finished(label) if run.spikes]:
+                values = {key: [getattr(row, key) for row in rows] for key in QUANTITIES}
+                found[label] = {
+                    key: summarize([value for value in each if value is not None])
+                    for key, each in values.items()
+                }
+        return found
+
+    def cost(self, mixer: str, key: str) -> Number | None:
+        """Return what a mixer costs, of `CostRow` or ``energy_uj``; None where it is not known."""
+        if key == "energy_uj":
+            return self.spikes[mixer][key].mean if mixer in self.spikes else None
+        found: Number | None = getattr(self.costs.get(mixer), key, None)
+        return found
+
+    @property
     def time_steps(self) -> dict[str, int]:
         """Time steps T of each spiking model by label, all of which its multiply-adds count."""
-        labels = self.spikes.mixers if self.spikes else ()
-        found = {label: self.costs[label].time_steps for label in labels}
+        found = {label: self.costs[label].time_steps for label in self.spikes}
         return {label: steps for label, steps in found.items() if steps}
 
     def finished(self, mixer: str) -> list[DoneRun]:
@@ -551,14 +500,14 @@ class Results(Sparse):
     @property
     def differing(self) -> list[str]:
         """In what the environments of the runs differ."""
-        return differing([each.lines for each in self.trained_with])
+        return differing(self.trained_with)
 
     @property
     def differing_here(self) -> list[str]:
         """In what the environment of all runs differs from that which made the results."""
         if len(self.trained_with) != 1:
             return []
-        found = differing([self.trained_with[0].lines, self.environment])
+        found = differing([*self.trained_with, self.environment])
         return [key for key in found if key != "threads"]
 
     @property

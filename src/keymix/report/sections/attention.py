@@ -14,17 +14,10 @@ import numpy.typing as npt
 
 from keymix.errors import UserError
 from keymix.report import pictures
-from keymix.report.page import by_reason
-from keymix.report.part import Section, Shown
+from keymix.report.part import SHARES, Section, Shown
 from keymix.report.record import Attention, PackedMaps, Results, Said
-from keymix.report.tables import Column, Table
-from keymix.report.words import say
 
 PLACE = 60
-HEADING = "Where they look"
-
-LEVELS = 65535
-"""A stored weight of this many is the map's ``scale``."""
 
 Maps = Mapping[str, npt.NDArray[np.float64]]
 """The mean over heads, ``[image, layer, H, W]``, by mixer's label."""
@@ -54,46 +47,16 @@ class Sheet:
 
 
 def sections(shown: Shown) -> Iterator[Section]:
-    """Show the maps, where there are any; without pictures of the data their numbers alone."""
+    """Show the maps, where there are any."""
     stored = shown.pictures.attention
-    if not stored or not stored.images or not stored.maps or not shown.record.learned:
-        return
-    if not any(image.png for image in stored.images):
-        yield from _in_numbers(stored, shown.record)
-        return
-    yield Section(
-        name="Attention",
-        template="sections/attention.html.j2",
-        view=sheet(shown.record, stored),
-        styles="sections/attention.css.j2",
-        images=[image.id for image in stored.images],
-    )
-
-
-def _in_numbers(stored: Attention, record: Results) -> Iterator[Section]:
-    """Show a number for each map instead of its picture."""
-    maps = {m: each for m, each in _means(stored).items() if stored.maps[m].kind is None}
-    if not maps:
-        return
-    shown = positions(stored)
-    columns = (
-        Column("mixer", "mixer", "name"),
-        *(Column(stored.layers[i], f"layer_{i}", "ratio", most_first=True) for i in shown),
-    )
-    rows = [[m, *(_peak(maps[m][:, i]) for i in shown)] for m in record.labels if m in maps]
-    yield Section(
-        name="Attention",
-        heading=HEADING,
-        about=say("peaks", stored, record.data),
-        tables=[Table("attention", "Attention of the strongest patch", columns, rows)],
-        notes=[(labels, reason) for reason, labels in by_reason(stored.missing)],
-    )
-
-
-def _peak(maps: npt.NDArray[np.float64]) -> float | None:
-    """Say how many times even attention the strongest patch has, the mean over images."""
-    even, most = maps.mean(axis=(1, 2)), maps.max(axis=(1, 2))
-    return float((most / even).mean()) if (even > 0).all() else None
+    if stored and stored.images and stored.maps and shown.record.learned:
+        yield Section(
+            name="Attention",
+            template="sections/attention.html.j2",
+            view=sheet(shown.record, stored),
+            styles="sections/attention.css.j2",
+            images=[image.id for image in stored.images],
+        )
 
 
 def unpack(stored: PackedMaps, images: int, layers: int) -> npt.NDArray[np.float64]:
@@ -101,7 +64,7 @@ def unpack(stored: PackedMaps, images: int, layers: int) -> npt.NDArray[np.float
     levels = np.frombuffer(base64.b64decode(stored.weights), dtype="<u2")
     shape = (images, layers, 1 + stored.heads, *stored.grid)
     weights: npt.NDArray[np.float64] = levels.reshape(shape).astype(np.float64)
-    return weights * (stored.scale / LEVELS)
+    return weights * (stored.scale / SHARES)
 
 
 def _means(stored: Attention) -> Maps:

@@ -13,7 +13,6 @@ from keymix.report.charts import Chart, Line, Look
 from keymix.report.page import by_reason
 from keymix.report.part import Section, Shown
 from keymix.report.record import Collapse
-from keymix.report.tables import Column, Table
 from keymix.report.words import say
 
 if TYPE_CHECKING:
@@ -23,39 +22,23 @@ PLACE = 70
 
 
 def sections(shown: Shown) -> Iterator[Section]:
-    """Show the similarity of neighbours: drawn, or of two blocks as a table."""
+    """Show the similarity of neighbours, where there are more than two."""
     found = shown.pictures.collapse
-    if found is None or not found.similarity or not shown.record.learned:
-        return
-    drawn = chart(found, shown.looks)
-    yield Section(
-        name="Collapse",
-        heading="Do deep layers repeat themselves?",
-        about=say("collapse", found),
-        legend=() if drawn is None else list(found.similarity),
-        charts=() if drawn is None else (drawn,),
-        tables=[table(found)] if drawn is None else (),
-        notes=[(labels, reason) for reason, labels in by_reason(found.missing)],
-        layout="narrow",
-    )
+    if found and found.similarity and len(found.pairs) > 1 and shown.record.learned:
+        yield Section(
+            name="Collapse",
+            heading="Do deep layers repeat themselves?",
+            about=say("collapse", found),
+            legend=list(found.similarity),
+            charts=(chart(found, shown.looks),),
+            notes=[(labels, reason) for reason, labels in by_reason(found.missing)],
+            layout="narrow",
+        )
 
 
-def table(found: Collapse) -> Table:
-    """Make the table of two blocks, which have one similarity per mixer."""
-    heading = f"similarity of blocks {', '.join(found.pairs)}"
-    columns = (
-        Column("mixer", "mixer", "name", sort="none"),
-        Column(heading, "similarity", "ratio", sort="none", label="similarity"),
-    )
-    rows = [(label, values[0]) for label, values in found.similarity.items()]
-    return Table("collapse", "Similarity of two blocks", columns, rows)
-
-
-def chart(found: Collapse, looks: Mapping[str, Look]) -> Markup | None:
-    """Draw the similarities along the blocks; two blocks make no chart."""
+def chart(found: Collapse, looks: Mapping[str, Look]) -> Markup:
+    """Draw the similarities along the blocks."""
     pairs = found.pairs
-    if len(pairs) < 2:
-        return None
     lines = [
         Line(label, looks[label], list(range(len(values))), values)
         for label, values in found.similarity.items()

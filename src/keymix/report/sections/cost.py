@@ -12,9 +12,10 @@ from markupsafe import Markup
 from keymix.report import charts, formats
 from keymix.report.charts import Chart, Look, Point
 from keymix.report.part import Section, Shown
-from keymix.report.record import CostRow, Number, Results
+from keymix.report.record import CostRow, Results
 from keymix.report.sections.mixers import dense_over
 from keymix.report.tables import Cell, Column, Table
+from keymix.report.words import said
 
 PLACE = 20
 
@@ -33,13 +34,8 @@ def sections(shown: Shown) -> Iterator[Section]:
     """Show the costs, and the score against those that were measured."""
     record = shown.record
     notes = [((mixer.label,), mixer.note) for mixer in record.mixers if mixer.note]
-    costs = {label: record.costs[label] for label in shown.looks if label in record.costs}
-    notes += [((label,), cost.note) for label, cost in costs.items() if cost.note]
-    view = {
-        "charts": scatters(record, shown.looks),
-        "table": table(record),
-        "notes": notes,
-    }
+    notes += [((m,), note) for m, cost in record.costs.items() for note in said("cost_notes", cost)]
+    view = {"charts": scatters(record, shown.looks), "table": table(record), "notes": notes}
     yield Section(name="Cost", template="sections/cost.html.j2", view=view)
 
 
@@ -65,13 +61,7 @@ def table(record: Results) -> Table:
         Column("training step, ms", "step_ms", "ms"),
         Column("peak memory, MiB", "peak_mib", "mib"),
     )
-    rows: list[list[Any]] = []
-    for label in record.labels:
-        if (cost := record.costs.get(label)) is None:
-            absent = [Cell(None, formats.MISSING, style="soft")] * (len(columns) - 2)
-            rows.append([label, Cell(None, "not measured", style="soft"), *absent])
-        else:
-            rows.append([label, *_cells(cost, at.get(label))])
+    rows = [[label, *_cells(cost, at.get(label))] for label, cost in record.costs.items()]
     return Table("costs", "Cost of each mixer", columns, rows)
 
 
@@ -91,16 +81,6 @@ def _cells(cost: CostRow, steps: str | None) -> list[Any]:
     ]
 
 
-def _cost(record: Results, key: str) -> dict[str, Number]:
-    """Return a cost by mixer's label, as far as it is known."""
-    if key == "energy_uj":
-        spikes = record.spikes.mixers if record.spikes else {}
-        costs = {label: spikes[label].energy_uj.mean for label in record.costs if label in spikes}
-    else:
-        costs = {label: getattr(cost, key) for label, cost in record.costs.items()}
-    return {label: value for label, value in costs.items() if value is not None}
-
-
 def scatters(record: Results, looks: Mapping[str, Look]) -> dict[str, Chart]:
     """Make the charts of the score against each cost that is known, by what the cost is called."""
     drawn: dict[str, Chart] = {}
@@ -109,7 +89,8 @@ def scatters(record: Results, looks: Mapping[str, Look]) -> dict[str, Chart]:
     levels = {name: value for name, value in known.items() if value is not None}
     for key, label in COSTS:
         x_label = label.format(input=f"per {kind.noun}")
-        costs = _cost(record, key)
+        known_costs = ((each, record.cost(each, key)) for each in record.labels)
+        costs = {each: value for each, value in known_costs if value is not None}
         most = max(costs.values(), default=0)
         scale, unit = next(((size, name) for least, size, name in UNITS if most >= least), (1, ""))
         dense = key == "macs" and record.spikes

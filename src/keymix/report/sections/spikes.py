@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from keymix.analysis.energy import ENERGIES
 from keymix.analysis.statistics import Summary
 from keymix.report import formats
 from keymix.report.part import Section, Shown, page_of
-from keymix.report.record import MixerSpikes, Results
+from keymix.report.record import Results
 from keymix.report.tables import Cell, Column, Table
 from keymix.report.words import say
 
@@ -41,7 +42,7 @@ def sections(shown: Shown) -> Iterator[Section]:
     if record.spikes:
         yield Section(
             heading="What spikes cost",
-            about=say("spikes", record),
+            about=say("spikes", record, ENERGIES["fp32"]),
             tables=[table(record)],
             notes=[(labels, note) for note, labels in notes(record).items()],
         )
@@ -49,11 +50,10 @@ def sections(shown: Shown) -> Iterator[Section]:
 
 def table(record: Results) -> Table:
     """Make the table of spikes: quantities with their spread over seeds; energies in µJ."""
-    mixers = {} if record.spikes is None else record.spikes.mixers
     title = "Firing rates, operations and energy of each mixer’s trained models"
     rows = [
         [label, *_cells(found, works=not _failing(record, label))]
-        for label, found in mixers.items()
+        for label, found in record.spikes.items()
     ]
     return Table("spikes", title, COLUMNS, rows)
 
@@ -61,9 +61,11 @@ def table(record: Results) -> Table:
 def notes(record: Results) -> dict[str, list[str]]:
     """Return what is out of the ordinary, with the mixers that it is said of."""
     found: dict[str, list[str]] = {}
-    for label, spikes in (record.spikes.mixers if record.spikes else {}).items():
+    for label in record.spikes:
+        of_runs = (run.spikes.notes for run in record.finished(label) if run.spikes)
+        said = dict.fromkeys(note for each in of_runs for note in each)
         why = _failing(record, label)
-        for note in (*spikes.notes, *([f"{why[0].upper()}{why[1:]}: {FAILING}"] if why else [])):
+        for note in (*said, *([f"{why[0].upper()}{why[1:]}: {FAILING}"] if why else [])):
             found.setdefault(note, []).append(label)
     return found
 
@@ -73,18 +75,19 @@ def _failing(record: Results, mixer: str) -> str:
     return page_of(record.task_kind).failing(record, row)
 
 
-def _cells(found: MixerSpikes, *, works: bool) -> list[Any]:
-    low, high = found.energy_low_uj.mean, found.energy_high_uj.mean
-    energy, dense = found.energy_uj, found.dense_energy_uj.mean
-    fires = found.firing_rate.mean is not None and (found.silent.mean or 0.0) <= DEAD and works
-    times = dense / energy.mean if fires and energy.mean and dense else None
+def _cells(found: Mapping[str, Summary], *, works: bool) -> list[Any]:
+    mean = {key: each.mean for key, each in found.items()}
+    low, high = mean["energy_low_uj"], mean["energy_high_uj"]
+    energy, dense = mean["energy_uj"], mean["dense_energy_uj"]
+    fires = mean["firing_rate"] is not None and (mean["silent"] or 0.0) <= DEAD and works
+    times = dense / energy if fires and energy and dense else None
     one_value = low is None or high is None or low == high
     return [
-        _spread(found.firing_rate, 4),
-        Cell(found.silent.mean, formats.percent(found.silent.mean, 0), style="soft"),
-        found.sops.mean,
-        found.macs.mean,
-        _spread(energy, formats.places(energy.mean or 0.0, 3)),
+        _spread(found["firing_rate"], 4),
+        Cell(mean["silent"], formats.percent(mean["silent"], 0), style="soft"),
+        mean["sops"],
+        mean["macs"],
+        _spread(found["energy_uj"], formats.places(energy or 0.0, 3)),
         None if one_value else f"{formats.three_digits(low)} to {formats.three_digits(high)}",
         Cell(dense, formats.three_digits(dense)),
         Cell(times, formats.MISSING if times is None else f"{times:.1f}"),
@@ -94,5 +97,5 @@ def _cells(found: MixerSpikes, *, works: bool) -> list[Any]:
 def _spread(summary: Summary, decimals: int) -> Cell:
     if summary.mean is None:
         return Cell(None, formats.MISSING)
-    spread = "" if summary.sd is None else f" ± {summary.sd:.{decimals}f}"
+    spread = "" if not summary.sd else f" ± {summary.sd:.{decimals}f}"
     return Cell(summary.mean, f"{summary.mean:.{decimals}f}{spread}")
