@@ -109,17 +109,19 @@ class Forks:
 
     def __init__(self, plan: Plan, send: Send) -> None:
         self._plan, self._send = plan, send
-        self._waiting = unfinished(plan)
         self._children: dict[int, int] = {}  # their runs
+        self._stopping = False
 
     def train(self, data: ImageData | None) -> None:
         """Train them; SIGTERM ends those under way, and the end of standard input kills them."""
+        waiting = unfinished(self._plan)
         signal.signal(signal.SIGTERM, self._save)
-        while self._waiting or self._children:
-            while self._waiting and len(self._children) < self._plan.processes:
-                number = self._waiting.pop(0)
+        while self._children or (waiting and not self._stopping):
+            free = 0 if self._stopping else self._plan.processes - len(self._children)
+            for number in waiting[:free]:
                 self._send(start=number)
                 self._children[os.fork() or self._child(number, data)] = number
+            del waiting[:free]
             if select.select([0], [], [], POLL)[0]:
                 self._tell(signal.SIGKILL)
                 return
@@ -131,7 +133,7 @@ class Forks:
                     self._send(end=number)
 
     def _save(self, *_: object) -> None:
-        self._waiting.clear()
+        self._stopping = True
         self._tell(signal.SIGTERM)
 
     def _tell(self, signum: int) -> None:
@@ -161,7 +163,7 @@ class Forks:
             code = 1
         except Interrupted as stop:
             code = stop.exit_code
-        except BaseException:
+        except (*FAILURES, SystemExit):
             traceback.print_exc()
         finally:  # a forked process never returns into its parent's code
             with suppress(OSError, ValueError):
