@@ -217,6 +217,15 @@ def test_large_images_get_more_pixels_where_minutes_allow_it(
     assert plan_of(asked(photos, minutes=500)).recipe.data.image_size == 128
 
 
+def test_only_a_comparison_that_names_nothing_is_kept_small(machine: list[str]) -> None:
+    first = plan_of(Question(processes=1))
+    assert first.labels == ("softmax", "static_key", "identity")
+    assert len(plan_of(Question(processes=1, seeds=5), first).pairs) == 15
+    of_data = plan_of(Question(data="digits", processes=1))
+    assert {"re_attention", "plain network"} < {*of_data.labels}
+    assert plan_of(Question(mixers="mhsa,kv", processes=1)).labels[-1] == "plain network"
+
+
 def test_a_bundled_default_and_a_named_recipe_have_no_bound(machine: list[str]) -> None:
     for more in ({}, {"recipe": "digits_vit", "overrides": {"schedule.epochs": 9_000}}):
         plan = plan_of(Question(**more, reference=False, processes=1))

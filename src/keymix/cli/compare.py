@@ -38,9 +38,10 @@ T = TypeVar("T")
 _DESCRIPTION = """\
 Train several token mixers under one recipe, paired by seed, and report the
 score of the data's task (accuracy; for masks, their overlap with the truth),
-the cost, and how certain they are. Without options: scikit-learn's digits,
-every dense mixer and the identity control, three seeds. Run it again on the
-same folder to resume; further mixers and seeds join the finished runs."""
+the cost, and how certain they are. Without options: softmax, static keys and
+the identity control on scikit-learn's digits, three seeds, three minutes on
+two cores. Run it again on the same folder to resume; further mixers and seeds
+join the finished runs."""
 
 _EXAMPLES = """\
 Fields of the recipe are options too, for all runs alike: --optim.lr 1e-3.
@@ -174,7 +175,7 @@ def _own() -> VerbParser:
     )
     made.add_mixers(
         "with commas, options in parentheses: mhsa,'ska(activation=relu)' "
-        "(default: every dense mixer; on events every spiking one)",
+        "(default: all that fit the model, dense ones or, on events, spiking ones)",
     )
     add("--seeds", metavar="N", help="seeds 0 to N-1, or a list such as 0,1,5 (default: 3)")
     add(

@@ -14,6 +14,9 @@ The rule, applied to what is not given:
   upside down.
 - *Test split.* Where cases stay whole and the data have no test split, a test split of fewer than
   ten cases becomes a quarter of all.
+- *Mixers.* Where not even data is named, softmax attention and static keys, without the plain
+  network: what two cores train in three minutes (docs/results/first-run.md). Else all that can sit
+  in the model.
 - *Updates.* Batches of 32, and as many epochs as make 1,000 updates, five at least; another
   default recipe keeps its epochs if they make 800. Warm-up is a tenth of them.
 """
@@ -32,6 +35,8 @@ from keymix.data.record import DataRecord
 from keymix.data.specs import kind_of_spec
 from keymix.train.recipe import Recipe, replace_path
 
+FIRST = ("softmax", "static_key")
+"""The mixers of a comparison that names nothing."""
 FITTED = "small_images_vit"
 """The recipe whose size, patches and flips are fitted to the images."""
 HOST, _PATCH = "vit_micro_conv_p4_32", 4

@@ -75,6 +75,8 @@ def resolve(question: Question, before: Plan | None, *, say: Say) -> tuple[Plan,
     named = question.mixers
     if named is None and kept is not None:
         named = [each for each in kept.specs if each != CONTROL]
+    elif question.first:
+        named = defaults.FIRST
     specs = choose_mixers(named, controls=question.controls, model=recipe.model.name)
     as_before = SEEDS if kept is None else kept.seeds
     seeds = choose_seeds(as_before if question.seeds is None else question.seeds, len(specs))

@@ -78,6 +78,11 @@ class Question:
         named = (key for key, value in short.items() if value is not None)
         return frozenset(named) | frozenset(self.overrides or {})
 
+    @property
+    def first(self) -> bool:
+        """Whether it names nothing to compare, as the first that a newcomer asks."""
+        return not (self.data or self.model or self.recipe or self.mixers)
+
     def repeats(self, before: Question) -> bool:
         """Whether what was planned for another question answers this one, but for its growth.
 
