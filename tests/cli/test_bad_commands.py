@@ -58,7 +58,7 @@ ROWS = (
     ),
     (
         "train digits_vit --schedule.min_lr 0.5",
-        "schedule.min_lr = 0.5: must be at most optim.lr = 0.004, the peak; set both.",
+        "schedule.min_lr = 0.5: must be at most optim.lr = 0.005, the peak; set both.",
     ),
     (
         "train digits_vit --seed 18446744073709551616",
