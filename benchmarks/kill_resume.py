@@ -1,33 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kill runs at random places, resume them, and compare with runs that were not killed.
 
-    python benchmarks/kill_resume.py             # 100 kills; minutes
-    python benchmarks/kill_resume.py --kills 5   # one at each kind of place
+    python benchmarks/kill_resume.py                # 100 kills of a run; minutes
+    python benchmarks/kill_resume.py --kills 5      # one at each kind of place
+    python benchmarks/kill_resume.py --comparison   # each of `STRIKES` on a comparison; minutes
 
 A run is forked from a process that has done the imports. It kills itself with SIGKILL at a step,
 or within a write: with half of the bytes written, before the new file gets its name, or after.
 Some are killed by their parent at a random moment instead. What was killed is started again, and
 killed again or not, until it is done. Then the weights must be the same file, byte for byte, and
 the metrics the same lines but for their times. Exits with 1 if anything differs.
+
+A comparison is `keymix compare` with two processes. It imports this file, in the process from which
+its runs are forked, too; there one signal is sent at one moment. Rerun, it must have the scores,
+differences and weights of one that was not disturbed.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import ctypes
 import hashlib
+import importlib
 import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from keymix.records import to_json
 
@@ -38,6 +47,7 @@ import torch
 from PIL import Image
 
 from keymix.data.augment import Augment
+from keymix.report.frames import MEASURED
 from keymix.tasks.classification.training import ClassificationTask
 from keymix.train import engine, files, model
 from keymix.train.recipe import DataConfig, ModelConfig, OptimConfig, Recipe, ScheduleConfig
@@ -116,11 +126,15 @@ def kind_of(path: Path) -> str:
     return path.name.partition(".")[0].partition("_")[0]
 
 
-class _Trap:
-    """Count steps and writes in this process, and kill it at a place."""
+def _kill_this() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
-    def __init__(self, place: Place | None) -> None:
-        self.place = place
+
+class _Trap:
+    """Count steps and writes in this process, and kill it, or strike otherwise, at a place."""
+
+    def __init__(self, place: Place | None, strike: Callable[[], object] = _kill_this) -> None:
+        self.place, self._strike = place, strike
         self.seen: Counter[str] = Counter()
         step, write = ClassificationTask.training_step, files.write_atomically
 
@@ -149,7 +163,7 @@ class _Trap:
         if (what, self.seen[what]) == self.place:
             if before is not None:
                 before()
-            os.kill(os.getpid(), signal.SIGKILL)
+            self._strike()
 
 
 class _Half:
@@ -284,13 +298,161 @@ def kill_all(kills: int, seed: int, folder: Path) -> tuple[dict[str, Counter[str
     return tallies, runs
 
 
+# ---- comparisons ----------------------------------------------------------------------------
+
+
+class Strike(NamedTuple):
+    """A signal at a moment of a comparison."""
+
+    moment: str  # for the table
+    at: str  # a function that is called then, or a place of `_Trap`
+    count: int  # the how manyth
+    within: str  # the process that comes to it: "parent", "fork" (from it runs are forked), "run"
+    victim: str  # the process that gets the signal
+    signum: signal.Signals
+    code: int  # how the command ends
+
+
+_KILL, _TERM, _INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
+_MEASURES, _DRAWS = "keymix.compare.costs:peak_memory", "keymix.compare.folder:render"
+STRIKES = (
+    Strike("sizing", "keymix.compare.budget:timed", 2, "parent", "parent", _TERM, 143),
+    Strike("writing the plan", "plan, half written", 1, "parent", "parent", _KILL, -9),
+    Strike("loading", "keymix.data:load", 1, "parent", "parent", _INT, 130),
+    Strike("loading", "keymix.data:load", 1, "fork", "fork", _KILL, 2),
+    Strike("first epoch", "step", 2, "run", "run", _KILL, 1),
+    Strike("first epoch", "step", 2, "run", "parent", _TERM, 143),
+    Strike("second epoch", "step", 5, "run", "parent", _INT, 130),
+    Strike("saving", "checkpoint, half written", 2, "run", "parent", _KILL, -9),
+    Strike("saving", "checkpoint, half written", 2, "run", "fork", _KILL, 2),
+    Strike("between runs", "summary, after the rename", 1, "run", "parent", _KILL, -9),
+    Strike("measuring costs", _MEASURES, 1, "parent", "parent", _TERM, 143),
+    Strike("drawing the page", _DRAWS, 1, "parent", "parent", _KILL, -9),
+    Strike("writing the results", "results, half written", 2, "parent", "parent", _KILL, -9),
+)
+_ASKED, _PARENT = "KEYMIX_STRIKE", "KEYMIX_STRIKE_PARENT"  # in the environment: which, whom
+_COMPARED = (
+    "--data digits --limit 200 --mixers softmax,static_key --seeds 2 --epochs 3 --no-controls "
+    "--no-reference --processes 2 --import"
+)
+
+
+def lie_in_wait(number: int, once: Path) -> None:
+    """Send the signal of a strike at its moment, in one of the processes that import this file."""
+    strike, here = STRIKES[number], os.getpid()
+    main = sys.modules["__main__"].__spec__
+    forks = main is not None and main.name == "keymix.compare.worker"
+    parent = int(os.environ.setdefault(_PARENT, str(here)))
+
+    def hit() -> None:
+        forked = "run" if os.getpid() != here else ("fork" if forks else "parent")
+        if forked != strike.within:
+            return
+        with suppress(FileExistsError):
+            once.touch(exist_ok=False)
+            whom = {"parent": parent, "fork": here, "run": os.getpid()}
+            os.kill(whom[strike.victim], strike.signum)
+            if strike.signum == signal.SIGKILL and strike.victim != "run":
+                time.sleep(60)  # whoever has to end this process does so now
+
+    if ":" not in strike.at:
+        _Trap((strike.at, strike.count), hit)
+        return
+    name, _, function = strike.at.partition(":")
+    module, calls = importlib.import_module(name), Counter[str]()
+    called = getattr(module, function)
+
+    def passing(*args: Any, **more: Any) -> Any:
+        calls[function] += 1
+        if calls[function] == strike.count:
+            hit()
+        return called(*args, **more)
+
+    setattr(module, function, passing)
+
+
+def compared(out: Path, number: int | None = None) -> tuple[int, str, list[int]]:
+    """Run the comparison; return its exit code, what it said, and the processes that it left."""
+    command = [sys.executable, "-m", "keymix", "compare", *_COMPARED.split(), __file__]
+    asked = {} if number is None else {_ASKED: f"{number} {out}.struck"}
+    said = out.with_suffix(".txt")
+    with said.open("a") as stream:
+        child = subprocess.Popen(
+            [*command, "--out", str(out)],
+            env=os.environ | asked,
+            stdout=stream,
+            stderr=stream,
+            start_new_session=True,
+        )
+        code = child.wait()
+    deadline = time.monotonic() + 10
+    while (left := _of_session(child.pid)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return code, said.read_text(), left
+
+
+def _of_session(number: int) -> list[int]:
+    """The processes of a session that are alive, by Linux's /proc."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
+            if int(session) == number and state != "Z":
+                found.append(int(stat.parent.name))
+    return found
+
+
+def results_of(out: Path) -> dict[str, str]:
+    """Hashes of a comparison's scores, differences and weights, by file."""
+    with (out / "results.csv").open(newline="") as stream:
+        rows = [
+            {k: v for k, v in row.items() if k not in MEASURED} for row in csv.DictReader(stream)
+        ]
+    found = {"results.csv": json.dumps(rows).encode()}
+    found["differences.csv"] = (out / "differences.csv").read_bytes()
+    for place in sorted(out.glob("runs/*/seed*/*.safetensors")):
+        found[str(place.relative_to(out))] = place.read_bytes()
+    return {name: hashlib.sha256(content).hexdigest() for name, content in found.items()}
+
+
+def strike_all(folder: Path, numbers: Sequence[int]) -> bool:
+    """Strike a comparison, resume it, print how it ended; whether all is as if undisturbed."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
+    code, said, _ = compared(folder / "whole")
+    if code != 0:
+        raise SystemExit(said)
+    whole, fine = results_of(folder / "whole"), True
+    print(f"{'struck':44}{'code':>5}{'left':>5}{'resumed':>8}{'differing':>10}")
+    for number in numbers:
+        strike, out = STRIKES[number], folder / str(number)
+        code, first, left = compared(out, number)
+        again, second, _ = compared(out)
+        found = results_of(out) if again == 0 else {}
+        differing = sum(found.get(name) != whole[name] for name in whole) + len({*found} - {*whole})
+        differing += len([*out.rglob("*.part")])
+        what = f"{strike.moment}: {strike.signum.name} to the {strike.victim}"
+        print(f"{what:44}{code:5}{len(left):5}{again == 0!s:>8}{differing:10}", flush=True)
+        if (code, left, again, differing) != (strike.code, [], 0, 0) or "Traceback" in first:
+            fine = False
+            print(f"expected code {strike.code}\n{first}\n---\n{second.removeprefix(first)}")
+    return fine
+
+
 def main(argv: list[str] | None = None) -> int:
     """Kill, resume, print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--comparison", action="store_true", help="strike a comparison instead")
+    parser.add_argument("--only", type=int, nargs="*", help="strikes by number, from 0")
     options = parser.parse_args(argv)
     start = time.monotonic()
+    if options.comparison:
+        with tempfile.TemporaryDirectory() as folder:
+            numbers = range(len(STRIKES)) if options.only is None else options.only
+            fine = strike_all(Path(folder), numbers)
+        print(f"{time.monotonic() - start:.0f} s")
+        return 0 if fine else 1
     # once here, for the imports within: children need not do them
     data = model.load_data(PLAIN.data)
     model.build_model(PLAIN, num_classes=len(data.classes), in_chans=1, image_size=(12, 12))
@@ -307,3 +469,5 @@ def main(argv: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+elif _ASKED in os.environ:
+    lie_in_wait(int(os.environ[_ASKED].split()[0]), Path(os.environ[_ASKED].split()[1]))

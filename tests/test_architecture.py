@@ -365,7 +365,6 @@ ALLOWED = {
     "records.py": 1,
     "data/events/frame_cache.py": 1,
     "data/specs.py": 1,
-    "compare/worker.py": 1,
     "swap/drift.py": 2,
     "swap/search.py": 2,
     "train/checkpoints.py": 2,

@@ -160,10 +160,6 @@ ROWS = (
         "the folder 'notes' is not empty and holds no comparison. Name another with --out.",
     ),
     (
-        "report nothere",
-        "there is no folder 'nothere'. Name the one given as --out to keymix compare.",
-    ),
-    (
         "report notes",
         "'notes' holds no comparison: it has no plan.json. Name the folder given as --out to "
         "keymix compare.",

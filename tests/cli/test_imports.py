@@ -100,9 +100,8 @@ peak = peak_memory({{"x": build}}, (3, 2, 2), batch_size=2, threads=1)["x"]
 assert peak.training_mib is not None or cpu_peak_unknown(), peak.note
 from keymix.task import list_tasks
 assert "number" not in list_tasks()  # it was the other process that ran the file
-from keymix.compare import worker
-from keymix.recipes import resolve
-worker._prepared({{"imports": [{file!r}], "recipe": resolve("digits_vit").to_dict()}})
+from keymix.compare.worker import main
+assert main(["no comparison", "all", {file!r}]) == 2
 from keymix.data.specs import parse
 assert "number" in list_tasks() and parse("jars:there")[0].task == "number"
 """

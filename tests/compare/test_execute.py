@@ -12,7 +12,7 @@ import pytest
 
 from keymix.compare import folder, worker
 from keymix.compare.events import Event
-from keymix.compare.execute import NewEpochs, train_runs
+from keymix.compare.execute import Course, train_runs
 from keymix.compare.runs import ERROR, Finished, OpenRun, log_of, read_error, read_runs
 from keymix.data import load
 from keymix.errors import WriteError
@@ -90,56 +90,26 @@ def test_a_full_disk_ends_the_comparison(out: Path, monkeypatch: pytest.MonkeyPa
     assert not (out / "runs/static_key").exists()
 
 
-# ---- epochs as they end ----------------------------------------------------------------------
+def test_epochs_that_a_run_drops_and_trains_again_are_reported_again(out: Path) -> None:
+    """A run that resumes begins with the lines up to its checkpoint."""
+    plan, events = folder.read(out).plan, list[Event]()
+    course = Course(plan, load("digits", limit=100).task.score, events.append)
+    metrics = plan.folder(*plan.pairs[0]) / METRICS
+    metrics.parent.mkdir(parents=True)
 
+    def seen(*epochs: int, rest: str = "") -> list[int]:
+        losses = {"train_loss": 0.5, "val_loss": 0.5, "seconds": 1.0}
+        lines = [{"epoch": e, "val_top1": e / 10, **losses} for e in epochs]
+        metrics.write_text("".join(json.dumps(line) + "\n" for line in lines) + rest)
+        events.clear()
+        course.look()
+        return [event.epoch - 1 for event in events]
 
-def write(path: Path, *epochs: int, time: float = 1.0, rest: str = "") -> None:
-    """Replace metrics, as a run does at the end of an epoch."""
-    lines = [
-        {"epoch": e, "train_loss": 0.5, "val_loss": 0.5, "val_top1": e / 10, "seconds": time}
-        for e in epochs
-    ]
-    part = path.with_suffix(".part")
-    part.write_text("".join(json.dumps(line) + "\n" for line in lines) + rest)
-    part.replace(path)
-
-
-def read(epochs: NewEpochs) -> list[int]:
-    return [line.epoch for line in epochs.read()]
-
-
-def test_epochs_that_were_there_are_not_new(tmp_path: Path) -> None:
-    write(tmp_path / METRICS, 0, 1)
-    epochs = NewEpochs(tmp_path / METRICS)
-    assert read(epochs) == []
-    write(tmp_path / METRICS, 0, 1)  # as a run that resumes begins
-    assert read(epochs) == []
-    write(tmp_path / METRICS, 0, 1, 2)
-    assert read(epochs) == [2]
-    assert read(epochs) == []
-
-
-def test_a_line_that_is_not_whole_waits(tmp_path: Path) -> None:
-    epochs = NewEpochs(tmp_path / METRICS)
-    assert read(epochs) == []
-    write(tmp_path / METRICS, 0, rest='{"epoch": 1, "train_l')
-    assert read(epochs) == [0]
-    write(tmp_path / METRICS, 0, 1)
-    assert read(epochs) == [1]
-    write(tmp_path / METRICS, 0, 1, rest="damage\n")
-    assert read(epochs) == []
-
-
-@pytest.mark.parametrize("seen", [True, False])
-def test_epochs_that_a_run_drops_and_trains_again_are_new(tmp_path: Path, seen: bool) -> None:
-    write(tmp_path / METRICS, 0, 1, 2)
-    epochs = NewEpochs(tmp_path / METRICS)
-    write(tmp_path / METRICS, 0)
-    if seen:
-        assert read(epochs) == []
-    write(tmp_path / METRICS, 0)
-    with (tmp_path / METRICS).open("a") as stream:
-        line = {"epoch": 1, "train_loss": 0.5, "val_loss": 0.5, "val_top1": 0.1, "seconds": 2.0}
-        stream.write(json.dumps(line) + "\n")
-    assert read(epochs) == [1]
-    assert read(epochs) == []
+    seen(0, 1)
+    course.start(0)
+    assert seen(0, 1, 2) == [2]
+    assert seen(0, 1, 2) == []
+    assert seen(0) == []
+    assert seen(0, 1, rest='{"epoch": 2, "val_') == [1]
+    assert seen(0, 1, 2) == [2]
+    assert seen(0, 1, 2) == []

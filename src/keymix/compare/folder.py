@@ -47,8 +47,13 @@ class Stored:
 
 
 def read(out: Path) -> Stored:
-    """Read what a folder keeps of its comparison; a UserError names a file that is damaged."""
+    """Read what a folder keeps of its comparison; a UserError says that it is damaged, or none."""
     path = out / PLAN
+    if not path.is_file():
+        raise UserError(
+            f"{str(out)!r} holds no comparison: it has no {PLAN}. Name the folder given as --out "
+            "to `keymix compare`."
+        )
     try:
         there = from_json(Stored, read_json(path), where=repr(str(path)))
     except FormatError:
@@ -56,16 +61,6 @@ def read(out: Path) -> Stored:
     except UserError as error:
         raise UserError(f"{str(error).rstrip('.')}; --overwrite trains all again") from None
     return replace(there, plan=replace(there.plan, out=out))
-
-
-def read_if_any(out: Path, *, damaged: bool) -> Stored | None:
-    """Read what a folder keeps, if it holds a comparison; `damaged` says if damage is an error."""
-    try:
-        return read(out) if (out / PLAN).is_file() else None
-    except UserError:
-        if damaged:
-            raise
-        return None
 
 
 def keep(stored: Stored) -> Stored:

@@ -30,7 +30,7 @@ from keymix.mixers.registry import import_file
 from keymix.report.comparison import Comparison
 from keymix.report.record import OpenRun
 from keymix.report.words import said
-from keymix.train.files import RECIPE, locked
+from keymix.train.files import locked
 from keymix.train.recipe import Recipe
 
 
@@ -159,15 +159,14 @@ def _planned(question: Question, watch: Watcher) -> tuple[Plan, ImageData]:
     """Resolve and check everything, and say what was chosen; nothing is written."""
     out = question.folder
     folder.check_folder(out)
-    there = folder.read_if_any(out, damaged=not question.overwrite)
-    before = None if there is None or question.overwrite else there.plan
+    resumes = (out / folder.PLAN).is_file() and not question.overwrite
+    before = folder.read(out).plan if resumes else None
     if before is not None and (unread := folder.imports_note(before, question.imports)):
         watch(Event(kind="note", text=unread))
     for path in question.imports:
         import_file(path)
     if question.images is None:
-        as_before = there is None or there.plan.question.images
-        question = replace(question, images=as_before)
+        question = replace(question, images=before is None or before.question.images)
     plan, data = resolve(question, before, say=lambda text: watch(Event(kind="stage", text=text)))
     notes = [summary(plan, data), *plan.notes]
     notes += [f"left out of the comparison: {sentence}" for sentence in plan.cannot_sit]
@@ -231,9 +230,7 @@ def rebuild(
     Raises:
         UserError: If the folder holds no comparison, or no run of it is finished.
     """
-    out = Path(out)
     watch = progress or ignore
-    _check(out)
 
     def say(text: str) -> None:
         watch(Event(kind="stage", text=text))
@@ -241,7 +238,7 @@ def rebuild(
     say("reading the runs")
     for path in imports:
         import_file(path)
-    stored = folder.read(out)
+    stored = folder.read(Path(out))
     question = stored.plan.question
     if images is not None and images != question.images:
         plan = replace(stored.plan, question=replace(question, images=images))
@@ -256,24 +253,6 @@ def rebuild(
     unread = folder.imports_note(stored.plan, imports)
     found.notes = (*filter(None, [unread]), *found.notes)
     return found
-
-
-def _check(out: Path) -> None:
-    if (out / folder.PLAN).is_file():
-        return
-    if not out.exists():
-        raise UserError(
-            f"there is no folder {str(out)!r}. Name the one given as --out to `keymix compare`."
-        )
-    if (out / RECIPE).is_file():
-        raise UserError(
-            f"{str(out)!r} is a single run and no comparison: `keymix eval {out}` shows how good "
-            "it is."
-        )
-    raise UserError(
-        f"{str(out)!r} holds no comparison: it has no {folder.PLAN}. Name the folder given as "
-        "--out to `keymix compare`."
-    )
 
 
 def _none_finished(runs: Sequence[Reading]) -> str:

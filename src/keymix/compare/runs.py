@@ -20,7 +20,7 @@ from keymix.report.record import DoneRun, HistoryLine, Lines, Mark, Number, Open
 from keymix.task import LOSS, Task
 from keymix.train.environment import lines
 from keymix.train.files import METRICS, SUMMARY, read_metrics
-from keymix.train.folder import read_finished
+from keymix.train.folder import is_finished, read_finished
 from keymix.train.recipe import Recipe
 from keymix.train.record import Tested
 
@@ -68,6 +68,12 @@ class Finished:
 
 Reading = Finished | OpenRun
 """A run as it was found."""
+
+
+def unfinished(plan: Plan) -> list[int]:
+    """Return the runs that are not done, by their number in the plan."""
+    pairs = enumerate(plan.pairs)
+    return [number for number, pair in pairs if not is_finished(plan.folder(*pair))]
 
 
 def log_of(folder: Path) -> Path:

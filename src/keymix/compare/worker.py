@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training process: ``python -m keymix.compare.worker FOLDER K`` trains run K of a stored plan.
+"""The processes of a comparison: ``python -m keymix.compare.worker FOLDER K [IMPORT ...]``.
 
-K counts the runs of the folder's plan from 0, one seed of all mixers after the other. The exit code
-is 0 for a finished run, 1 for one that failed (``error.txt`` in its folder says why), `NO_DISK`
-where the disk takes no file, and 128 + N of a run that saved at signal N.
+It trains run K of a folder's stored plan, counted from 0, one seed of all mixers after the other.
+The exit code is 0 for a finished run, 1 for one that failed (``error.txt`` in its folder says why),
+2 where more than this run fails, and 128 + N of a run that saved at signal N.
 
-Without arguments it is the process from which a comparison forks its runs, so that PyTorch is
-imported and the data are loaded once, and never the user's script. It reads requests as JSON lines
-from standard input; when that ends, as it does with the comparison, it kills the runs under way.
+With K ``all`` it trains what is left, and forks a process for every run: PyTorch is imported and
+the data are loaded once, and never the user's script. SIGTERM lets the runs save. When standard
+input ends, as it does with the comparison, the runs are killed. Standard output has JSON lines: a
+run that starts or ends, a warning, an error that ends it all.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -30,19 +31,18 @@ from typing import Any, NoReturn
 import torch
 
 from keymix.compare import folder
-from keymix.compare.runs import DAMAGED, ERROR, log_of
+from keymix.compare.question import Plan
+from keymix.compare.runs import DAMAGED, ERROR, log_of, unfinished
 from keymix.data.dataset import ImageData
 from keymix.errors import FAILURES, Interrupted, KeymixWarning, UserError, WriteError, reason
 from keymix.mixers.registry import import_file
 from keymix.train.checkpoints import DamagedRun
 from keymix.train.engine import train
-from keymix.train.files import locked, make_folder, write_error, write_text
+from keymix.train.files import make_folder, write_error, write_text
 from keymix.train.model import load_data, model_for
-from keymix.train.recipe import from_dict
 
-NO_DISK = 74  # EX_IOERR
-PATIENCE = 10.0
-"""Seconds that a run's folder may stay with a process whose comparison was killed."""
+POLL = 0.05
+"""Seconds between two looks at the processes of the runs under way."""
 _LONGEST = 500  # characters of a message: its line enters a pipe at once or not at all
 
 Send = Callable[..., None]
@@ -50,33 +50,31 @@ Send = Callable[..., None]
 
 
 def run(
-    out: Path,
+    plan: Plan,
     number: int,
     *,
     data: ImageData | None = None,
     on_epoch: Callable[[], None] | None = None,
 ) -> int:
-    """Train a run of a folder's plan and return 0, or 1 where it failed.
+    """Train a run of a plan and return 0, or 1 where it failed.
 
     What is raised ends more than this run: `Interrupted`, and `WriteError`.
     """
-    plan = folder.read(out).plan
     mixer, seed = plan.pairs[number]
     place = plan.folder(mixer, seed)
-    trained = partial(
-        train,
-        plan.recipe_for(mixer, seed),
-        place,
-        progress=None if on_epoch is None else lambda line: on_epoch(),
-        data=data,
-        threads=plan.threads,
-    )
+
+    def trained() -> None:
+        train(
+            plan.recipe_for(mixer, seed),
+            place,
+            progress=None if on_epoch is None else lambda line: on_epoch(),
+            data=data,
+            threads=plan.threads,
+        )
+
     with suppress(OSError):
         (place / ERROR).unlink()
     try:
-        if place.exists():
-            with locked(place, "run", patience=PATIENCE):
-                pass  # a process whose comparison was killed a moment ago has let go of the run
         try:
             trained()
         except DamagedRun as error:
@@ -103,126 +101,105 @@ def move_away(place: Path, error: DamagedRun) -> None:
     warnings.warn(text, KeymixWarning, stacklevel=3)
 
 
-# ---- the process that is forked --------------------------------------------------------------
+# ---- all that are left, side by side -----------------------------------------------------------
 
 
-class Lines:
-    """JSON lines that come through a pipe."""
+class Forks:
+    """The runs that are left, each in a process, `plan.processes` at a time."""
 
-    def __init__(self, pipe: int) -> None:
-        self.pipe, self.ended, self._rest = pipe, False, b""
+    def __init__(self, plan: Plan, send: Send) -> None:
+        self._plan, self._send = plan, send
+        self._children: dict[int, int] = {}  # their runs
+        self._stopping = False
 
-    def read(self) -> list[dict[str, Any]]:
-        """Return the lines that have come, or wait for some."""
-        content = os.read(self.pipe, 2**16)
-        self.ended = not content
-        *lines, self._rest = (self._rest + content).split(b"\n")
-        return [json.loads(line) for line in lines]
+    def train(self, data: ImageData | None) -> None:
+        """Train them; SIGTERM ends those under way, and the end of standard input kills them."""
+        waiting = unfinished(self._plan)
+        signal.signal(signal.SIGTERM, self._save)
+        while self._children or (waiting and not self._stopping):
+            free = 0 if self._stopping else self._plan.processes - len(self._children)
+            for number in waiting[:free]:
+                self._send(start=number)
+                self._children[os.fork() or self._child(number, data)] = number
+            del waiting[:free]
+            if select.select([0], [], [], POLL)[0]:
+                self._tell(signal.SIGKILL)
+                return
+            for child in [*self._children]:
+                done, status = os.waitpid(child, os.WNOHANG)
+                if done:
+                    number = self._children.pop(child)
+                    self._see_to(number, os.waitstatus_to_exitcode(status))
+                    self._send(end=number)
 
+    def _save(self, *_: object) -> None:
+        self._stopping = True
+        self._tell(signal.SIGTERM)
 
-def serve() -> None:
-    """Fork a process for every request; the first line says what all of them share."""
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, signal.SIG_IGN)  # they are the comparison's to handle
-    requests, replies = Lines(os.dup(0)), os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # what libraries print is no message
-    woken, wake = os.pipe()  # by the end of a child
-    for end in (woken, wake):
-        os.set_blocking(end, False)
+    def _tell(self, signum: int) -> None:
+        for child in self._children:
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(child, signum)
 
-    def send(**message: Any) -> None:
-        os.write(replies, json.dumps(message).encode() + b"\n")
+    def _child(self, number: int, data: ImageData | None) -> NoReturn:
+        """Train a run in a forked process, and end it."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
-    shared, *waiting = requests.read()
-    out = Path(shared["out"])
-    try:
-        data = _prepared(shared)
-    except FAILURES as error:  # of a file of the user's that runs here alone
-        send(failed=reason(error)[:_LONGEST])
-        return
-    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    children: dict[int, int] = {}
-    while not requests.ended:
-        for request in waiting:
-            if request.get("stop"):
-                for child in children:
-                    os.kill(child, signal.SIGTERM)  # it saves
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, KeymixWarning):
+                self._send(warning=str(message))  # for the user
             else:
-                number = request["run"]
-                child = os.fork() or _child(out, number, data, partial(send, run=number))
-                children[child] = number
-        ready, _, _ = select.select([requests.pipe, woken], [], [])
-        waiting = requests.read() if requests.pipe in ready else []
-        if woken in ready:
-            os.read(woken, 4096)
-        for child, status in _ended(children):
-            send(run=children.pop(child), code=os.waitstatus_to_exitcode(status))
-    for child in children:
-        os.kill(child, signal.SIGKILL)
-    for child in children:
-        os.waitpid(child, 0)
+                log(message, category, *where, **more)
+
+        log, warnings.showwarning = warnings.showwarning, show
+        code = 70  # EX_SOFTWARE
+        try:
+            _write_to(log_of(self._plan.folder(*self._plan.pairs[number])))
+            code = run(self._plan, number, data=data)
+        except WriteError as error:
+            self._send(error=str(error))  # no other run would fare better
+            code = 1
+        except Interrupted as stop:
+            code = stop.exit_code
+        except (*FAILURES, SystemExit):
+            traceback.print_exc()
+        finally:  # a forked process never returns into its parent's code
+            with suppress(OSError, ValueError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _see_to(self, number: int, code: int) -> None:
+        """Leave the reason in the folder of a run whose process died, and no empty log."""
+        place = self._plan.folder(*self._plan.pairs[number])
+        log = log_of(place)
+        with suppress(OSError):
+            if log.stat().st_size == 0:
+                log.unlink()
+        if code not in (0, 1, 128 + signal.SIGTERM, -signal.SIGTERM):
+            how = f"with code {code}; see {log.name}"
+            if code < 0:
+                memory = ", perhaps for lack of memory" if code == -signal.SIGKILL else ""
+                how = f"by signal {-code}{memory}"
+            make_folder(place)
+            write_text(place / ERROR, f"the training process ended {how}\n")
 
 
-def _prepared(shared: Mapping[str, Any]) -> ImageData | None:
-    """Do once what every run needs: the user's files, the data, and the libraries of a model.
+def _prepared(plan: Plan) -> ImageData | None:
+    """Do once what every run needs: the data, and the libraries of a model.
 
     Nothing here starts threads or touches CUDA, which a forked process could not use then.
     """
-    for path in shared["imports"]:
-        import_file(path)
     torch.set_num_threads(1)
-    recipe = from_dict(shared["recipe"])
     data = None
     with suppress(*FAILURES):  # each run says what is wrong
-        data = load_data(recipe.data)
+        data = load_data(plan.recipe.data)
         with torch.device("meta"):
-            model_for(recipe, data.record())
+            model_for(plan.recipe, data.record())
     gc.freeze()
     return data
-
-
-def _ended(children: Mapping[int, int]) -> list[tuple[int, int]]:
-    """Return the children that have ended, with their status."""
-    found = [os.waitpid(child, os.WNOHANG) for child in children]
-    return [(child, status) for child, status in found if child]
-
-
-def _child(out: Path, number: int, data: ImageData | None, send: Send) -> NoReturn:
-    """Train a run in a forked process, and end it."""
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-        if issubclass(category, KeymixWarning):
-            send(warning=str(message)[:_LONGEST])  # for the user
-        else:
-            log(message, category, *place, **more)
-
-    log, warnings.showwarning = warnings.showwarning, show
-    code = 70  # EX_SOFTWARE
-    try:
-        plan = folder.read(out).plan
-        _write_to(log_of(plan.folder(*plan.pairs[number])))
-        code = run(out, number, data=data)
-    except WriteError as error:
-        send(no_disk=str(error)[:_LONGEST])
-        code = NO_DISK
-    except Interrupted as stop:
-        code = stop.exit_code
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else code
-    except FAILURES:
-        traceback.print_exc()
-    finally:  # a forked process never returns into its parent's code
-        with suppress(OSError, ValueError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
 
 
 def _write_to(log: Path) -> None:
@@ -236,17 +213,31 @@ def _write_to(log: Path) -> None:
         os.dup2(stream, number)
 
 
-def main(argv: list[str]) -> int:
-    """Train the run that is named, or serve."""
-    if not argv:
-        serve()
-        return 0
+def _send(pipe: int, **message: Any) -> None:
+    short = {k: v[:_LONGEST] if isinstance(v, str) else v for k, v in message.items()}
+    os.write(pipe, json.dumps(short).encode() + b"\n")
+
+
+def main(argv: Sequence[str], *, messages: int = 1) -> int:
+    """Train the run that is named, or all that are left, with messages to a file descriptor."""
+    send = partial(_send, messages)
+    out, number, *imports = argv
     try:
-        return run(Path(argv[0]), int(argv[1]))
-    except (UserError, Interrupted) as error:
-        sys.stderr.write(f"{error}\n")
-        return NO_DISK if isinstance(error, WriteError) else getattr(error, "exit_code", 2)
+        for path in imports:
+            import_file(path)
+        plan = folder.read(Path(out)).plan
+        if number != "all":
+            return run(plan, int(number))
+        Forks(plan, send).train(_prepared(plan))
+    except UserError as error:
+        send(error=str(error))
+        return 2
+    except Interrupted as stop:
+        return stop.exit_code
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    pipe = os.dup(1)
+    os.dup2(2, 1)  # what libraries print is no message
+    sys.exit(main(sys.argv[1:], messages=pipe))
