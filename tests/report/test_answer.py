@@ -342,6 +342,18 @@ def test_what_is_next_is_one_thing_that_the_findings_do_not_contradict() -> None
     assert following(seeds=5).startswith("nothing more to do")
 
 
+def test_an_open_decision_says_an_interval_once_and_what_settles_it_next() -> None:
+    settle = Settle(seeds=(7, None), units=None)
+    rival = {"rival": "static_key", "against_best": interval(-0.01, 5, 0.02), "settle": settle}
+    decided = replace(undecided("static_key", -0.01, reason="open", **rival), best="softmax")
+    record = record_of(seeds=5, decided=decided, static_key=(-0.01, "equal", None))
+    said = answer(record)
+    assert said.decision.count("static_key") == 2
+    assert said.decision.count(" to ") == 1
+    assert said.next is not None
+    assert said.next.text.startswith("train 7 seeds")
+
+
 @pytest.mark.parametrize(
     ("command", "expected"),
     [

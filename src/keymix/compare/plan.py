@@ -156,16 +156,13 @@ def _loaded(images: ImageData) -> str:
 
 
 def named_recipe(question: Question) -> tuple[Recipe, str]:
-    """Return the recipe that was named, or the task's and why it is not that of images.
-
-    A warm-up or a cool-down that would not fit into fewer epochs keeps its share.
-    """
-    epochs, overrides = question.epochs, dict(question.overrides or {})
+    """Return the recipe that was named, or the task's and why it is not that of images."""
+    overrides = dict(question.overrides or {})
     short = {
         "data.spec": question.data,
         "model.name": question.model,
         "data.limit": question.limit,
-        "schedule.epochs": epochs,
+        "schedule.epochs": question.epochs,
     }
     changes: dict[str, Any] = {key: value for key, value in short.items() if value is not None}
     why = ""
@@ -177,11 +174,6 @@ def named_recipe(question: Question) -> tuple[Recipe, str]:
         recipe = recipes.resolve(question.recipe)
     else:
         recipe = question.recipe
-    schedule = recipe.schedule
-    if epochs is not None and 1 <= epochs <= schedule.warmup_epochs:
-        changes["schedule.warmup_epochs"] = schedule.warmup_epochs * epochs / schedule.epochs
-    if epochs is not None and 1 <= epochs <= schedule.cooldown_epochs:
-        changes["schedule.cooldown_epochs"] = schedule.cooldown_epochs * epochs // schedule.epochs
     changes |= overrides
     for key, flag in (("model.mixer", "--mixers"), ("seed", "--seeds")):
         if key in changes:

@@ -245,13 +245,15 @@ def _remedy(record: Results, known: Mapping[str, FindingText]) -> Next | None:
 
 
 def _settled(record: Results, row: OutcomeRow) -> Next:
-    """Say what would settle an unclear difference, or that nothing is left to do."""
-    seeds, units = (row.settle.seeds, row.settle.units) if row.settle else (None, None)
+    """Say what would settle an unclear difference, or which to take, or that nothing is left."""
+    settle = row.settle or record.recommendation.settle
+    seeds, units = (settle.seeds, settle.units) if settle else (None, None)
     if seeds is not None and _in_order(record):
         return _seeds(record, max(seeds[0], len(record.seeds) + 1))
     if units is not None:
         return Next(text=sentence(record, "next_units", units[0]))
-    settled = row.degree in ("clear", "equal", "provisional")
+    decided = record.recommendation.verdict != "undecided"
+    settled = decided and row.degree in ("clear", "equal", "provisional")
     return Next(text=sentence(record, "next_nothing", settled))
 
 

@@ -453,6 +453,8 @@ def parse_value(path: str, text: str) -> Any:
 def replace_path(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
     """A copy of the recipe with some fields replaced, named by dotted keys.
 
+    A warm-up or a cool-down that would not fit into fewer epochs keeps its share of them.
+
     Args:
         recipe: Where the other fields come from.
         overrides: Values by dotted key, e.g. ``{"optim.lr": 1e-3, "model.options.depth": 2}``.
@@ -462,6 +464,12 @@ def replace_path(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
     """
     values = recipe.to_dict()
     known = paths()
+    was, epochs = recipe.schedule, overrides.get("schedule.epochs")
+    if isinstance(epochs, int) and 1 <= epochs < was.epochs:
+        if was.warmup_epochs >= epochs:
+            values["schedule"]["warmup_epochs"] = was.warmup_epochs * epochs / was.epochs
+        if was.cooldown_epochs >= epochs:
+            values["schedule"]["cooldown_epochs"] = was.cooldown_epochs * epochs // was.epochs
     for path, value in overrides.items():
         if not (path in known or path in values or path.startswith(FREE)):
             raise unknown("recipe key", path, known)
