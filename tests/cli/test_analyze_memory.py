@@ -48,7 +48,7 @@ def test_files_are_written_and_replaced_only_when_asked(
     assert [row["paper_mib"] for row in rows] == ["0.1", "0.14"]
     page = (out / "memory.html").read_text()
     assert page.startswith("<!DOCTYPE html>")
-    assert page.count("<svg") == 1
+    assert page.count('<svg role="img"') == 1
     assert "spiking_self, paper" in page
     assert "in the order “linear”" in page
     capsys.readouterr()

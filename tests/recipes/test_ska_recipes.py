@@ -139,7 +139,8 @@ def test_a_run_goes_on_from_another_at_another_size(tmp_path: Path) -> None:
     )
     run = train(first, tmp_path / "at12")
     second = replace_path(first, {"data.image_size": 16, "model.weights": str(tmp_path / "at12")})
-    second = replace_path(second, {"optim.lr": 1e-6, "optim.weight_decay": 0.0, "seed": 1})
+    still = {"optim.lr": 1e-6, "schedule.min_lr": 0.0, "optim.weight_decay": 0.0}
+    second = replace_path(second, {**still, "seed": 1})
     finer = train(second, tmp_path / "at16")
     before, after = run.weights()[0], finer.weights()[0]
     key = "blocks.0.attn.mixer.key"

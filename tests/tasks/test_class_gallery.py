@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from keymix.errors import UserError
 from keymix.records import from_json, to_json
 from keymix.report.gallery import Gallery
 from keymix.tasks.classification.answers import ClassAnswers
@@ -101,10 +100,3 @@ def test_mixers_that_agree_and_are_right_leave_nothing_to_show() -> None:
     right = run([0, 1, 2, 0], [0.9] * 4, TARGET)
     assert draw(photos(4), {"softmax": [right], "static_key": [right]}) == {}
     assert draw(photos(4), {}) == {}
-
-
-def test_what_is_no_picture_is_refused() -> None:
-    values = to_json(draw(photos(4), TESTED)["errors"])
-    values["scenes"][0]["picture"] = "https://elsewhere/x.png"
-    with pytest.raises(UserError, match=r"/far/away/3\.png"):
-        from_json(Gallery, values, where="it")
