@@ -75,6 +75,19 @@ def test_a_mixer_of_which_no_run_finished_has_no_costs(tmp_path, measured):
     assert len(measured) == 1
 
 
+def test_costs_that_cannot_be_measured_cost_no_result(tmp_path, monkeypatch):
+    def fails(*_: Any, **__: Any) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("keymix.compare.costs.training_quartiles_ms", fails)
+    said: list[str] = []
+    found = small(tmp_path / "out", controls=False, progress=lambda event: said.append(event.text))
+    assert any("no room" in text for text in said)
+    assert len(found.scores) > 0
+    assert found.record.costs["static_key"].step_ms is None
+    assert found.record.costs["static_key"].macs
+
+
 def test_a_damaged_store_is_measured_again_and_overwrite_forgets_it(tmp_path, measured):
     small(tmp_path / "out", controls=False)
     path = tmp_path / "out" / "costs.json"

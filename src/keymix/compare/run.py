@@ -25,7 +25,7 @@ from keymix.compare.results import Known, checked_data, results
 from keymix.compare.runs import Finished, Reading, read_runs
 from keymix.compare.tune import tuned
 from keymix.data.dataset import ImageData
-from keymix.errors import UserError
+from keymix.errors import FAILURES, UserError, reason
 from keymix.mixers.registry import import_file
 from keymix.report.comparison import Comparison
 from keymix.report.record import OpenRun
@@ -151,7 +151,10 @@ def answer(question: Question, *, progress: Watcher | None = None) -> Comparison
             raise UserError(f"no run could be finished; the first says: {why}")
         if question.reference:
             compute_references(out, data, say=say)
-        measure_costs(plan, known, runs, say=say)
+        try:
+            measure_costs(plan, known, runs, say=say)
+        except FAILURES as error:  # a mixer of the user's may raise anything
+            watch(Event(kind="note", text=f"costs could not be measured: {reason(error)}"))
         return _gathered(folder.look(stored, runs), runs, data, say=say)
 
 
