@@ -64,6 +64,8 @@ def make_run(plan: Plan, mixer: PlannedMixer, seed: int, rng: np.random.Generato
         {
             "index": order, "target": target[order],
             "last_pred": said[order], "best_pred": said[order],
+            **dict.fromkeys(("last_top5", "best_top5"), np.ones(IMAGES, bool)),
+            **dict.fromkeys(("last_confidence", "best_confidence"), np.full(IMAGES, 0.5)),
         },
     )  # fmt: skip
     scores = {"top1": float((said == target).mean()), "top5": 0.9, "loss": 1.25, "balanced": 0.7}

@@ -125,6 +125,11 @@ class PlannedMixer(ComparedMixer):
         if not is_name(self.slug):
             raise UserError(f"slug={self.slug!r} of a mixer is no name of a folder")
 
+    @property
+    def compared(self) -> ComparedMixer:
+        """What results keep of it."""
+        return ComparedMixer(**{f.name: getattr(self, f.name) for f in fields(ComparedMixer)})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:

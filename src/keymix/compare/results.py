@@ -104,7 +104,7 @@ def results(plan: Plan, data: DataRecord, readings: Sequence[Reading], known: Kn
         seeds=plan.seeds,
         processes=plan.processes,
         threads=plan.threads,
-        mixers=plan.mixers,
+        mixers=tuple(each.compared for each in plan.mixers),
         mechanisms=_mechanisms(plan),
         findings=found_out,
         outcome=Outcome(last=last, best=best),
