@@ -11,8 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from keymix.cli import main as keymix
 from keymix.cli.swap import main
@@ -73,6 +75,27 @@ def test_the_folder_holds_what_swap_gives(trained: str, swapped: Path) -> None:
     ]
     with torch.no_grad():
         assert torch.allclose(there(images), model(images), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_of_uneven_classes_the_test_score_is_balanced_accuracy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    for name, count in (("many", 80), ("few", 20)):
+        (tmp_path / "uneven" / name).mkdir(parents=True)
+        for i in range(count):
+            pixels = rng.integers(0, 256, (12, 12), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "uneven" / name / f"{i}.png")
+    out, data = str(tmp_path / "run"), f"folder:{tmp_path / 'uneven'}"
+    assert keymix(["train", *TRAIN, *SIZE, "--data", data, "--out", out]) == 0
+    place = tmp_path / "out"
+    assert main([out, *SWAP, "--layers", "1", "--test", "--out", str(place)]) == 0
+    found = evaluate(out)
+    assert found["balanced"] != found["top1"]
+    said = f"test balanced accuracy {100 * found['balanced']:.2f} % before"
+    assert said in capsys.readouterr().out
+    assert "balanced accuracy on the test images" in (place / "report.html").read_text("utf-8")
 
 
 def test_the_record_reports_measured_numbers(trained: str, swapped: Path) -> None:

@@ -318,7 +318,8 @@ def _test(source: Source, model: nn.Module, swapped: nn.Module) -> BothScores:
         metrics: dict[str, Any] = {**found.scores, "images": len(found.answers.index)}
         return TestScores(**metrics)
 
-    return BothScores(before=scores(model), after=scores(swapped))
+    score = source.data.task.score
+    return BothScores(key=score.key, name=score.name, before=scores(model), after=scores(swapped))
 
 
 def _next(source: Source, folder: Path) -> tuple[str, ...]:
@@ -349,8 +350,10 @@ def _print_result(record: SwapRecord, folder: Path, *, as_json: bool) -> None:
     for note in record.layers.notes:
         console.note(note)
     if record.test is not None:
-        before, after = 100 * record.test.before.top1, 100 * record.test.after.top1
-        console.say(f"test top-1 {before:.2f} % before, {after:.2f} % after")
+        before, after = record.test.decisive
+        console.say(
+            f"test {record.test.name} {100 * before:.2f} % before, {100 * after:.2f} % after"
+        )
     console.note("Then:")
     for line in record.next:
         console.note(f"  {line}")

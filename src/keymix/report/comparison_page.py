@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 
+from keymix.analysis.statistics import FEW_CASES
 from keymix.records import to_json
 from keymix.report import pictures, sections
 from keymix.report.answer import answer
@@ -53,6 +54,7 @@ def render(record: Results, pictures: Pictures = NO_PICTURES) -> str:
         "say": say,
         "said": said,
         "label_is": page.label_is,
+        "few_cases": FEW_CASES,
         "sections": made,
         "pictured": say("pictured", record, len({x for each in made for x in each.images})),
         "lacks_maps": not (pictures.collapse or record.task_kind.whole_images),

@@ -7,6 +7,7 @@ written while they are None: they belong to another task, or to models without s
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -433,7 +434,7 @@ class Results(Sparse):
         """The task, with its scores."""
         return self.data.task_kind
 
-    @property
+    @functools.cached_property
     def spikes(self) -> dict[str, dict[str, Summary]]:
         """What each mixer's spikes cost over its seeds, by quantity; empty without spikes."""
         found: dict[str, dict[str, Summary]] = {}

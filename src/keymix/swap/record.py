@@ -263,8 +263,15 @@ class TestScores:
 class BothScores:
     """Scores on the test split before and after a swap."""
 
+    key: str  # of the score by which models of these data are compared
+    name: str  # of that score, in words
     before: TestScores
     after: TestScores
+
+    @property
+    def decisive(self) -> tuple[float, float]:
+        """That score before and after, fractions."""
+        return getattr(self.before, self.key), getattr(self.after, self.key)
 
 
 @dataclass(frozen=True, kw_only=True)
