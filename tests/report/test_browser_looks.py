@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import re
+from pathlib import Path
 
 import pytest
 from browser import PHONE, WIDE, complaints, find, look, requests, texts, visit, wait_until
@@ -40,6 +41,18 @@ def test_the_page_is_offline_silent_and_no_wider_than_its_window(driver, pages, 
     assert background == ("rgba(20, 22, 26, 1)" if dark else "rgba(251, 250, 248, 1)")
     assert requests(driver, pages[name]) == []
     assert complaints(driver) == []
+
+
+@pytest.mark.parametrize(("width", "dark"), [(WIDE, False), (PHONE, True)])
+def test_the_page_is_accessible(driver, pages, width, dark):
+    script = pytest.importorskip("axe_core_python").__path__[0] + "/axe.min.js"
+    visit(driver, pages["plain"], width=width, dark=dark)
+    driver.execute_script(Path(script).read_text(encoding="utf-8"))
+    # equal charts have equal ids, which WCAG 2.2 does not mind any more
+    rules = "{rules: {'duplicate-id': {enabled: false}}}"
+    found = driver.execute_async_script(f"axe.run({rules}).then(arguments[0])")
+    assert {each["id"]: each["nodes"][0]["html"] for each in found["violations"]} == {}
+    assert len(found["passes"]) > 20
 
 
 def test_nothing_is_wider_with_everything_unfolded(driver, pages):
