@@ -24,11 +24,11 @@ from keymix.analysis.memory import Build
 from keymix.models.match import trainable
 from measured import begin, options, table
 
-ENCODERS = (
-    ("setr_qkv", "setr_kv", "setr_kv_pos"),
-    ("setr_qkv_ce", "setr_kv_ce"),
-    ("setr_qkv_cvt", "setr_kv_cvt"),
-)
+ENCODERS = {
+    "vit": ("setr_qkv", "setr_kv", "setr_kv_pos"),
+    "ce": ("setr_qkv_ce", "setr_kv_ce"),
+    "cvt": ("setr_qkv_cvt", "setr_kv_cvt"),
+}
 HEADS = (
     *("model", "parameters", "multiply-adds", "latency, ms [quartiles]", "latency"),
     *("images/s", "memory", "memory, training"),
@@ -71,8 +71,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = options(__doc__, threads=1)
     parser.add_argument("--size", type=int, default=224, help="side of the images, pixels")
     parser.add_argument("--repeats", type=int, default=15, help="rounds (default 15)")
+    parser.add_argument("--encoders", nargs="*", choices=ENCODERS, default=[*ENCODERS])
     given = begin(parser, argv)
-    table(HEADS, (row for each in ENCODERS for row in rows(each, given.size, given.repeats)))
+    names = (ENCODERS[each] for each in given.encoders)
+    table(HEADS, (row for each in names for row in rows(each, given.size, given.repeats)))
     return 0
 
 

@@ -17,7 +17,6 @@ import plain_baselines
 from keymix.analysis.counting import count
 from keymix.analysis.timing import Paired, Samples
 
-SETR = ["setr_qkv", "setr_kv", "setr_kv_pos", "setr_qkv_ce", "setr_kv_ce", "setr_qkv_cvt"]
 LOADERS = ["keymix", "DataLoader, 0 workers", "DataLoader, 2 workers"]
 STEPS = ["waiting", "step, ms", "step / keymix"]
 RUNS: dict[str, tuple[str, list[str]]] = {  # options, and the first cells of the rows
@@ -55,7 +54,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {  # options, and the first cells of th
         "--data digits --limit 60 --epochs 1 --mixers softmax,kv(pos_dim=4) --sizes 32 24x32",
         ["`softmax`", "`key_value(pos_dim=4)`", "`key_value(pos_dim=4)`"],
     ),
-    "setr_kv": ("--size 32 --repeats 1", [*SETR, "setr_kv_cvt"]),
+    "setr_kv": ("--size 32 --repeats 1 --encoders cvt", ["setr_qkv_cvt", "setr_kv_cvt"]),
     "softmax": (
         "--side 2 --rounds 1",
         [width for width in ("ViT-Ti", "ViT-S", "ViT-B") for _ in range(2)],
