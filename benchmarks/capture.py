@@ -10,7 +10,7 @@ input. ``own`` is timm's attention.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -49,9 +49,9 @@ def build(mixer: str, way: str, side: int, depth: int) -> nn.Module:
     return Captured(model, range(QUERIES) if way == "rows" else None)
 
 
-def rows(side: int, depth: int) -> Iterator[list[str]]:
+def rows(mixers: Sequence[str], side: int, depth: int) -> Iterator[list[str]]:
     """Measure each mixer; ratios are to its own plain forward pass."""
-    for mixer in MIXERS:
+    for mixer in mixers:
         how = {"mixer": mixer, "side": side, "depth": depth}
         builds = {way: Build(factory="capture:build", kwargs={**how, "way": way}) for way in WAYS}
         size = (3, side * PATCH, side * PATCH)
@@ -71,9 +71,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = options(__doc__, threads=1)
     parser.add_argument("--side", type=int, default=32, help="tokens a side (default 32)")
     parser.add_argument("--depth", type=int, default=12, help="layers (default 12)")
+    parser.add_argument("--mixers", nargs="+", default=MIXERS, help="default: all of the table")
     given = begin(parser, argv)
     heads = ("mixer", "plain, MiB", "rows, MiB", "× plain", "whole maps, MiB", "× plain")
-    table(heads, rows(given.side, given.depth))
+    table(heads, rows(given.mixers, given.side, given.depth))
     return 0
 
 

@@ -20,10 +20,7 @@ from keymix.analysis.timing import Paired, Samples
 LOADERS = ["keymix", "DataLoader, 0 workers", "DataLoader, 2 workers"]
 STEPS = ["waiting", "step, ms", "step / keymix"]
 RUNS: dict[str, tuple[str, list[str]]] = {  # options, and the first cells of the rows
-    "capture": (
-        "--side 8 --depth 1",
-        ["own", "softmax", "static_key", "conv_static_key"],
-    ),
+    "capture": ("--side 8 --depth 1 --mixers static_key", ["static_key"]),
     "data_path": (
         "--model vit_micro_p4_32 --batch-size 8 --steps 2 --repeats 1",
         [

@@ -61,6 +61,12 @@ def pair() -> tuple[Any, Any]:
         image_std=[1.0] * 3,
         box_score_thresh=0.05,
         box_nms_thresh=0.1,  # leaves room for every class
+        rpn_pre_nms_top_n_train=200,  # few: double precision is slow
+        rpn_post_nms_top_n_train=200,
+        rpn_pre_nms_top_n_test=100,
+        rpn_post_nms_top_n_test=100,
+        box_batch_size_per_image=32,
+        box_detections_per_img=40,
     )
     theirs.transform.resize = lambda image, target: (image, target)
     drawn_norms(theirs)
@@ -68,7 +74,10 @@ def pair() -> tuple[Any, Any]:
         theirs.roi_heads.box_predictor.cls_score.weight.mul_(0.2)
         theirs.roi_heads.box_predictor.bbox_pred.weight.mul_(4)
         theirs.rpn.head.bbox_pred.weight.mul_(4)
-    ours = create_model("mask_rcnn", num_classes=CLASSES, score_threshold=0.05, nms_threshold=0.1)
+    few = {"proposals": 100, "samples": 32, "detections": 40}
+    ours = create_model(
+        "mask_rcnn", num_classes=CLASSES, score_threshold=0.05, nms_threshold=0.1, **few
+    )
     state = ours_named(theirs.state_dict())
     missing, unexpected = ours.load_state_dict(state, strict=False)
     assert not missing
