@@ -360,7 +360,7 @@ ALLOWED = {
     "train/files.py": 1,
     "train/runs.py": 1,
     # what a check of data found, which `keymix data check --json` prints
-    "data/findings.py": 4,
+    "data/findings.py": 2,
     # keyword arguments, states and calls, whose form torch or a caller sets
     "records.py": 1,
     "data/events/frame_cache.py": 1,

@@ -1,319 +1,423 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A check decodes everything, continues after a problem, and names what it found."""
+"""A check looks at every sample, continues after a problem, and names what it found."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
-import struct
-import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import archives
+import coco_sets
 import numpy as np
 import pyarrow as pa
 import pytest
-from pictures import encoded, picture
+from event_files import (
+    aedat3,
+    random_events,
+    write_cifar10dvs,
+    write_dvs128,
+    write_folder,
+    write_npz,
+)
+from film import save_frames
+from pictures import encoded, picture, seed_of
 from PIL import Image
+from scan_sets import add_scan, mask_set, rows_of, scan_path, scan_set, write_rows
 
 from each import together
+from keymix import recipes
 from keymix.data import load
-from keymix.data.check import check
-from keymix.data.findings import Report
+from keymix.data.check import check, quick_check
+from keymix.data.findings import IN_SEQUENCES, KINDS, NOTE, STOPS, Report
 from keymix.errors import UserError
+from keymix.train.validate import training_batches
+
+TWO_SPLITS = {"train/a": 9, "train/b": 9, "test/a": 3, "test/b": 3}
 
 
 def found(report: Report) -> dict[str, tuple[str, int]]:
     return {f.what: (f.level, f.count) for f in report.findings}
 
 
-def where(report: Report, what: str) -> str:
-    return " | ".join(next(f for f in report.findings if f.what == what).where)
+def where(report: Report, what: str) -> list[str]:
+    return next(f for f in report.findings if f.what == what).where
 
 
-def details(report: Report, what: str) -> list:
-    return list(next(f for f in report.findings if f.what == what).details)
+def photos(root: Path, counts: Mapping[str, int], size: tuple[int, int] = (16, 16)) -> Path:
+    """Write images below ``root/<split>/<class>``."""
+    for name, count in counts.items():
+        (root / name).mkdir(parents=True)
+        for i in range(count):
+            picture(seed_of(name) + i, size).save(root / name / f"{i:03d}.png")
+    return root
+
+
+def write(path: Path, rows: list[list[str]]) -> None:
+    write_rows(path, rows[1:], rows[0])
+
+
+def read(path: Path) -> list[list[str]]:
+    return [line.split(",") for line in path.read_text().splitlines()]
+
+
+def scans(root: Path, change: Callable[[list[list[str]]], object] = lambda rows: None) -> Path:
+    """Eight cases of three slices, each with some stomach; three have the other organs."""
+    scan_set(root, dict.fromkeys(range(1, 9), 3))
+    rows = read(root / "train.csv")
+    for row in rows[1:]:
+        if row[0].startswith(("case3_", "case5_", "case6_")):
+            row[2] = {"large_bowel": "1 3", "small_bowel": "20 4", "stomach": row[2]}[row[1]]
+    change(rows)
+    write(root / "train.csv", rows)
+    return root
+
+
+def in_splits(root: Path, **cases: str) -> Path:
+    """Name the split of some cases; all others are for training."""
+    rows = [[f"case{k}", cases.get(f"case{k}", "train")] for k in range(1, 9)]
+    write(scans(root) / "splits.csv", [["case", "split"], *rows])
+    return root
+
+
+# ---- what each set is made of, and what is found in it -------------------------------------
+
+
+def after_every_problem(root: Path) -> str:
+    photos(root, {"train/a": 9, "train/b": 9, "train/hollow": 0, "test/a": 2, "test/new": 2})
+    (root / "train" / "a" / "003.png").write_bytes(encoded(3)[:120])
+    (root / "train" / "a" / "004.png").write_bytes(b"")
+    (root / "test" / "new" / "000.png").write_text("hello")
+    (root / "test" / "a" / "notes.txt").write_text("hello")
+    return f"folder:{root}"
+
+
+def copies(root: Path) -> str:
+    splits = {f"{split}/{name}": 2 for split in ("val", "test") for name in "ab"}
+    photos(root, {"train/a": 15, "train/b": 9, **splits})
+    Image.open(root / "train/a/002.png").convert("RGBA").save(root / "test/a/copy.png")
+    Image.open(root / "train/a/002.png").save(root / "test/a/lossy.jpg", quality=20)
+    shutil.copy(root / "train/a/000.png", root / "train/a/again.png")
+    shutil.copy(root / "train/a/001.png", root / "train/b/again.png")
+    for name in ("train/a", "test/a"):
+        Image.new("RGB", (16, 16)).save(root / name / "blank.png")  # no copies of each other
+    return f"folder:{root}"
+
+
+def odd_images(root: Path) -> str:
+    photos(root, {"a": 20, "b": 20}, (64, 48))
+    a = root / "a"
+    picture(500, (64, 48)).convert("L").save(a / "grey.png")
+    picture(501, (64, 48)).convert("CMYK").save(a / "cmyk.jpg")
+    deep = np.arange(3072, dtype=np.uint16).reshape(48, 64) * 20
+    Image.fromarray(deep).save(a / "deep.png")
+    frames = [picture(504, (64, 48)), picture(505, (64, 48))]
+    frames[0].save(a / "moving.webp", save_all=True, append_images=frames[1:], lossless=True)
+    frames[0].save(a / "previews.jpg", "MPO", save_all=True, append_images=frames[1:])
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture(506, (64, 48)).save(a / "turned.jpg", exif=exif)
+    picture(1, (15, 11)).save(a / "small.png")
+    return f"folder:{root}"
+
+
+def uneven(root: Path) -> str:
+    return f"folder:{photos(root, {'a': 40, 'b': 4, 'rare': 1})}"
+
+
+def parquet(root: Path) -> str:
+    """Bad labels, images that are none, and two of train in test."""
+    root.mkdir()
+    labels: list[int | None] = [0, 1] * 10
+    labels[5], labels[11] = 7, None
+    images: list[bytes | None] = [encoded(i) for i in range(20)]
+    images[3], images[8] = b"no image", None
+    names = json.dumps(
+        {"info": {"features": {"label": {"names": ["a", "b"], "_type": "ClassLabel"}}}}
+    )
+    for split, some, of in (("train", images, labels), ("test", [encoded(4), encoded(9)], [0, 1])):
+        column = [{"bytes": each, "path": None} for each in some]
+        table = pa.table({"image": column, "label": of})
+        table = table.replace_schema_metadata({"huggingface": names})
+        pa.parquet.write_table(table, root / f"{split}-0.parquet", row_group_size=7)
+    return f"parquet:{root}"
+
+
+def bad_scans(root: Path) -> str:
+    def change(rows: list[list[str]]) -> None:
+        rows[1][2], rows[11][2], rows[21][2], rows[31][2] = "1 2 3", "0 2", "54 2", "1 4 3 2"
+        rows[41][1] = "spleen"
+
+    scans(root, change)
+    scan_path(root, 8, 0, 1, (6, 9)).unlink()
+    Image.fromarray(np.ones((5, 9), np.uint16)).save(scan_path(root, 7, 0, 2, (6, 9)))
+    cut = scan_path(root, 7, 0, 3, (6, 9))
+    cut.write_bytes(cut.read_bytes()[:60])
+    return f"uwgi:{root}"
+
+
+def lone_cases(root: Path) -> str:
+    return f"uwgi:{in_splits(root, case6='val', case7='val', case8='test')}"
+
+
+def cases_in_two(root: Path) -> str:
+    scans(root)
+    ids = sorted({row[0] for row in read(root / "train.csv")[1:]})
+    rows = [[name, "test" if name.startswith("case8") else "train"] for name in ids]
+    rows[0][1], rows[5][1] = "test", "val"
+    write(root / "splits.csv", [["id", "split"], *rows])
+    return f"uwgi:{root}"
+
+
+def missing_rows(root: Path) -> str:
+    return f"uwgi:{scans(root, lambda rows: rows.pop(6))}"
+
+
+def overlapping(root: Path) -> str:
+    return f"uwgi:{scans(root, lambda rows: rows[1].__setitem__(2, '10 3'))}"
+
+
+def bad_masks(root: Path) -> str:
+    mask_set(root, {"": 60})
+    images, masks = root / "images", root / "masks"
+    for name, pixels in (("p1", np.full((6, 9), 7)), ("p2", np.zeros((6, 8)))):
+        Image.fromarray(pixels.astype(np.uint8)).save(masks / f"{name}.png")
+    (masks / "p4.png").write_bytes(b"x")
+    (masks / "p5.png").unlink()
+    (images / "p6.png").unlink()
+    (images / "p7.png").write_bytes(b"x")
+    (masks / "p9.tif").touch()
+    return f"masks:{root}"
+
+
+def copied_masks(root: Path) -> str:
+    mask_set(root, {"train": 12, "test": 4})
+    for name, to in (("p0", "test/images/leak"), ("p1", "train/images/zother")):
+        shutil.copy(root / "train/images" / f"{name}.png", root / f"{to}.png")
+    shutil.copy(root / "train/masks/p0.png", root / "test/masks/leak.png")
+    shutil.copy(root / "train/masks/p2.png", root / "train/masks/zother.png")
+    Image.new("L", (9, 6), 40).save(root / "train/images/p3.png")
+    Image.new("L", (9, 6), 255).save(root / "train/masks/p4.png")
+    return f"masks:{root}"
+
+
+def instances(root: Path) -> str:
+    coco_sets.write(root, change=lambda f: f["annotations"][2].update(bbox=[0, 0, 0, 0]))
+    (root / "train2017/0007.png").unlink()
+    picture(0, (7, 9)).save(root / "train2017/0003.png")
+    return f"coco:{root}"
+
+
+def copied_instances(root: Path) -> str:
+    def change(found: dict) -> None:
+        found["annotations"] = [a for a in found["annotations"] if a["category_id"] != 90]
+
+    coco_sets.write(root, change=change)
+    shutil.copy(root / "val2017/0009.png", root / "train2017/0004.png")
+    return f"coco:{root}"
+
+
+def recordings(root: Path) -> str:
+    write_folder(
+        root, {f"{split}/{name}": 12 for split in ("train", "val", "test") for name in "ab"}
+    )
+    b = root / "train/b"
+    shutil.copy(root / "train/a/003.npz", b / "099.npz")
+    write_npz(b / "005.npz", [(0, 16, 0, 1)])
+    write_npz(b / "007.npz", random_events(3, side=16))
+    write_npz(b / "008.npz", [(t, 3, 3, 1) for t in (*range(30), 1_000_000)])
+    (b / "notes.txt").touch()
+    return f"events:{root}"
+
+
+def gestures(root: Path) -> str:
+    folder = write_dvs128(root) / "DvsGesture"
+    (folder / "user01_led.aedat").write_bytes(aedat3(random_events(50))[:-5])
+    (folder / "user02_led_labels.csv").unlink()
+    return f"dvs128:{root}"
+
+
+FOUND: Mapping[Callable[[Path], str], Mapping[str, tuple[int, str]]] = {
+    # how often each kind is found, and words of a line of it
+    after_every_problem: {
+        "empty class": (1, "hollow"),
+        "unknown class": (1, "test/new"),
+        "unreadable": (3, "003.png: image file is truncated"),
+        "stranger": (1, "test/a/notes.txt"),
+    },
+    copies: {
+        "leak": (1, "train/a/002.png (train, a) = "),
+        "conflict": (1, "train/b/again.png (train, b)"),
+        "copies": (1, "train/a/again.png"),
+        "blank": (2, "blank.png"),
+        "converted": (1, "copy.png: transparent"),
+    },
+    odd_images: {
+        "tiny": (1, "small.png: 15x11"),
+        "animated": (1, "moving.webp"),
+        "turned": (1, "turned.jpg"),
+        "converted": (3, "deep.png: 16-bit, grey"),
+    },
+    uneven: {"single": (1, "rare"), "uneven": (1, "a has 40 training images, rare 1")},
+    parquet: {
+        "bad label": (2, "row 5"),
+        "unreadable": (2, "row 8: the image is empty"),
+        "leak": (2, "row 4 (train, a) = "),
+    },
+    bad_scans: {},
+    lone_cases: {"lone group": (1, "test"), "test lacks": (2, "large_bowel")},
+    cases_in_two: {"groups": (2, "case1: train, test")},
+    missing_rows: {"no row": (1, "case1_day0_slice_0002: no row for stomach")},
+    overlapping: {"overlap": (1, "slice_0001_9_6_1.50_2.00.png: 2 pixels")},
+    bad_masks: {"stranger": (1, "p9.tif")},
+    copied_masks: {
+        "leak": (1, "leak.png (test)"),
+        "conflict": (1, "zother.png"),
+        "blank": (1, "p3.png"),
+        "ignored": (1, "p4.png"),
+    },
+    instances: {},
+    copied_instances: {
+        "leak": (1, "val2017/0009.png ("),
+        "conflict": (1, "train2017/0004.png (train)"),
+        "train lacks": (1, "dog"),
+        "single": (1, "ant"),
+    },
+    recordings: {
+        "unreadable": (1, "b/005.npz: event 0 at x=16, y=0 is outside"),
+        "conflict": (1, "b/099.npz"),
+        "empty frames": (2, "b/007.npz: 3 events for T = 10"),
+        "stranger": (1, "b/notes.txt"),
+    },
+    gestures: {
+        "unreadable": (11, "user01_led.aedat (user01_led_labels.csv line 2): the file"),
+        "missing": (1, "user02"),
+    },
+}
+CULPRITS: Mapping[Callable[[Path], str], tuple[str, ...]] = {
+    # what else stops training, whatever its kind
+    bad_scans: (
+        "line 2 ",
+        "line 12 ",
+        "line 22 ",
+        "line 32 ",
+        "line 42 ",
+        "case8_day0_slice_0001",
+        "slice_0002_9_6",
+        "slice_0003_9_6",
+    ),
+    bad_masks: tuple(f"p{k}.png" for k in (1, 2, 4, 5, 6, 7)),
+    instances: ("annotation 200", "0007.png", "0003.png has 7x9"),
+}
+OPTIONS = {cases_in_two: {"split_by": "slice"}}
+FEW = {KINDS[kind][1] for kind in ("lone group", "val lacks", "test lacks")}
+SMALL = "very small images"  # those of these scans and masks are
+
+
+@pytest.mark.parametrize("make", FOUND, ids=lambda make: make.__name__)
+def test_what_is_found(make: Callable[[Path], str], tmp_path: Path) -> None:
+    report = check(make(tmp_path / "set"), **OPTIONS.get(make, {}))
+    plain = {"items": report.kind.nouns, "stored": report.kind.stored, "grouping": ""}
+    target = report.target
+    words = {"target": target.noun, "targets": target.nouns, "single": target.single}
+    left = {what: of for what, of in found(report).items() if what != SMALL or make is odd_images}
+    for kind, (count, line) in FOUND[make].items():
+        level, what, _ = KINDS[kind]
+        what = what.format(**plain, **words, repeated=target.repeated)
+        assert left.pop(what) == (level, count), what
+        assert any(line in each for each in where(report, what)), (what, where(report, what))
+    stopping = [line for finding in report.of(STOPS) for line in finding.where]
+    for culprit in CULPRITS.get(make, ()):
+        assert any(culprit in line for line in stopping), culprit
+    rest = {level for what, (level, _) in left.items() if what not in FEW}
+    assert rest <= ({STOPS} if make in CULPRITS else set()), left
+    levels = [finding.level for finding in report.findings]
+    assert levels == sorted(levels, key=["stops", "falsifies", "warning", "note"].index)
+    assert report.fit == (levels[:1] not in (["stops"], ["falsifies"]))
+    stored = json.loads(json.dumps(report.to_dict()))
+    assert [f["count"] for f in stored["findings"]] == [len(f["where"]) for f in stored["findings"]]
+
+
+@pytest.mark.parametrize(
+    "make", [copies, uneven, copied_masks, cases_in_two, missing_rows, copied_instances]
+)
+def test_the_quick_check_finds_the_same(make: Callable[[Path], str], tmp_path: Path) -> None:
+    options = OPTIONS.get(make, {})
+    spec = make(tmp_path / "set")
+    report = quick_check(
+        load(spec, val_fraction=0.1 if make in (copies, uneven) else 1 / 6, **options)
+    )
+    whole = check(spec, **options)
+    only_whole = {KINDS["ignored"][1], SMALL}
+    assert found(report) == {
+        what: of for what, of in found(whole).items() if of[0] != NOTE and what not in only_whole
+    }
+    assert report.facts["looked_at"]["images"] == report.facts["looked_at"]["of"] > 0
+    assert report.facts["not_looked_at"] == []
+
+
+# ---- facts ------------------------------------------------------------------------------------
 
 
 def test_a_clean_folder_is_fit(make_folder) -> None:
     root = make_folder({"train/a": 8, "train/b": 8, "test/a": 3, "test/b": 3})
-    report = check(str(root))
+    steps: list[tuple[int, int]] = []
+    report = check(str(root), progress=lambda *step: steps.append(step))
     assert (report.fit, report.verdict, report.findings) == (True, "fit for training", [])
     assert report.spec == f"folder:{root}"
     assert report.facts["images"] == {"train": 16, "test": 6}
     assert report.facts["splits"] == {"train": 14, "val": 2, "test": 6}
     assert report.facts["classes"]["b"] == {"train": 8, "test": 3}
     assert report.facts["sizes"]["common"] == {"width": 16, "height": 16, "images": 22}
+    assert steps == sorted(steps)
+    assert steps[-1] == (22, 22)
 
 
-def test_it_goes_on_after_every_problem(make_folder) -> None:
-    root = make_folder(
-        {"train/a": 9, "train/b": 9, "train/hollow": 0, "test/a": 2, "test/new": 2, "val/b": 2}
-    )
-    file = root / "train" / "a" / "003.png"
-    file.write_bytes(file.read_bytes()[:120])
-    (root / "train" / "a" / "004.png").write_bytes(b"")
-    (root / "test" / "new" / "000.png").write_text("hello")
-    (root / "val" / "b" / "notes.txt").write_text("hello")
-    report = check(f"folder:{root}")
-    assert found(report) == {
-        "empty classes": ("stops", 1),
-        "classes that train does not have": ("stops", 1),
-        "broken images": ("stops", 3),
-        "classes that val lacks": ("warning", 1),
-        "classes that test lacks": ("warning", 1),
-        "files that are no images by their name": ("warning", 1),
-    }
-    levels = [finding.level for finding in report.findings]
-    assert levels == ["stops"] * 3 + ["warning"] * 3
-    assert "003.png: image file is truncated" in where(report, "broken images")
-    assert "004.png: the file is empty" in where(report, "broken images")
-    assert f"{root}/test/new/000.png: not an image" in where(report, "broken images")
-    assert "class 'new' is not in train" in where(report, "classes that train does not have")
-    assert where(report, "files that are no images by their name") == str(
-        root / "val" / "b" / "notes.txt"
-    )
-    assert not report.fit
-    assert report.verdict.startswith("stops training: empty classes (1), ")
-
-
-def test_what_would_stop_training_does(make_folder) -> None:
-    """The check and `load` agree on what is fit."""
-    root = make_folder({"a": 9, "b": 9})
-    load(f"folder:{root}")
-    assert check(str(root)).fit
-    for damage in ("hollow", "broken"):
-        copy = root.parent / damage
-        shutil.copytree(root, copy)
-        if damage == "hollow":
-            (copy / "c").mkdir()
-        else:
-            (copy / "a" / "000.png").write_bytes(b"x")
-        assert not check(str(copy)).fit
-        with pytest.raises(UserError):
-            load(f"folder:{copy}")
-    few = root.parent / "few"
-    for name in "ab":
-        (few / name).mkdir(parents=True)
-        picture(ord(name)).save(few / name / "0.png")
-    assert found(check(str(few)))["splits left empty"] == ("stops", 1)
-
-
-def test_one_class_stops_training(make_folder) -> None:
-    report = check(str(make_folder({"only": 5})))
-    assert found(report) == {"sets of one class only": ("stops", 1)}
-
-
-def test_the_same_pixels_in_two_splits_falsify_whatever_the_file(make_folder) -> None:
-    root = make_folder({"train/a": 9, "train/b": 9, "test/a": 3, "test/b": 3})
-    original = root / "train" / "a" / "002.png"
-    Image.open(original).convert("RGBA").save(root / "test" / "a" / "copy.png")
-    Image.open(original).save(root / "test" / "a" / "lossy.jpg", quality=20)  # other pixels
-    report = check(str(root))
-    assert found(report) == {
-        "images in more than one split": ("falsifies", 1),
-        "transparent images": ("note", 1),
-    }
-    line = where(report, "images in more than one split")
-    assert line == f"{original} (train, a) = {root}/test/a/copy.png (test, a)"
-    assert not report.fit
-    assert report.verdict == "falsifies results: images in more than one split (1)"
-    assert details(report, "images in more than one split")[0][1]["split"] == "test"
-
-
-def test_copies_within_a_split_are_reported_by_class(make_folder) -> None:
-    root = make_folder(
-        {"train/a": 40, "train/b": 9, "val/a": 2, "val/b": 2, "test/a": 2, "test/b": 2}
-    )
-    shutil.copy(root / "train" / "a" / "000.png", root / "train" / "a" / "again.png")
-    shutil.copy(root / "train" / "a" / "001.png", root / "train" / "b" / "again.png")
-    report = check(str(root))
-    assert found(report) == {
-        "images with more than one label": ("falsifies", 1),
-        "images repeated within a class": ("warning", 1),
-    }
-    assert "001.png (train, a) = " in where(report, "images with more than one label")
-
-
-def test_copies_that_carving_would_tear_apart_are_leaks(make_folder) -> None:
-    root = make_folder({"a": 30, "b": 30})
-    data = load(f"folder:{root}")
-    test, train = Path(data.test.ids(0)), Path(data.train.ids(0))
-    shutil.copy(test, train)  # the same class: both lists begin with class 0
-    report = check(str(root))
-    assert found(report) == {"images in more than one split": ("falsifies", 1)}
-    line = where(report, "images in more than one split")
-    assert f"{train} (train, a)" in line
-    assert f"{test} (test, a)" in line
-
-
-def test_broken_images_are_no_copies_of_each_other(make_folder) -> None:
-    root = make_folder({"train/a": 9, "train/b": 9, "test/a": 3, "test/b": 3})
-    for split in ("train", "test"):
-        (root / split / "a" / "000.png").write_bytes(b"broken")
-    assert found(check(str(root))) == {"broken images": ("stops", 2)}
-
-
-def test_the_worst_stands_first(make_folder) -> None:
-    root = make_folder({"train/a": 9, "train/b": 9, "test/a": 3, "test/b": 3})
-    (root / "train" / "a" / "notes.txt").write_text("hello")
-    picture(0).convert("L").save(root / "train" / "a" / "grey.png")
-    shutil.copy(root / "train" / "a" / "002.png", root / "test" / "a" / "copy.png")
-    (root / "test" / "a" / "001.png").write_bytes(b"broken")
-    levels = [finding.level for finding in check(str(root)).findings]
-    assert levels == ["stops", "falsifies", "warning", "note"]
-
-
-def test_kinds_of_files_are_reported_with_what_is_done(make_folder) -> None:
-    root = make_folder({"a": 20, "b": 20})
-    a = root / "a"
-    for name, made in {
-        "grey.png": picture(500).convert("L"),
-        "cmyk.jpg": picture(501).convert("CMYK"),
-        "palette.png": picture(502).quantize(8),
-        "clear.png": picture(503).convert("RGBA"),
-        "deep.png": Image.fromarray(np.arange(256, dtype=np.uint16).reshape(16, 16) * 200),
-    }.items():
-        made.save(a / name)
-    frames = [picture(504), picture(505)]
-    frames[0].save(a / "moving.gif", save_all=True, append_images=frames[1:])
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    picture(506).save(a / "turned.jpg", exif=exif)
-    report = check(str(root))
-    assert found(report) == {
-        "animated images": ("warning", 1),
-        "turned images": ("warning", 1),
-        "16-bit images": ("note", 1),
-        "grey images": ("note", 2),
-        "CMYK images": ("note", 1),
-        "palette images": ("note", 2),
-        "transparent images": ("note", 1),
-    }
-    assert where(report, "animated images").endswith("moving.gif")
-    assert where(report, "turned images").endswith("turned.jpg")
+def test_masks_are_reported_class_by_class(tmp_path: Path) -> None:
+    spec = f"uwgi:{scans(tmp_path / 'uw')}"
+    report, data = check(spec), load(spec, val_fraction=1 / 6)
     assert report.fit
-    assert report.verdict == "fit for training, with 2 warnings"
+    facts = report.facts
+    assert facts["splits"] == {split.name: len(split) for split in data.splits}
+    assert facts["cases"] == data.record().cases
+    assert facts["masks"] == {"kind": "exclusive", "empty": 0, "ignored": 0.0}
+    stomach, large = facts["classes"]["stomach"], facts["classes"]["large_bowel"]
+    assert stomach["share_of_pixels"] == 2 / 54
+    assert large["share_of_pixels"] == pytest.approx(9 * 3 / (24 * 54))
+    assert sum(stomach[name] for name in facts["splits"]) == 24
+    assert sum(of["share_of_pixels"] for of in facts["classes"].values()) == pytest.approx(1)
+    add_scan(tmp_path / "uw", 4, 0, 4)
+    rows = read(tmp_path / "uw" / "train.csv")
+    write(tmp_path / "uw" / "train.csv", [*rows, *rows_of("case4_day0_slice_0004")])
+    report = check(spec, masks="multilabel", stack=3)
+    assert (report.facts["masks"]["kind"], report.facts["masks"]["empty"]) == ("multilabel", 1)
 
 
-def test_a_camera_s_previews_are_no_animation(make_folder) -> None:
-    root = make_folder({"a": 9, "b": 9})
-    photo = root / "a" / "photo.jpg"
-    picture(1).save(photo, "MPO", save_all=True, append_images=[picture(2)])
-    with Image.open(photo) as image:
-        assert (image.format, image.is_animated) == ("MPO", True)
-    assert check(str(root)).verdict == "fit for training"
-
-
-def test_sixteen_bit_colour_is_reported(make_folder) -> None:
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-        )
-
-    rows = b"".join(b"\0" + bytes(range(96)) for _ in range(16))  # 16 pixels of 3 x 16 bits
-    header = struct.pack(">IIBBBBB", 16, 16, 16, 2, 0, 0, 0)
-    stream = io.BytesIO(b"\x89PNG\r\n\x1a\n")
-    stream.seek(8)
-    for kind, body in ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")):
-        stream.write(chunk(kind, body))
-    root = make_folder({"a": 9, "b": 9})
-    (root / "a" / "deep.png").write_bytes(stream.getvalue())
-    assert found(check(str(root))) == {"16-bit images": ("note", 1)}
-
-
-def test_sizes_and_very_small_images_are_reported(make_folder) -> None:
-    root = make_folder({"a": 9, "b": 9}, (64, 48))
-    picture(1, (15, 11)).save(root / "a" / "small.png")
-    picture(2, (100, 90)).save(root / "b" / "large.png")
+def test_ignored_pixels_do_not_count(tmp_path: Path) -> None:
+    root = mask_set(tmp_path / "m", {"": 12})
     report = check(str(root))
-    sizes = report.facts["sizes"]
-    assert sizes["different"] == 3
-    assert sizes["common"] == {"width": 64, "height": 48, "images": 18}
-    assert sizes["smallest"]["id"].endswith("small.png")
-    assert (sizes["largest"]["width"], sizes["largest"]["height"]) == (100, 90)
-    assert found(report) == {"images with a side below 12 pixels": ("warning", 1)}
+    masks = [np.asarray(Image.open(path)) for path in sorted((root / "masks").iterdir())]
+    ignored, leaf = (sum(int((mask == value).sum()) for mask in masks) for value in (255, 1))
+    assert report.facts["masks"]["ignored"] == pytest.approx(ignored / (12 * 54))
+    share = report.facts["classes"]["leaf"]["share_of_pixels"]
+    assert share == pytest.approx(leaf / (12 * 54 - ignored))
+    assert "cases" not in report.facts  # nothing says which images are of one
 
 
-def test_imbalance_and_single_images_are_reported(make_folder) -> None:
-    report = check(str(make_folder({"a": 40, "b": 4, "rare": 1})))
-    assert found(report) == {
-        "classes of one training image": ("warning", 1),
-        "large imbalances": ("warning", 1),
-    }
-    assert where(report, "large imbalances") == "a has 40 training images, rare 1"
-
-
-def test_parquet_rows_are_checked_row_group_by_row_group(make_parquet) -> None:
-    images = [{"bytes": encoded(i), "path": None} for i in range(20)]
-    images[3] = {"bytes": b"no image", "path": None}
-    images[8] = {"bytes": None, "path": None}
-    labels = [0, 1] * 10
-    labels[5], labels[11] = 7, None
-    make_parquet(labels, images=images, names=("cat", "dog", "emu"))
-    folder = make_parquet(
-        [0, 1], file="test-0.parquet", images=[images[4], images[9]], names=("cat", "dog", "emu")
-    )
-    report = check(str(folder))
-    assert report.spec == f"parquet:{folder}"
-    assert found(report) == {
-        "bad labels": ("stops", 2),
-        "broken images": ("stops", 2),
-        "images in more than one split": ("falsifies", 2),
-        "classes without training images": ("warning", 1),
-    }
-    file = folder / "train-00000-of-00001.parquet"
-    assert f"{file} row 5: 'label' is 7" in where(report, "bad labels")
-    assert f"{file} row 11: 'label' is missing" in where(report, "bad labels")
-    assert where(report, "broken images") == (
-        f"{file} row 3: not an image | {file} row 8: the image is empty"
-    )
-    assert f"{file} row 4 (train, cat) = {folder}/test-0.parquet row 0 (test, cat)" in where(
-        report, "images in more than one split"
-    )
-
-
-def test_an_unreadable_file_among_others_is_reported_and_passed_over(make_parquet) -> None:
-    make_parquet([0, 1] * 10)
-    folder = make_parquet([0, 1], file="test-0.parquet", first_seed=50)
-    (folder / "test-0.parquet").write_bytes(b"PAR1")
-    assert found(check(str(folder))) == {"unreadable files": ("stops", 1)}
-
-
-def test_a_damaged_row_group_is_reported_as_broken_images(make_parquet) -> None:
-    folder = make_parquet([0, 1] * 10)
-    file = folder / "train-00000-of-00001.parquet"
-    content = bytearray(file.read_bytes())
-    content[4:40] = b"\xff" * 36  # the header of its first page
-    file.write_bytes(content)
-    report = check(str(folder))
-    assert found(report)["broken images"] == ("stops", 7)  # the first row group
-    assert "is not a readable parquet file" in where(report, "broken images")
-
-
-def test_a_set_that_cannot_be_opened_is_reported_not_raised(make_parquet, tmp_path: Path) -> None:
-    folder = make_parquet([0, 1] * 10)
-    (folder / "train-00000-of-00001.parquet").write_bytes(b"PAR1 half")
-    report = check(str(folder))
-    assert found(report) == {"sets that cannot be opened": ("stops", 1)}
-    flat = tmp_path / "flat"
-    flat.mkdir()
-    picture(0).save(flat / "a.png")
-    assert "has no folders inside" in where(check(str(flat)), "sets that cannot be opened")
-
-
-def test_imagenet_is_found_and_checked(tmp_path: Path) -> None:
-    for split, count in (("train", 8), ("val", 2)):
-        for k, wnid in enumerate(("n01440764", "n02012849")):
-            (tmp_path / split / wnid).mkdir(parents=True)
-            for i in range(count):
-                seed = 100 * k + i + (50 if split == "val" else 0)
-                picture(seed).save(tmp_path / split / wnid / f"{i}.JPEG")
-    report = check(str(tmp_path))
-    assert report.spec == f"imagenet:{tmp_path}"
-    assert report.facts["splits"] == {"train": 14, "val": 2, "test": 4}
-    assert not report.findings
+def test_instances_are_reported_by_class_and_size(tmp_path: Path) -> None:
+    root = coco_sets.write(tmp_path / "set")
+    report = check(str(root))
+    assert report.fit
+    counts, classes = report.facts["instances"], report.facts["classes"]
+    assert (counts["crowds"], counts["test"], counts["unfit"]) == (4, 5, 0)
+    assert sum(counts[name] for name in ("train", "val")) == 7 * 2 + 3
+    assert sum(counts["images_without"].values()) == 2
+    assert sum(sum(of.values()) for of in classes.values()) == 7 * 2 + 2 * 2
+    assert list(classes) == ["ant", "cat", "dog"]
+    assert counts["sizes"] == {"small": 1.0, "large": 0.0}
 
 
 @pytest.mark.parametrize("name", ["cifar10", "fashion_mnist"])
@@ -323,63 +427,136 @@ def test_sets_of_arrays_are_checked(tmp_path: Path, monkeypatch, name: str) -> N
     archives.write(name, folder, "http://127.0.0.1:9", monkeypatch)
     report = check(f"{name}:{tmp_path}")
     assert report.facts["images"] == {"train": archives.TRAIN, "test": archives.TEST}
-    assert set(found(report)) <= {"grey images"}
+    assert not report.of(STOPS)
     assert report.facts["sizes"]["different"] == 1
+
+
+def test_published_recordings_are_fit(tmp_path: Path) -> None:
+    assert check(f"cifar10dvs:{write_cifar10dvs(tmp_path / 'c')}").fit
+    assert check(f"dvs128:{write_dvs128(tmp_path / 'd')}").fit
+
+
+def test_imagenet_is_found_and_checked(tmp_path: Path) -> None:
+    for split, count in (("train", 8), ("val", 2)):
+        photos(tmp_path, {f"{split}/n01440764": count, f"{split}/n02012849": count})
+        for file in [*tmp_path.glob(f"{split}/*/*.png")]:
+            Image.open(file).save(file.with_suffix(".JPEG"))
+            file.unlink()
+    report = check(str(tmp_path))
+    assert report.spec == f"imagenet:{tmp_path}"
+    assert report.facts["splits"] == {"train": 14, "val": 2, "test": 4}
+    assert not report.findings
+
+
+@pytest.mark.skipif("KEYMIX_DATA" not in os.environ, reason="no KEYMIX_DATA")
+def test_the_slices_of_a_hospital_are_clean() -> None:
+    report = check(str(Path(os.environ["KEYMIX_DATA"]) / "uw-madison-gi"))
+    assert [f.what for f in report.findings] == [
+        "splits of a single case",
+        "classes that test lacks",
+    ]
+    assert report.facts["sizes"]["common"] == {"width": 266, "height": 266, "images": 36}
+
+
+# ---- the check and training agree -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make", [after_every_problem, parquet, bad_scans, bad_masks, instances, recordings, gestures]
+)
+def test_what_would_stop_training_does(make: Callable[[Path], str], tmp_path: Path) -> None:
+    with pytest.raises(UserError):
+        load(make(tmp_path / "set"))
+
+
+def test_sets_that_cannot_be_opened_or_split_are_reported(tmp_path: Path) -> None:
+    one = photos(tmp_path / "one", {"only": 5})
+    few = photos(tmp_path / "few", {"a": 1, "b": 1})
+    cases = scan_set(tmp_path / "cases", {1: 4, 2: 4})
+    masks = mask_set(tmp_path / "masks", {"": 9})
+    (masks / "classes.txt").unlink()
+    half = tmp_path / "half.parquet"
+    half.write_bytes(b"PAR1 half")
+    for root, what in (
+        (one, "sets of one class only"),
+        (few, "splits left empty"),
+        (cases, "splits left empty"),
+        (masks, "sets that cannot be opened"),
+        (half, "sets that cannot be opened"),
+    ):
+        report = check(str(root))
+        assert [finding.what for finding in report.of(STOPS)] == [what]
+
+
+@pytest.mark.parametrize(
+    ("split", "values", "culprit"),
+    [
+        ("", (0,), "training images has a pixel of a class that counts"),
+        ("", (0, 255), "write 1 for the class"),
+        ("", (1, 255), "are of the class 'leaf'"),
+        ("test", (255,), "of the 3 test images are ignored"),
+    ],
+)
+def test_the_check_and_training_refuse_the_same_masks(
+    tmp_path: Path, split: str, values: tuple[int, ...], culprit: str
+) -> None:
+    root = mask_set(tmp_path / "m", {"": 12} if not split else {"train": 9, "val": 3, "test": 3})
+    rng = np.random.default_rng(0)
+    for path in (root / split / "masks").iterdir():
+        pixels = rng.choice(np.array(values, dtype=np.uint8), (6, 9))
+        pixels.flat[: len(values)] = values
+        Image.fromarray(pixels).save(path)
+    (line, *_) = where(check(str(root)), "splits with nothing to learn or to measure")
+    assert culprit in line
+    data = load(f"masks:{root}", val_fraction=1 / 6)
+    with pytest.raises(UserError) as error:
+        training_batches(recipes.get("small_masks_setr"), data)
+    assert str(error.value).endswith(line)
+
+
+def test_copies_that_carving_would_tear_apart_are_leaks(make_folder) -> None:
+    root = make_folder({"a": 30, "b": 30})
+    data = load(f"folder:{root}")
+    shutil.copy(Path(data.test.ids(0)), Path(data.train.ids(0)))  # both begin with class 0
+    (line,) = where(check(str(root)), "images in more than one split")
+    assert f"{data.train.ids(0)} (train, a)" in line
+    assert f"{data.test.ids(0)} (test, a)" in line
 
 
 @together
 @pytest.mark.parametrize(
-    "what", ["digit", "/nowhere/at/all", "folder:/nowhere", "folder", "parquet:/nowhere"]
+    "what", ["digit", "/nowhere/at/all", "folder:/nowhere", "folder", "parquet:/nowhere", __file__]
 )
 def test_a_mistake_in_the_command_is_the_user_s(what: str) -> None:
     with pytest.raises(UserError):
         check(what)
 
 
-def test_a_file_for_a_folder_is_the_user_s_mistake(tmp_path: Path) -> None:
-    (tmp_path / "cat.png").touch()
-    with pytest.raises(UserError, match=r"is a file\. Give the folder"):
-        check(str(tmp_path / "cat.png"))
-
-
-def test_the_report_is_plain_data(make_folder) -> None:
-    root = make_folder({"a": 9, "b": 9})
-    (root / "a" / "000.png").write_bytes(b"x")
-    report = check(str(root))
-    stored = json.loads(json.dumps(report.to_dict()))
-    assert stored["fit"] is False
-    (finding,) = stored["findings"]
-    assert (finding["level"], finding["what"], finding["count"]) == ("stops", "broken images", 1)
-    assert finding["where"] == [
-        {
-            "id": f"{root}/a/000.png",
-            "split": finding["where"][0]["split"],
-            "class": "a",
-            "reason": "not an image",
-        }
-    ]
-
-
-def test_progress_counts_every_image(make_folder) -> None:
-    root = make_folder({"a": 50, "b": 50})
-    steps: list[tuple[int, int]] = []
-    check(str(root), progress=lambda done, total: steps.append((done, total)))
-    assert steps[-1] == (100, 100)
-    assert len(steps) > 2
-    assert [done for done, _ in steps] == sorted(done for done, _ in steps)
+@pytest.mark.parametrize(
+    ("counts", "settings", "message"),
+    [
+        ({"": 9}, {"stack": 3}, "have no neighbours"),
+        ({"": 9}, {"masks": "multilabel"}, "no folders for the classes"),
+        ({"": 9}, {"split_by": "day"}, "unknown data.split_by 'day'"),
+        ({"train": 9, "test": 3}, {"test_fraction": 0.5}, r"test_fraction = 0\.5"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(
+    tmp_path: Path, counts: dict[str, int], settings: dict, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        check(str(mask_set(tmp_path / "set", counts)), **settings)
 
 
 def test_memory_holds_a_row_group_at_a_time(make_parquet) -> None:
-    size = 100
     rng = np.random.default_rng(0)
     images = []
     for _ in range(120):
         stream = io.BytesIO()
-        Image.fromarray(rng.integers(0, 256, (size, size, 3), dtype=np.uint8)).save(stream, "BMP")
+        Image.fromarray(rng.integers(0, 256, (100, 100, 3), dtype=np.uint8)).save(stream, "BMP")
         images.append({"bytes": stream.getvalue(), "path": None})
     folder = make_parquet([0, 1] * 60, images=images, row_group_size=4)
-    pool = pa.proxy_memory_pool(pa.default_memory_pool())
-    before = pa.default_memory_pool()
+    pool, before = pa.proxy_memory_pool(pa.default_memory_pool()), pa.default_memory_pool()
     pa.set_memory_pool(pool)
     try:
         check(str(folder))
@@ -387,3 +564,57 @@ def test_memory_holds_a_row_group_at_a_time(make_parquet) -> None:
         pa.set_memory_pool(before)
     encoded_bytes = sum(len(image["bytes"]) for image in images)
     assert encoded_bytes / 60 < pool.max_memory() < encoded_bytes / 3
+
+
+# ---- the quick check ---------------------------------------------------------------------------
+
+
+def test_photos_are_compared_smaller_first_and_whole_where_they_are_equal(tmp_path: Path) -> None:
+    photos(tmp_path, TWO_SPLITS, (300, 200))
+    for file in [*tmp_path.rglob("*.png")]:
+        Image.open(file).save(file.with_suffix(".jpg"))
+        file.unlink()
+    shutil.copy(tmp_path / "train/a/000.jpg", tmp_path / "test/a/x.jpg")
+    flat = np.full((512, 512), 128, dtype=np.uint8)
+    Image.fromarray(flat).save(tmp_path / "test/a/flat.jpg", quality=95)
+    flat[:8, :8] += 40 * (np.indices((8, 8)).sum(0) % 2 * 2 - 1).astype(np.uint8)  # of mean 0
+    Image.fromarray(flat).save(tmp_path / "train/b/dots.jpg", quality=95)
+    report = quick_check(load(f"folder:{tmp_path}"))
+    assert found(report) == {
+        "images in more than one split": ("falsifies", 1),
+        "images of one colour": ("warning", 1),
+    }
+    assert report.facts["looked_at"] == {"images": 27, "of": 27}
+
+
+def test_what_there_was_no_time_for_is_reported(tmp_path: Path) -> None:
+    root = photos(tmp_path, {"a": 100, "b": 100}, (132, 132))
+    none = quick_check(load(f"folder:{root}"), seconds=-1)
+    assert none.facts["looked_at"] == {"images": 0, "of": 200}
+    assert none.facts["not_looked_at"] == [
+        "whether images are frames of sequences",
+        "copies among 200 of 200 images",
+    ]
+    assert not none.findings
+    for path in sorted(root.rglob("*.png")):  # names that are no numbers: nothing to compare
+        path.rename(path.with_stem(path.stem.translate(str.maketrans("0123456789", "abcdefghij"))))
+    ticks = iter(range(10_000))
+    some = quick_check(load(f"folder:{root}"), seconds=100, clock=lambda: float(next(ticks)))
+    looked = some.facts["looked_at"]["images"]
+    assert 0 < looked < 200
+    assert some.facts["not_looked_at"] == [f"copies among {200 - looked} of 200 images"]
+
+
+def test_recordings_are_compared_by_their_frames(tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "ev", {"train/a": 8, "train/b": 8, "test/a": 3, "test/b": 3})
+    shutil.copy(root / "train/a/000.npz", root / "test/a/again.npz")
+    report = quick_check(load(f"events:{root}", time_steps=2))
+    assert found(report) == {"recordings in more than one split": ("falsifies", 1)}
+
+
+@pytest.mark.parametrize("kind", ["masks", "folder"])
+def test_frames_are_found_in_splits_of_one_set(tmp_path: Path, kind: str) -> None:
+    root = save_frames(tmp_path / "film", kind=kind)
+    report = quick_check(load(f"{kind}:{root}"))
+    assert IN_SEQUENCES in found(report)
+    assert report.facts["sequences"]["images"] == 64

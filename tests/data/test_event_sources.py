@@ -205,7 +205,7 @@ def test_no_recording_is_listed_twice(tmp_path: Path) -> None:
         assert text.startswith(
             f"{lists['test']}: {again} is in {lists[first].name} already. Remove it from one list"
         )
-        assert ("recordings listed twice", 1) in [
+        assert ("rows or entries that cannot be used", 1) in [
             (finding.what, finding.count) for finding in check(f"dvs128:{root}").findings
         ]
 

@@ -149,9 +149,8 @@ def _watching(items: str) -> Iterator[Progress]:
 def _print_report(report: Report) -> None:
     """Say the verdict, then the facts, then each finding with what to do about it."""
     _line("verdict", f"{report.spec}: {report.verdict}", style="green" if report.fit else "red")
-    nouns = kind_of_spec(report.spec).nouns
-    for name, text in _facts(report):
-        _line(nouns if name == "images" else name, text)
+    for name, text in report.lines:
+        _line(name, text)
     if report.findings:
         rows = [
             [f.level, f.what, _places(f), f.remedy or "–", str(f.count)] for f in report.findings
@@ -165,41 +164,6 @@ def _line(name: str, text: str, *, style: str | None = None) -> None:
         console.out.print(one_line(text), markup=False, style=style)
     else:
         console.line((name, text))
-
-
-def _facts(report: Report) -> Iterator[tuple[str, str]]:
-    facts = report.facts
-
-    def counted(numbers: dict[str, int]) -> str:
-        return ", ".join(f"{name} {number}" for name, number in numbers.items())
-
-    if "images" in facts:
-        yield "images", counted(facts["images"])
-    if "splits" in facts:
-        yield "splits", counted(facts["splits"])
-    if "cases" in facts:
-        yield "cases", counted(facts["cases"])
-    yield from report.lines
-    if "sizes" in facts:
-        sizes = facts["sizes"]
-        named = "; ".join(
-            f"{which} {sizes[which]['width']}x{sizes[which]['height']} "
-            f"({sizes[which].get('id') or str(sizes[which]['images']) + ' images'})"
-            for which in ("common", "smallest", "largest")
-        )
-        yield (
-            "sizes",
-            f"{sizes['different']} different; {named}"
-            if sizes["different"] > 1
-            else (f"all {sizes['common']['width']}x{sizes['common']['height']}"),
-        )
-    if "spacing" in facts:
-        spacing = facts["spacing"]
-        common = f"{spacing['common']['column_mm']:g}x{spacing['common']['row_mm']:g} mm"
-        more = f"{spacing['different']} different; common {common}"
-        yield "spacing", f"all {common}" if spacing["different"] == 1 else more
-    for note in facts.get("notes", ()):
-        yield "note", note
 
 
 def _places(finding: Finding) -> str:

@@ -13,27 +13,27 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from keymix.data import findings
-from keymix.data.dataset import ImageData, Split
+from keymix.data.dataset import ImageData
 from keymix.data.decode import DAMAGE
 from keymix.data.files import existing_folder, existing_path, threads
-from keymix.data.findings import FAULTS, STOPS, WARNING, Report
-from keymix.data.kinds import RECORDING
-from keymix.data.sequences import sequences_of
+from keymix.data.findings import Balance, Report
+from keymix.data.looks import SPLITS, Look, Samples, hash_of
+from keymix.data.sequences import Sequences, sequences_of
 from keymix.data.sources.base import Fault, Faults, Source
 from keymix.data.specs import DataSpec, Options, find_spec, kind_of, look_up, parse
 from keymix.data.splits import make_splits
-from keymix.data.survey import Survey, hash_of
+from keymix.data.streams import IntArray
 from keymix.errors import UserError
 
 Progress: TypeAlias = Callable[[int, int], None]
+_TINY = 8  # pixels per side
+_TINY_SHARE = 0.25  # of the median side
 
 
 def check(
@@ -63,65 +63,45 @@ def check(
         test_fraction=test_fraction,
         cell_mib=cell_mib,
     )
-    if time_steps is not None and not entry.takes("time_steps"):
-        raise UserError(
-            f"time_steps={time_steps} is for {RECORDING.holds}; data {what} holds "
-            f"{entry.input_kind.holds}. Leave --time-steps out."
-        )
     entry.check_settings(what, options.of_one_kind)
-    report = Report(spec=f"{entry.name}:{argument}" if argument else entry.name)
-    faults, words = Faults(collect=True), _words(entry)
+    spec = f"{entry.name}:{argument}" if argument else entry.name
+    report = Report(spec=spec, kind=entry.input_kind, target=entry.target_kind)
+    faults = Faults(collect=True)
     try:
         source = entry.open(argument, faults, **options.of_opening)
     except UserError as error:
-        if not entry.on_disk or not Path(argument).expanduser().exists():
-            raise
-        given = {name: value for name, value in options.of_opening.items() if value is not None}
-        if given.keys() - {"cell_mib"} and _opens(entry, argument):
-            raise  # a setting is at fault, not the data
-        _add_faults(report, faults.found, words)
-        report.add(STOPS, "sets that cannot be opened", [str(error)], "")
+        there = entry.on_disk and Path(argument).expanduser().exists()
+        if not there or any((masks, stack, split_by)):
+            raise  # the command may be at fault, not the data
+        _add_faults(report, faults, None)
+        report.add("unopened", [str(error)])
         return report
     tables = source.tables
-    report.facts["images"] = {name: len(table) for name, table in tables.items()}
+    counts = {name: len(table) for name, table in tables.items()}
+    report.state("images", counts, _listed(counts))
+    report.lines[-1] = (source.kind.nouns, _listed(counts))
     report.facts["notes"] = list(source.notes)
-    total, done = sum(map(len, tables.values())), 0
-
-    def count(more: int) -> None:
-        nonlocal done
-        done += more
-        if progress is not None:
-            progress(done, total)
-
-    targets, opened = source.train.targets, len(faults.found)
-    splits = _splits(report, source, options, faulty=bool(opened))
-    surveys = look_up(source.surveyed)(source, faults, options, count)
-    _add_faults(report, faults.found, words)
-    images = findings.Images(source.classes, tables, surveys, splits, source.kind)
-    findings.add_broken(report, images)
-    findings.add_remarks(report, images)
-    findings.add_copies(report, images)
-    findings.add_cases(report, images, grouped=source.grouped)
-    known = {fault.kind for fault in faults.found}
-    looked_for: findings.TargetFindings = look_up(targets.findings)()
-    looked_for.check(report, images, source, known)
-    if targets.groups is None or not source.grouped:
-        found = sequences_of(tables)
-        findings.add_sequences(report, found, targets.kind, own_split=len(tables) > 1)
-    findings.add_sizes(report, images)
-    findings.add_traits(report, images)
-    items = source.items
-    remedy = f"they are not read: move them, or {source.kind.stored}"
-    report.add(WARNING, f"files that are no {items} by their name", faults.strangers, remedy)
+    origin = np.repeat([*tables], [*counts.values()])
+    samples = Samples(
+        tables,
+        [table.targets for table in tables.values()],
+        origin,
+        _splits(report, source, options, origin, faulty=bool(faults.found)),
+        classes=source.classes,
+        kind=source.kind,
+    )
+    report.target = samples.target
+    samples.look_at_all(source, options, progress or (lambda done, total: None))
+    _add_faults(report, faults, samples)
+    for kind, reasons in sorted(samples.remarks.items()):
+        report.add(kind, [samples.item(k, reasons[k]) for k in sorted(reasons)])
+    _add_rules(report, samples, source, grouped=source.grouped, sound=not faults.found)
+    if samples.groups == [] or not source.grouped:
+        _add_sequences(report, sequences_of(tables), own_split=len(tables) > 1)
+    _add_sizes(report, samples)
+    report.add("stranger", faults.strangers)
+    report.lines += [("note", note) for note in report.facts["notes"]]
     return report
-
-
-def _opens(entry: DataSpec, argument: str) -> bool:
-    try:
-        entry.open(argument, Faults(collect=True))
-    except UserError:
-        return False
-    return True
 
 
 def resolve(what: str) -> tuple[DataSpec, str]:
@@ -137,13 +117,11 @@ def resolve(what: str) -> tuple[DataSpec, str]:
 
 
 def _splits(
-    report: Report, source: Source, options: Options, *, faulty: bool
-) -> dict[str, NDArray[np.str_]]:
-    """Return the split of every row: as split, or the table's name where nothing can be split."""
-    tables = source.tables
-    splits = {name: np.full(len(table), name, dtype="<U5") for name, table in tables.items()}
+    report: Report, source: Source, options: Options, origin: NDArray[np.str_], *, faulty: bool
+) -> NDArray[np.str_]:
+    """Return the split of every sample: as split, or its table where nothing can be split."""
     if faulty and source.train.targets.groups is None:
-        return splits  # there may be inputs without a stratum
+        return origin  # there may be inputs without a stratum
     try:
         parts, notes = make_splits(
             source,
@@ -155,39 +133,172 @@ def _splits(
             test_fraction=options.test_fraction,
         )
     except UserError as error:
-        if options.test_fraction is not None and len(tables) > 1:
+        if options.test_fraction is not None and len(source.tables) > 1:
             raise  # the option is at fault, not the data
-        report.add(STOPS, "splits left empty", [str(error)], "")
-        return splits
+        report.add("unsplit", [str(error)])
+        return origin
+    splits = origin.astype("<U5")
     for name, part in parts.items():
-        splits[part.origin][part.rows] = name
-    report.facts["splits"] = {name: len(part.rows) for name, part in parts.items()}
+        splits[np.flatnonzero(origin == part.origin)[part.rows]] = name
+    counts = {name: len(part.rows) for name, part in parts.items()}
+    report.state("splits", counts, _listed(counts))
     report.facts["notes"] = notes
     return splits
 
 
-def _words(entry: DataSpec) -> dict[str, tuple[str, str]]:
-    """Put the kinds of faults of such data in words: what, and what to do."""
-    items = entry.input_kind.nouns
-    words = {kind: (what, remedy.format(items=items)) for kind, (what, remedy) in FAULTS.items()}
-    if entry.target_kind.faults:
-        words |= look_up(entry.target_kind.faults)
-    return words
+def _listed(numbers: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in numbers.items())
 
 
-def _add_faults(
-    report: Report, found: Sequence[Fault], words: Mapping[str, tuple[str, str]]
+def _add_faults(report: Report, faults: Faults, samples: Samples | None) -> None:
+    """Report what the source and single samples have faults of, each once."""
+    found: dict[str, dict[tuple[str, str], dict[str, str]]] = {}
+    each: list[tuple[Fault, dict[str, str]]] = [(fault, {}) for fault in faults.found]
+    if samples is not None:  # one file may be of several stacks
+        rows = sorted(samples.faults)
+        each += [(fault, samples.item(k)) for k in rows for fault in samples.faults[k]]
+    for fault, place in each:
+        item = {**place, "id": fault.culprit, "reason": fault.message}
+        found.setdefault(fault.kind, {}).setdefault((fault.culprit, fault.message), item)
+    for kind, items in found.items():
+        report.add(kind, list(items.values()))
+
+
+def _add_rules(
+    report: Report, samples: Samples, about: Source | ImageData, *, grouped: bool, sound: bool
 ) -> None:
-    for kind in dict.fromkeys((*words, *(fault.kind for fault in found))):
-        of_kind = [fault for fault in found if fault.kind == kind]
-        details = [{"id": fault.culprit, "reason": fault.message} for fault in of_kind]
-        what, remedy = words.get(kind, (kind, ""))
-        report.add(STOPS, what, [fault.message for fault in of_kind], remedy, details)
+    """Report copies, groups in several splits, and what is odd about targets.
+
+    Classes are compared where all could be read (`sound`): others may be of what is missing.
+    """
+    _add_copies(report, samples)
+    if grouped and samples.groups:
+        _add_groups(report, samples)
+    described = samples.targets[0].described
+    if described:
+        counts = look_up(described)(report, samples, about)
+        if sound and not samples.faults:
+            _add_classes(report, samples.classes, counts)
+
+
+def _add_copies(report: Report, samples: Samples) -> None:
+    """Group equal samples: in several splits, with several targets, or plain copies."""
+    whole = samples.decoded
+    whole[list(samples.remarks.get("blank", ()))] = False
+    _, group, times = np.unique(samples.hashes, return_inverse=True, return_counts=True)
+    groups: dict[int, list[int]] = {}
+    for k in np.flatnonzero((times[group] > 1) & whole).tolist():
+        groups.setdefault(int(group[k]), []).append(k)
+    found: dict[str, list[list[dict[str, str]]]] = {"leak": [], "conflict": [], "copies": []}
+    for rows in groups.values():
+        members = [samples.item(k) for k in rows]
+        leaking = len({one["split"] for one in members}) > 1
+        conflicting = len({samples.content(k) for k in rows} - {None}) > 1
+        if leaking:
+            found["leak"].append(members)
+        if conflicting:
+            found["conflict"].append(members)
+        if not leaking and not conflicting:
+            found["copies"].append(members)
+    for kind, items in found.items():
+        report.add(kind, items)
+
+
+def _add_groups(report: Report, samples: Samples) -> None:
+    """Count the cases of each split; find those in several, and splits of a single one."""
+    of: dict[str, set[str]] = {}
+    for group, split in zip(samples.groups, samples.split.tolist(), strict=True):
+        of.setdefault(group, set()).add(split)
+    counts = Counter(split for splits in of.values() for split in splits)
+    listed = {name: counts[name] for name in SPLITS if counts[name]}
+    report.state("cases", listed, _listed(listed))
+    shared = [
+        {"id": group, "reason": ", ".join(sorted(of[group], key=SPLITS.index))}
+        for group in sorted(of)
+        if len(of[group]) > 1
+    ]
+    report.add("groups", shared)
+    report.add("lone group", [name for name in SPLITS if counts[name] == 1])
+
+
+def describe_classes(
+    report: Report, samples: Samples, about: Source | ImageData
+) -> dict[str, IntArray]:
+    """Report the inputs of each class, and imbalance; count them by the source's own splits."""
+    del about
+    counts = samples.count(samples.strata, samples.origin)
+    train, names, items = counts["train"], samples.classes, samples.kind.nouns
+    if not train.any():
+        return counts  # no label could be read
+    facts = {
+        name: {split: int(number[c]) for split, number in counts.items()}
+        for c, name in enumerate(names)
+    }
+    least, most = names[int(train.argmin())], names[int(train.argmax())]
+    text = f"{len(names)}; smallest {least} ({train.min()}), largest {most} ({train.max()})"
+    report.state("classes", facts, text)
+    balance = Balance(dict(zip(names, train.tolist(), strict=True)))
+    if balance.uneven:
+        largest, smallest = balance.largest, balance.smallest
+        line = f"{largest} has {balance.counts[largest]} training {items}, {smallest} "
+        report.add("uneven", [line + str(balance.counts[smallest])])
+    return counts
+
+
+def _add_classes(report: Report, names: Sequence[str], counts: Mapping[str, IntArray]) -> None:
+    """Name the classes that a split lacks, and those that train has once."""
+    if "train" not in counts:
+        return
+    train = counts["train"]
+    lacking = {"train lacks": train == 0, "single": train == 1}
+    for split in ("val", "test"):
+        if split in counts:
+            lacking[f"{split} lacks"] = (counts[split] == 0) & (train > 0)
+    for kind, which in lacking.items():
+        report.add(kind, [names[c] for c in np.flatnonzero(which).tolist()])
+
+
+def _add_sequences(report: Report, found: Sequences | None, *, own_split: bool) -> None:
+    """Name the sequences whose frames are taken for independent images.
+
+    A split that is drawn frame by frame tests on what was learned from. The data set's own split
+    stays as it is, since published scores are of it.
+    """
+    if found is not None:
+        report.facts["sequences"] = {"images": found.count, "sequences": found.images}
+        items = [{"id": name, "reason": f"{n} images"} for name, n in found.images.items()]
+        report.add("own sequences" if own_split else "sequences", items)
+
+
+def _add_sizes(report: Report, samples: Samples) -> None:
+    """Say which sizes there are, and very small images."""
+    known = np.flatnonzero(samples.sizes[:, 0])
+    if not len(known):
+        return
+    sizes = samples.sizes[known]
+    counted = Counter(map(tuple, sizes.tolist()))
+    ((width, height), times), area = counted.most_common(1)[0], sizes.prod(axis=1)
+    facts: dict[str, Any] = {
+        "different": len(counted),
+        "common": {"width": width, "height": height, "images": times},
+    }
+    text = f"all {width}x{height}"
+    if len(counted) > 1:
+        text = f"{len(counted)} different; common {width}x{height} ({times} images)"
+    for which, at in (("smallest", area.argmin()), ("largest", area.argmax())):
+        (w, h), name = sizes[at].tolist(), samples.id(int(known[at]))
+        facts[which] = {"width": w, "height": h, "id": name}
+        text += f"; {which} {w}x{h} ({name})" if len(counted) > 1 else ""
+    report.state("sizes", facts, text)
+    side = sizes.min(axis=1)
+    tiny = side < max(_TINY, int(_TINY_SHARE * float(np.median(side))))
+    rows = zip(known[tiny].tolist(), sizes[tiny].tolist(), strict=True)
+    report.add("tiny", [samples.item(k, f"{w}x{h}") for k, (w, h) in rows])
 
 
 SECONDS = 10.0
 """Time for images that are read one by one; of those in memory all are looked at."""
-_CHUNK = 64  # images between two looks at the clock
+_AT_ONCE = 64  # images between two looks at the clock
 _THREADS = 4
 _FIRST = 0.8  # share of the time for a first look; the rest is for the copies that it finds
 
@@ -203,65 +314,54 @@ def quick_check(
     Returns the findings. Facts are ``looked_at`` (images, and of how many), ``not_looked_at``
     (sentences) and, where there are any, ``sequences``.
     """
-    report = Report(spec=data.spec)
     start = clock()
 
     def late(share: float = 1.0) -> bool:
         return clock() - start > share * seconds
 
+    tables = {split.name: split.table for split in data.splits}
+    sizes = [len(split) for split in data.splits]
+    samples = Samples(
+        tables,
+        [split.targets for split in data.splits],
+        np.repeat([split.origin for split in data.splits], sizes),
+        np.repeat([split.name for split in data.splits], sizes),
+        classes=data.classes,
+        kind=data.kind,
+    )
+    report = Report(spec=data.spec, kind=data.kind, target=samples.target)
     missed = []
-    targets, items = data.train.targets, data.kind.nouns
     grouped = data.facts.grouped is not False
-    if targets.groups is None or not grouped:
-        tables = {split.name: split.table for split in data.splits}
+    if not samples.groups or not grouped:
         try:
             found = sequences_of(tables, late=late)
-            own_split = data.test.origin != "train"
-            findings.add_sequences(report, found, targets.kind, own_split=own_split)
+            _add_sequences(report, found, own_split=data.test.origin != "train")
         except TimeoutError:
-            missed.append(f"whether {items} are frames of sequences")
-    looks = _looks(data, (lambda share: False) if data.train.inputs.quick else late)
-    images = findings.Images(
-        data.classes,
-        {split.name: split.table for split in data.splits},
-        looks,
-        {name: np.full(len(look.sizes), name) for name, look in looks.items()},
-        data.kind,
-    )
-    findings.add_copies(report, images)
-    findings.add_cases(report, images, grouped=grouped)
-    looked_for: findings.TargetFindings = look_up(targets.findings)()
-    looked_for.quick_check(report, images, data)
-    seen = sum(int(look.tried.sum()) for look in looks.values())
-    every = sum(map(len, data.splits))
-    if seen < every:
-        missed.append(f"copies among {every - seen:,} of {every:,} {items}")
-    report.facts["looked_at"] = {"images": seen, "of": every}
+            missed.append(f"whether {data.kind.nouns} are frames of sequences")
+    tried = _look(data, samples, (lambda share: False) if data.train.inputs.quick else late)
+    report.add("blank", [samples.item(k) for k in sorted(samples.remarks.get("blank", ()))])
+    _add_rules(report, samples, data, grouped=grouped, sound=True)
+    every = len(samples)
+    if tried < every:
+        missed.append(f"copies among {every - tried:,} of {every:,} {data.kind.nouns}")
+    report.facts["looked_at"] = {"images": tried, "of": every}
     report.facts["not_looked_at"] = missed
     return report
 
 
-class _Look(Survey):
-    """What was seen of a split, and which inputs were tried; sizes are 0 if not decoded."""
+def _look(data: ImageData, samples: Samples, late: Callable[[float], bool]) -> int:
+    """Hash images in an order that is always the same until it is late; say how many."""
+    tried = np.zeros(len(samples), dtype=np.bool_)
 
-    def __init__(self, count: int) -> None:
-        super().__init__(count, targets=True)
-        self.tried = np.zeros(count, dtype=np.bool_)
-
-
-def _looks(data: ImageData, late: Callable[[float], bool]) -> dict[str, _Look]:
-    """Hash images in an order that is always the same until it is late."""
-    looks = {split.name: _Look(len(split)) for split in data.splits}
-    splits = {split.name: split for split in data.splits}
-
-    def see(place: tuple[str, int], whole: bool = False) -> None:
-        name, i = place
-        look = looks[name]
-        look.tried[i] = not late(1.0 if whole else _FIRST)
-        look.sizes[i] = 0
-        if look.tried[i]:
+    def see(k: int, whole: bool = False) -> None:
+        tried[k] = not late(1.0 if whole else _FIRST)
+        samples.hashes[k] = np.void(bytes(samples.hashes.itemsize))
+        if tried[k]:
+            number, i = samples.place(k)
             with suppress(*DAMAGE):  # a broken image is no copy, and training names it
-                _see(splits[name], i, look, whole=whole)
+                content, blank = data.splits[number].inputs.content(i, whole=whole)
+                remarks = {"blank": ""} if blank else {}
+                samples.keep(k, Look(hash=hash_of(content), remarks=remarks))
 
     with threads(_THREADS) as pool:
         for chunk in _chunks(data):
@@ -269,37 +369,19 @@ def _looks(data: ImageData, late: Callable[[float], bool]) -> dict[str, _Look]:
                 pass
             if late(_FIRST):
                 break
-        for _ in pool.imap(partial(see, whole=True), _alike(data, looks)):
-            pass
-    return looks
+        if data.train.inputs.drafted:  # those that were decoded smaller and equal another so
+            _, group, times = np.unique(samples.hashes, return_inverse=True, return_counts=True)
+            alike = np.flatnonzero((times[group] > 1) & samples.decoded).tolist()
+            for _ in pool.imap(lambda k: see(k, whole=True), alike):
+                pass
+    return int(tried.sum())
 
 
-def _alike(data: ImageData, looks: dict[str, _Look]) -> list[tuple[str, int]]:
-    """List the images that were decoded smaller and equal another one so."""
-    if not data.train.inputs.drafted:
-        return []
-    places = [
-        (name, int(i)) for name, look in looks.items() for i in np.flatnonzero(look.sizes[:, 0])
-    ]
-    hashes = [looks[name].hashes[i].tobytes() for name, i in places]
-    often = Counter(hashes)
-    return [place for place, one in zip(places, hashes, strict=True) if often[one] > 1]
-
-
-def _chunks(data: ImageData) -> Iterator[list[tuple[str, int]]]:
+def _chunks(data: ImageData) -> Iterator[list[int]]:
     """Go through images to learn from and images to measure on by turns, so that copies meet."""
     random = np.random.default_rng(0)
-    others = [(split.name, i) for split in data.splits[1:] for i in range(len(split))]
-    learned = [("train", i) for i in random.permutation(len(data.train)).tolist()]
-    measured = [others[k] for k in random.permutation(len(others)).tolist()]
-    half = _CHUNK // 2
-    for at in range(0, max(len(learned), len(measured)), half):
-        yield learned[at : at + half] + measured[at : at + half]
-
-
-def _see(split: Split, i: int, look: _Look, *, whole: bool = False) -> None:
-    content, look.blank[i] = split.inputs.content(i, whole=whole)
-    look.hashes[i] = hash_of(content)
-    if look.targets is not None:
-        look.targets[i] = hash_of(split.targets.content(i))
-    look.sizes[i] = split.image_size[::-1]
+    learned = random.permutation(len(data.train)).tolist()
+    others = (len(data.train) + random.permutation(len(data.val) + len(data.test))).tolist()
+    half = _AT_ONCE // 2
+    for at in range(0, max(len(learned), len(others)), half):
+        yield learned[at : at + half] + others[at : at + half]

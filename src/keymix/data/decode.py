@@ -154,6 +154,12 @@ def resize(image: Image.Image, size: Size, box: Box) -> Image.Image:
     return image.resize((size[1], size[0]), Image.Resampling.BICUBIC, box=box)
 
 
+def one_colour(image: Image.Image) -> bool:
+    """Return whether all pixels of a decoded image are the same."""
+    low, high = np.reshape(image.getextrema(), (-1, 2)).T
+    return bool((low == high).all())
+
+
 def to_array(image: Image.Image) -> NDArray[np.uint8]:
     """Arrange an 8-bit image as ``[C, H, W]``."""
     array = np.asarray(image, dtype=np.uint8)

@@ -25,6 +25,7 @@ from keymix.data.decode import (
     convert,
     evaluation_array,
     fitted_size,
+    one_colour,
     reading,
     resize,
     resized_image,
@@ -144,7 +145,9 @@ class Inputs(ABC):
         """Return bytes that identify input ``i``, and say whether it is of one colour."""
         del whole
         found = self.read(i)
-        return f"{tuple(found.shape)}".encode() + found.numpy().tobytes(), False
+        flat = found.flatten(1)
+        blank = bool((flat == flat[:, :1]).all())
+        return f"{tuple(found.shape)}".encode() + found.numpy().tobytes(), blank
 
     def update_digest(self, digest: Digest) -> str:
         """Enter the inputs into the fingerprint of the data, and say what of them is hashed."""
@@ -212,7 +215,7 @@ class ImagesOneByOne(Inputs):
 
     def content(self, i: int, *, whole: bool) -> tuple[bytes, bool]:
         """Give size and pixels of image ``i`` before it is resized; of a draft unless whole."""
-        return drafted_content(self.table, i, self.in_chans, whole=whole), False
+        return drafted_content(self.table, i, self.in_chans, whole=whole)
 
     def refuse(self, augment: Augment) -> None:
         """Refuse RandAugment before the crop, and timm's for images that it does not fit."""
@@ -264,14 +267,16 @@ class ImagesOneByOne(Inputs):
         return pixels
 
 
-def drafted_content(table: Table, i: int, in_chans: int, *, whole: bool) -> bytes:
+def drafted_content(table: Table, i: int, in_chans: int, *, whole: bool) -> tuple[bytes, bool]:
     """Give size and pixels of image ``i`` before it is resized; of a draft unless whole."""
     with table.open(i) as opened:
         size = opened.size
         if not whole:
             opened.draft(None, (_SIDE, _SIDE))
         decoded = convert(opened, in_chans)
-    return f"{size}".encode() + decoded.tobytes()
+    if one_colour(decoded) and not whole:  # it may have details
+        return drafted_content(table, i, in_chans, whole=True)
+    return f"{size}".encode() + decoded.tobytes(), one_colour(decoded)
 
 
 def channels_last(images: Tensor) -> Tensor:
@@ -362,7 +367,7 @@ class FittedImages(WholeImages):
 
     def content(self, i: int, *, whole: bool) -> tuple[bytes, bool]:
         """Give size and pixels of image ``i`` before it is resized; of a draft unless whole."""
-        return drafted_content(self.table, i, self.in_chans, whole=whole), False
+        return drafted_content(self.table, i, self.in_chans, whole=whole)
 
     def statistics(self) -> Statistics:
         """Measure mean and deviation of each channel of images before they are resized."""

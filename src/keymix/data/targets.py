@@ -61,8 +61,8 @@ class Targets(ABC):
     groups: Sequence[str] | None = None
     moves: bool = False
     multilabel: bool | None = None
-    findings: ClassVar[str] = "keymix.data.findings:TargetFindings"
-    """Where it is said what a check reports of them, ``module:class``."""
+    described: ClassVar[str] = ""
+    """Where a check counts their classes, ``module:function``; empty where they have none."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -177,7 +177,7 @@ class ClassTargets(Targets):
     """
 
     kind = CLASS
-    findings: ClassVar[str] = "keymix.data.findings:ClassFindings"
+    described = "keymix.data.check:describe_classes"
 
     def __init__(self, labels: IntArray) -> None:
         self.labels = labels

@@ -1,221 +1,98 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a check finds of instances: how many of each class and size, and images without any."""
+"""What a check sees of images with instances, and how many there are of each class and size."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterator, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
-from keymix.data.detection.table import (
-    LARGE,
-    SMALL,
-    InstanceSource,
-    InstanceTable,
-    InstanceTargets,
-)
-from keymix.data.findings import (
-    SPLITS,
-    STOPS,
-    WARNING,
-    Images,
-    Report,
-    TargetFindings,
-    add_unmeasured,
-)
-from keymix.data.kinds import InputKind
-from keymix.data.sources.base import Faults, Source
+from keymix.data.dataset import ImageData
+from keymix.data.detection.table import LARGE, SMALL, InstanceTable, InstanceTargets
+from keymix.data.findings import Report
+from keymix.data.looks import SPLITS, Look, Samples, look_at_images
+from keymix.data.sources.base import Source, Table
 from keymix.data.specs import Options
 from keymix.data.streams import IntArray
-from keymix.data.survey import Progress, Survey, survey_images
-
-if TYPE_CHECKING:
-    from keymix.data.dataset import ImageData
-
-_T = TypeVar("_T", bound=np.generic)
 
 
-def survey_source(
-    source: Source, faults: Faults, options: Options, progress: Progress
-) -> dict[str, Survey]:
-    """Decode every image of a source, and list what is wrong with its entry and annotations."""
-    assert isinstance(source, InstanceSource)
-    found = survey_images(source, faults, options, progress)
-    for name, table in source.tables.items():
-        assert isinstance(table, InstanceTable)
-        seen = found[name]
-        for i in range(len(table)):
-            faults.found += table.stated(i)
-            if i not in seen.broken:
-                width, height = seen.sizes[i].tolist()
-                faults.found += table.unlike(i, (height, width))
-            elif table.lost(i):
-                del seen.broken[i]
-                faults.found += table.inspect(i)[len(table.stated(i)) :]
-    return found
+def look_at_instances(
+    table: Table, rows: range, source: Source, options: Options
+) -> Iterator[Look]:
+    """Decode some images, and list what is wrong with their entries and annotations."""
+    assert isinstance(table, InstanceTable)
+    for i, look in zip(rows, look_at_images(table, rows, source, options), strict=True):
+        if table.lost(i):
+            look.faults = table.inspect(i)
+        elif look.faults:
+            look.faults = [*look.faults, *table.stated(i)]
+        else:
+            look.faults = [*table.stated(i), *table.unlike(i, look.size[::-1])]
+        yield look
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class _Instances:
-    """All instances of a data set in one row, and the images that they are in."""
-
-    split: NDArray[np.str_]  # of each instance
-    image: IntArray  # of each instance, in the row of all images
-    label: IntArray
-    box: NDArray[np.float64]
-    area: NDArray[np.float64]
-    crowd: NDArray[np.bool_]
-    count: IntArray  # of each image
-
-    def by_class(self, names: Sequence[str]) -> dict[str, IntArray]:
-        """Count the instances of each class that are no crowds, by split."""
-        return {
-            split: np.bincount(
-                self.label[(self.split == split) & ~self.crowd], minlength=len(names)
-            ).astype(np.int64)
-            for split in SPLITS
-            if split in self.split
-        }
-
-
-def _joined(every: Sequence[InstanceTargets], splits: NDArray[np.str_]) -> _Instances:
-    """Take the instances of several tables or splits, in their order."""
+def describe(report: Report, samples: Samples, about: Source | ImageData) -> dict[str, IntArray]:
+    """Report instances by split, class and size, and unfit annotations; count those of no crowd."""
+    del about
+    every = [each for each in samples.targets if isinstance(each, InstanceTargets)]
     count = np.concatenate([each.counts for each in every])
-    image = np.repeat(np.arange(len(count)), count)
-
-    def column(name: str, kind: type[_T]) -> NDArray[_T]:
-        parts = [getattr(each.annotations, name)[each.positions] for each in every]
-        return np.concatenate(parts).astype(kind)
-
-    return _Instances(
-        split=splits[image],
-        image=image,
-        label=column("labels", np.int64),
-        box=column("boxes", np.float64),
-        area=column("areas", np.float64),
-        crowd=column("crowd", np.bool_),
-        count=count,
+    split = np.repeat(samples.split, count)
+    labels, areas, crowd = (
+        np.concatenate([getattr(each.annotations, name)[each.positions] for each in every])
+        for name in ("labels", "areas", "crowd")
     )
-
-
-class InstanceFindings(TargetFindings):
-    """What a check reports of instances."""
-
-    def check(self, report: Report, images: Images, source: Source, known: Collection[str]) -> None:
-        """Count instances by class, size and split, and find what is odd about them."""
-        del known
-        every = [table.targets for table in source.tables.values()]
-        found = _joined(
-            [each for each in every if isinstance(each, InstanceTargets)], images.splits
-        )
-        by_class = found.by_class(images.classes)
-        _add_counts(report, images, found, by_class)
-        _add_unfit(report, source)
-        _add_sizes(report, found)
-        _add_lacking(report, images.classes, by_class, images.kind)
-        _add_twice(report, images, found)
-
-    def quick_check(self, report: Report, images: Images, data: ImageData) -> None:
-        """Find classes that a split lacks."""
-        targets = [split.targets for split in data.splits]
-        every = [each for each in targets if isinstance(each, InstanceTargets)]
-        splits = np.concatenate([np.full(len(split), split.name) for split in data.splits])
-        by_class = _joined(every, splits).by_class(data.classes)
-        _add_lacking(report, data.classes, by_class, images.kind)
-
-
-def _add_counts(
-    report: Report, images: Images, found: _Instances, by_class: Mapping[str, IntArray]
-) -> None:
-    """Count instances by class and split, crowds, and images without any."""
-    names = [split for split in SPLITS if images.of_split(split).any()]
-    nothing = np.zeros(len(images.classes), dtype=np.int64)
+    counts = samples.count(np.where(crowd, -1, labels), split)
+    names = [name for name in SPLITS if name in samples.split]
+    none = np.zeros(len(samples.classes), dtype=np.int64)
+    counts = {name: counts.get(name, none) for name in names}
     report.facts["classes"] = {
-        name: {split: int(by_class.get(split, nothing)[c]) for split in names}
-        for c, name in enumerate(images.classes)
+        name: {of: int(counts[of][c]) for of in names} for c, name in enumerate(samples.classes)
     }
-    instances = {split: int((found.split == split).sum()) for split in names}
-    without = {split: int((found.count[images.of_split(split)] == 0).sum()) for split in names}
-    crowds = int(found.crowd.sum())
-    report.facts["instances"] = {**instances, "crowds": crowds, "images_without": without}
-    report.lines.append(("instances", f"{_listed(instances)}; of these crowds {crowds:,}"))
-    report.lines.append(("empty", f"{_listed(without)} {images.kind.nouns} without instances"))
-    learned = report.facts["classes"]
-    if "train" in names:
-        least, most = (by(learned, key=lambda name: learned[name]["train"]) for by in (min, max))
-        text = f"{len(learned)}; fewest instances {least} ({learned[least]['train']:,}), "
-        text += f"most {most} ({learned[most]['train']:,})"
-        report.lines.append(("classes", text))
-    if not found.crowd.size or found.crowd[found.split == "train"].all():
-        lacking = "no training image has an instance that is no crowd"
-        report.add(STOPS, "splits with nothing to learn", [lacking], "annotate some")
-
-
-def _add_unfit(report: Report, source: Source) -> None:
-    """Count the annotations that are unfit, and say what training may do about them."""
+    instances = {name: int((split == name).sum()) for name in names}
+    without = {name: int((count[samples.split == name] == 0).sum()) for name in names}
     unfit = [
-        len(annotations)
-        for table in source.tables.values()
+        len(table.unfit(i))
+        for table in samples.tables.values()
         if isinstance(table, InstanceTable)
         for i in range(len(table))
-        if (annotations := table.unfit(i))
     ]
-    report.facts["instances"]["unfit"] = sum(unfit)
-    if unfit:
-        text = f"{sum(unfit):,} annotations of {len(unfit):,} {source.items}; "
+    own = areas[~crowd]
+    shares = {
+        "small": float((own < SMALL).mean()) if own.size else 0.0,
+        "large": float((own > LARGE).mean()) if own.size else 0.0,
+    }
+    report.facts["instances"] = {
+        **instances,
+        "crowds": int(crowd.sum()),
+        "images_without": without,
+        "unfit": sum(unfit),
+        "sizes": shares,
+    }
+    fewest, most = int(counts["train"].argmin()), int(counts["train"].argmax())
+    report.lines += [
+        ("instances", f"{_listed(instances)}; of these crowds {int(crowd.sum()):,}"),
+        ("empty", f"{_listed(without)} {samples.kind.nouns} without instances"),
+        (
+            "classes",
+            f"{len(none)}; fewest instances {samples.classes[fewest]} "
+            f"({counts['train'][fewest]:,}), most {samples.classes[most]} "
+            f"({counts['train'][most]:,})",
+        ),
+        (
+            "areas",
+            f"{shares['small']:.0%} small (below 32x32 pixels), {shares['large']:.0%} large "
+            "(above 96x96)",
+        ),
+    ]
+    if sum(unfit):
+        images = sum(number > 0 for number in unfit)
+        text = f"{sum(unfit):,} annotations of {images:,} {samples.kind.nouns}; "
         text += "--data.skip_corrupt true leaves them out and keeps images that are fit"
         report.lines.append(("unfit", text))
+    if crowd[split == "train"].all():
+        report.add("nothing", ["no training image has an instance that is no crowd; annotate some"])
+    return counts
 
 
 def _listed(numbers: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {number:,}" for name, number in numbers.items())
-
-
-def _add_sizes(report: Report, found: _Instances) -> None:
-    """Say how many instances are small, medium and large as COCO counts them."""
-    areas = found.area[~found.crowd]
-    if not areas.size:
-        return
-    shares = {
-        "small": float((areas < SMALL).mean()),
-        "medium": float(((areas >= SMALL) & (areas <= LARGE)).mean()),
-        "large": float((areas > LARGE).mean()),
-    }
-    report.facts["instances"]["sizes"] = shares
-    text = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
-    report.lines.append(("areas", f"{text} (small below 32x32 pixels, large above 96x96)"))
-
-
-def _add_lacking(
-    report: Report, names: Sequence[str], by_class: Mapping[str, IntArray], kind: InputKind
-) -> None:
-    """Name the classes that a split lacks."""
-    nothing = np.zeros(len(names), dtype=np.int64)
-    counts = {split: by_class.get(split, nothing) for split in SPLITS}
-    report.add(
-        WARNING,
-        "classes without training instances",
-        [names[c] for c in np.flatnonzero(counts["train"] == 0).tolist()],
-        f"no model can learn them: add {kind.nouns}, or take their names out",
-    )
-    add_unmeasured(report, names, counts, kind)
-
-
-def _add_twice(report: Report, images: Images, found: _Instances) -> None:
-    """Name the images that have an instance twice: the same class in the same box."""
-    rows = np.column_stack([found.image, found.label, found.box])
-    _, first, times = np.unique(rows, axis=0, return_index=True, return_counts=True)
-    twice = [
-        (images.id(int(found.image[a])), images.classes[int(found.label[a])])
-        for a in np.sort(first[times > 1]).tolist()
-    ]
-    report.add(
-        WARNING,
-        "instances that are annotated twice",
-        [f"{name}: {label}" for name, label in twice],
-        "remove one of each: a model is asked to find both",
-        [{"id": name, "class": label} for name, label in twice],
-    )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain
 
 from keymix.data.decode import Size
-from keymix.data.detection.table import KINDS, InstanceSource, InstanceTable
+from keymix.data.detection.table import InstanceSource, InstanceTable
 from keymix.data.files import in_chunks
 from keymix.data.loading import Preparation
 from keymix.data.record import DataFacts
@@ -103,9 +103,9 @@ class InstancePreparation(Preparation):
 
 
 def _counted(faults: Iterable[Fault]) -> list[str]:
-    """Count faults by their kind, in words."""
+    """Count faults by their kind."""
     counts = Counter(fault.kind for fault in faults)
-    return [f"{KINDS[kind][0]} ({number:,})" for kind, number in counts.items()]
+    return [f"{kind} ({number:,})" for kind, number in counts.items()]
 
 
 def _seen(table: InstanceTable) -> list[Sequence[Fault]]:

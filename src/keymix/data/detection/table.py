@@ -30,27 +30,6 @@ from keymix.data.sources.folder import Files
 from keymix.data.streams import IntArray
 from keymix.data.targets import Digest, Target, Targets
 
-KINDS = {
-    "bad entry": ("entries that cannot be read", "correct or remove them"),
-    "missing key": ("entries that lack something", "add it"),
-    "duplicate id": ("ids that several entries have", "give each its own"),
-    "file listed twice": ("images that are listed twice", "keep one entry of each"),
-    "other categories": ("categories that train does not have", "use one list of categories"),
-    "unknown category": ("annotations of an unknown category", "add it to categories"),
-    "unknown image": ("annotations of an unknown image", "add the image, or remove them"),
-    "bad number": ("numbers that are missing, not finite or too large", "correct them"),
-    "empty box": ("boxes of zero or negative size", "correct or remove them"),
-    "box outside the image": ("boxes outside the image", "correct or remove them"),
-    "bad polygon": ("polygons of fewer than three points", "correct or remove them"),
-    "polygon outside the image": ("polygons outside the image", "correct or remove them"),
-    "no outline": ("annotations without an outline", "add it: masks are learned from it"),
-    "bad run lengths": ("run lengths that do not fit the image", "correct or remove them"),
-    "bad file name": ("file names that leave the folder", "correct them"),
-    "missing image": ("images that are missing", "restore them, or remove their entries"),
-    "unreadable image": ("broken images", "replace or remove them"),
-    "size unlike the entry": ("images of another size than stated", "replace them"),
-}
-"""Kinds of faults of images with instances: words for many of one kind, and the remedy."""
 SMALL, LARGE = 32**2, 96**2
 """Areas, pixels, below which COCO calls an instance small, and above which large."""
 
@@ -143,7 +122,7 @@ class InstanceTargets(Targets):
 
     kind = BOXES
     moves = True
-    findings: ClassVar[str] = "keymix.data.detection.check:InstanceFindings"
+    described = "keymix.data.detection.check:describe"
 
     def __init__(
         self, annotations: Annotations, rows: IntArray, sizes: Sequence[Size] | None = None
@@ -372,7 +351,7 @@ class InstanceSource(Source):
     """
 
     preparation: ClassVar[str] = "keymix.data.detection.inputs:InstancePreparation"
-    surveyed: ClassVar[str] = "keymix.data.detection.check:survey_source"
+    looked: ClassVar[str] = "keymix.data.detection.check:look_at_instances"
 
     train: InstanceTable
     val: InstanceTable | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -13,9 +13,12 @@ from typing import ClassVar
 import numpy as np
 from PIL import Image
 
+from keymix.data.events.frames import TIME_STEPS, starts
 from keymix.data.events.stream import EVENT, Events, Size
 from keymix.data.kinds import RECORDING, InputKind
-from keymix.data.sources.base import Source, Table
+from keymix.data.looks import HASH, Look
+from keymix.data.sources.base import Fault, Source, Table
+from keymix.data.specs import Options
 from keymix.data.streams import IntArray
 from keymix.data.targets import ClassTargets, Targets
 from keymix.errors import UserError
@@ -127,7 +130,7 @@ class EventSource(Source):
 
     kind: ClassVar[InputKind] = RECORDING
     preparation: ClassVar[str] = "keymix.data.events.inputs:EventPreparation"
-    surveyed: ClassVar[str] = "keymix.data.events.survey:survey_events"
+    looked: ClassVar[str] = "keymix.data.events.recordings:look_at_recordings"
 
     train: Recordings
     in_chans: int = 2
@@ -155,3 +158,33 @@ def reading(read: Callable[[Path], Events], path: Path) -> Events | UserError:
 def unreadable(path: Path, error: OSError) -> UserError:
     """Make the line for a file that the system does not give."""
     return UserError(f"{path}: cannot be read: {error.strerror or error}.")
+
+
+def look_at_recordings(
+    table: Table, rows: range, source: Source, options: Options
+) -> Iterator[Look]:
+    """Read some recordings of a table, those of one file together."""
+    del source
+    assert isinstance(table, Recordings)
+    found = table.whole.read(table.rows[rows.start : rows.stop])
+    for i, read in zip(rows, found, strict=True):
+        if isinstance(read, UserError):
+            yield Look(faults=[Fault("unreadable", table.reason(i, str(read)), table.name(i))])
+            continue
+        height, width = table.whole.sensor
+        empty = _empty(read, options.time_steps or TIME_STEPS)
+        yield Look(
+            hash=digest_of(read)[:HASH],
+            size=(width, height),
+            remarks={"empty frames": empty} if empty else {},
+        )
+
+
+def _empty(events: Events, time_steps: int) -> str:
+    """Say what frames of a recording lack; nothing if each has an event."""
+    count = len(events)
+    if count < time_steps:  # by number all events are in the last frame
+        return f"{count} event{'s' * (count > 1)} for T = {time_steps}"
+    first = starts(events["t"], time_steps, "time")
+    empty = int((np.diff(first, append=count) == 0).sum())
+    return f"{empty} of {time_steps} frames, by time" if empty else ""

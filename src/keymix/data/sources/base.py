@@ -157,8 +157,8 @@ class Source:
     kind: ClassVar[InputKind] = IMAGE
     preparation: ClassVar[str] = "keymix.data.loading:Preparation"
     """Where loading the splits is said, ``module:class``."""
-    surveyed: ClassVar[str] = "keymix.data.survey:survey_images"
-    """Where a check's look at all inputs is said, ``module:function``."""
+    looked: ClassVar[str] = "keymix.data.looks:look_at_images"
+    """Where a check's look at inputs is said, ``module:function``."""
     checked_fraction: ClassVar[float] = 0.1
     """Share that becomes validation in a check, as in recipes for such data."""
 

@@ -86,7 +86,7 @@ def open_source(argument: str, faults: Faults) -> EventSource:
         for name in _listed(file):
             if name in listed:
                 faults.report(
-                    "recordings listed twice",
+                    "bad row",
                     f"{file}: {name}",
                     f"{file}: {name} is in {listed[name].name} already. Remove it from one list: "
                     "no recording may be trained and tested on.",
@@ -99,7 +99,7 @@ def open_source(argument: str, faults: Faults) -> EventSource:
         recording = file.name.removesuffix(_LABELS) + ".aedat"
         if not (root / recording).is_file():
             faults.report(
-                "labels without recording",
+                "missing",
                 file,
                 f"{file}: there is no recording {recording} for these labels. Restore or remove "
                 "one of them.",
@@ -131,7 +131,7 @@ def _gestures(root: Path, name: str, listed_in: Path, faults: Faults) -> list[_G
     path = root / name
     if not path.is_file():
         faults.report(
-            "labels without recording",
+            "missing",
             path,
             f"{path} is not there, and {listed_in} names it. Unpack the set again.",
         )
@@ -139,7 +139,7 @@ def _gestures(root: Path, name: str, listed_in: Path, faults: Faults) -> list[_G
     table = root / (name.removesuffix(".aedat") + _LABELS)
     if not table.is_file():
         faults.report(
-            "recording without labels",
+            "missing",
             path,
             f"{path}: there are no labels {table.name} for this recording. Restore them.",
         )
