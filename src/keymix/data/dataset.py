@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from keymix.data.decode import Size
-from keymix.data.events.frame_cache import Frames
+from keymix.data.events.cache import Frames
 from keymix.data.inputs import Inputs
 from keymix.data.kinds import InputKind, MaskKind
 from keymix.data.record import DataFacts, DataRecord

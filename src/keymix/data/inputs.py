@@ -31,7 +31,7 @@ from keymix.data.decode import (
     resized_image,
     to_array,
 )
-from keymix.data.events.frame_cache import Frames
+from keymix.data.events.cache import Frames
 from keymix.data.files import in_chunks
 from keymix.data.kinds import IMAGE, InputKind
 from keymix.data.rand_augment import AutoAugment, RandAugment, plans

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from keymix.data.augment import Augment
 from keymix.data.events.augment import augmented
-from keymix.data.events.frame_cache import Frames, Settings, frames_of
+from keymix.data.events.cache import Frames, Settings, frames_of
 from keymix.data.events.frames import TIME_STEPS, check_size
 from keymix.data.events.recordings import EventSource, Recordings
 from keymix.data.events.stream import Size

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import lzma
-import math
 import zipfile
 import zlib
 from pathlib import Path
@@ -19,13 +18,12 @@ from keymix.errors import UserError
 
 _FIELDS = ("t", "x", "y", "p")
 _SENSOR = "sensor_size"
-_LARGE = 16 << 20  # bytes of an array; a larger one may shrink to no less than …
-_DENSE = 100  # … this part of it in the file: real events shrink to a fifth or a tenth
 _DAMAGE = (
     OSError,
     ValueError,
     EOFError,
     KeyError,
+    TypeError,  # one array
     RuntimeError,  # a packing that Python does not know, or a password
     zipfile.BadZipFile,
     zlib.error,
@@ -79,19 +77,11 @@ def extent(path: Path) -> tuple[Size | None, Size]:
 
 def _columns(path: Path) -> dict[str, NDArray[Any]]:
     try:
-        with regular(path).open("rb") as stream:
-            if stream.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
-                raise UserError(f"{path}: is no .npz file but one array. Save it with numpy.savez.")
-        with np.load(path, allow_pickle=False) as file:
-            names = [name for name in file.files if name in (*_FIELDS, _SENSOR)]
-            for name in names:
-                _check_size(path, file, name)
-            columns = {name: file[name] for name in names}
-    except UserError:
-        raise
+        with np.load(regular(path), allow_pickle=False) as file:
+            columns = {name: file[name] for name in (*_FIELDS, _SENSOR) if name in file}
     except _DAMAGE as error:
-        message = f"{path}: cannot be read: {_why(path, error)}. Replace or remove it."
-        raise UserError(message) from None
+        why = getattr(error, "strerror", None) or "it is damaged, or no .npz file of plain numbers"
+        raise UserError(f"{path}: cannot be read: {why}. Replace or remove it.") from None
     missing = [name for name in _FIELDS if name not in columns]
     if missing:
         raise UserError(f"{path}: has no array {missing[0]!r}. Save t, x, y and p.")
@@ -109,35 +99,6 @@ def _columns(path: Path) -> dict[str, NDArray[Any]]:
         # unsigned numbers would wrap where they are subtracted or compared
         columns[name] = column.astype(np.int64, copy=False)
     return columns
-
-
-def _check_size(path: Path, file: Any, name: str) -> None:
-    """Refuse an array that would fill the memory, by the sizes that its file names."""
-    within = {info.filename.removesuffix(".npy"): info for info in file.zip.infolist()}[name]
-    if within.file_size > _LARGE and within.file_size > _DENSE * within.compress_size:
-        raise UserError(
-            f"{path}: {name} takes {within.compress_size:,} bytes and would unpack to "
-            f"{within.file_size:,}. If it is a recording, save it with numpy.savez, not compressed."
-        )
-    with file.zip.open(within) as stream:
-        version = np.lib.format.read_magic(stream)
-        read = np.lib.format.read_array_header_1_0
-        if version != (1, 0):
-            read = np.lib.format.read_array_header_2_0
-        shape, _, kind = read(stream)
-    if not kind.hasobject and math.prod(shape) * kind.itemsize > within.file_size:
-        raise ValueError(f"{name} claims the shape {shape}")
-
-
-def _why(path: Path, error: Exception) -> str:
-    """Say in a few words what NumPy stumbled over."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    if not path.stat().st_size:
-        return "the file is empty"
-    if "pickle" in str(error):  # NumPy takes what it does not know for a pickle
-        return "it is no .npz file of plain numbers"
-    return "it is cut off or damaged"
 
 
 def _sensor_of(path: Path, value: NDArray[Any] | None) -> Size | None:

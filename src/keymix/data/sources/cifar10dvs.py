@@ -18,6 +18,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from keymix.data.events.aedat import SENSOR, read_aedat2
 from keymix.data.events.recordings import EventSource, RecordingFiles, Recordings
@@ -74,20 +75,14 @@ def open_source(argument: str, faults: Faults) -> EventSource:
     for label, name in enumerate(CLASSES):
         found = sorted(f.name for f in (root / name).glob("*.aedat") if not f.name.startswith("."))
         if not found:
-            faults.report(
-                "empty class",
-                root / name,
-                f"{root / name} has no .aedat files. Download {name}.zip from {ADDRESS}.",
-            )
+            message = f"{root / name} has no .aedat files. Download {name}.zip from {ADDRESS}."
+            faults.report("empty class", root / name, message)
         for file in found:
             number = _NUMBER.fullmatch(file)
             if number is None:
-                faults.report(
-                    "bad label",
-                    root / name / file,
-                    f"{root / name / file}: the name ends in no number, by which recordings are "
-                    f"split. Name it cifar10_{name}_<number>.aedat.",
-                )
+                message = f"{root / name / file}: the name ends in no number, by which recordings "
+                message += f"are split. Name it cifar10_{name}_<number>.aedat."
+                faults.report("bad label", root / name / file, message)
                 continue
             names.append(f"{name}/{file}")
             labels.append(label)
@@ -106,7 +101,7 @@ def open_source(argument: str, faults: Faults) -> EventSource:
     return EventSource(classes=CLASSES, train=train, test=test, named=named, notes=notes)
 
 
-def _first90(labels: IntArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _first90(labels: IntArray) -> NDArray[np.bool_]:
     """Mark the first 90 % of each class's rows, rounded up."""
     first = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
@@ -115,7 +110,5 @@ def _first90(labels: IntArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     return first
 
 
-def _divided(
-    whole: Recordings, train: np.ndarray[tuple[int], np.dtype[np.bool_]]
-) -> tuple[Recordings, Recordings]:
+def _divided(whole: Recordings, train: NDArray[np.bool_]) -> tuple[Recordings, Recordings]:
     return whole.select(np.flatnonzero(train)), whole.select(np.flatnonzero(~train))

@@ -10,7 +10,6 @@ SpikingJelly counts them.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 
 from keymix.data.events.aedat import SENSOR, read_aedat3
 from keymix.data.events.recordings import EventSource, Read, Recordings, RecordingSet, reading
-from keymix.data.files import short
+from keymix.data.files import read_rows, short
 from keymix.data.sources.base import Faults, some
 from keymix.data.specs import DataSpec
 from keymix.data.streams import IntArray
@@ -81,29 +80,23 @@ def open_source(argument: str, faults: Faults) -> EventSource:
             )
     gestures: list[_Gesture] = []
     ends: list[int] = []
-    listed: dict[str, Path] = {}
+    listed: set[str] = set()
     for file in lists.values():
-        for name in _listed(file):
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        for name in filter(None, map(str.strip, lines)):
             if name in listed:
-                faults.report(
-                    "bad row",
-                    f"{file}: {name}",
-                    f"{file}: {name} is in {listed[name].name} already. Remove it from one list: "
-                    "no recording may be trained and tested on.",
-                )
+                message = f"{file}: {name} is listed already. Remove it from one list: no "
+                message += "recording may be trained and tested on."
+                faults.report("bad row", f"{file}: {name}", message)
                 continue
-            listed[name] = file
-            gestures += _gestures(root, name, file, faults)
+            listed.add(name)
+            gestures += _gestures(root, name, faults)
         ends.append(len(gestures))
     for file in sorted(root.glob(f"*{_LABELS}")):
-        recording = file.name.removesuffix(_LABELS) + ".aedat"
-        if not (root / recording).is_file():
-            faults.report(
-                "missing",
-                file,
-                f"{file}: there is no recording {recording} for these labels. Restore or remove "
-                "one of them.",
-            )
+        recording = root / (file.name.removesuffix(_LABELS) + ".aedat")
+        if recording.name not in listed and not recording.is_file():
+            message = f"{file}: there is no recording {recording.name}. Restore or remove one."
+            faults.report("missing", file, message)
     if not 0 < ends[0] < ends[1]:
         raise UserError(f"data dvs128:{argument} has no recordings for training or test.")
     unlisted = [file.name for file in sorted(root.glob("*.aedat")) if file.name not in listed]
@@ -121,57 +114,23 @@ def open_source(argument: str, faults: Faults) -> EventSource:
     )
 
 
-def _listed(file: Path) -> list[str]:
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    return [line.strip() for line in lines if line.strip()]
-
-
-def _gestures(root: Path, name: str, listed_in: Path, faults: Faults) -> list[_Gesture]:
+def _gestures(root: Path, name: str, faults: Faults) -> list[_Gesture]:
     """Read the labels of a file."""
-    path = root / name
-    if not path.is_file():
-        faults.report(
-            "missing",
-            path,
-            f"{path} is not there, and {listed_in} names it. Unpack the set again.",
-        )
-        return []
     table = root / (name.removesuffix(".aedat") + _LABELS)
-    if not table.is_file():
-        faults.report(
-            "missing",
-            path,
-            f"{path}: there are no labels {table.name} for this recording. Restore them.",
-        )
-        return []
-    try:
-        with table.open(encoding="utf-8", errors="replace", newline="") as stream:
-            rows = list(csv.reader(stream))
-    except (OSError, csv.Error) as error:
-        why = getattr(error, "strerror", None) or error
-        faults.report("bad label", table, f"{table}: cannot be read: {why}. Restore the file.")
-        return []
-    if not rows or [cell.strip() for cell in rows[0]] != _HEAD:
-        message = f"{table}: the first line is not {','.join(_HEAD)!r}. Restore the file."
-        faults.report("bad label", table, message)
-        return []
+    for file in (root / name, table):
+        if not file.is_file():
+            message = f"{file} is missing, and {name} is in the lists. Unpack the set again."
+            faults.report("missing", file, message)
+            return []
     found = []
-    for line, row in enumerate(rows[1:], start=2):
-        if not row:
-            continue
+    for line, row in read_rows(table, _HEAD, faults.report, kind="bad label"):
         try:
             label, start, end = map(int, row)
         except ValueError:
-            message = f"{table}: line {line} is {short(row)!r}; a class and two times in whole "
-            faults.report("bad label", f"{table}:{line}", f"{message}microseconds are wanted.")
-            continue
-        why = ""
-        if not 1 <= label <= len(CLASSES):
-            why = f"the class {label}; there are 1 to {len(CLASSES)}"
-        elif not 0 <= start < end:
-            why = f"the times {start} to {end}; the end must come after the start"
-        if why:
-            message = f"{table}: line {line} has {why}. Correct or remove it."
+            label = start = end = -1
+        if not 1 <= label <= len(CLASSES) or not 0 <= start < end:
+            message = f"{table}: line {line} is {short(row)!r}: a class of 1 to {len(CLASSES)}, a "
+            message += "start and a later end in whole microseconds are wanted. Correct it."
             faults.report("bad label", f"{table}:{line}", message)
             continue
         found.append(_Gesture(name, line, label - 1, start, end))

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
-from keymix.data.events.cache_dir import files_stamp, place_for, places_of
+from keymix.data.events.cache import keep, key_of, places
 from keymix.data.events.npz import extent, read_npz
 from keymix.data.events.recordings import EventSource, RecordingFiles, Recordings
 from keymix.data.events.stream import Size
@@ -33,7 +33,6 @@ SPECS = (
 )
 
 _THREADS = 4
-_EXTENT = "sensor.json"
 
 
 def open_source(argument: str, faults: Faults) -> EventSource:
@@ -90,20 +89,10 @@ def _recordings_below(folder: Path, faults: Faults) -> list[Path]:
 
 
 def _sensor(root: Path, files: Sequence[str]) -> tuple[Size, tuple[str, ...]]:
-    """Find the size of the sensor: what the files say, else the least that all events fit on.
+    """Find the size of the sensor: what a file says, else the least that all events fit on.
 
-    Found once for files of these names, sizes and times, and kept next to the frames.
+    The latter is found once for files of these names, sizes and times, and kept next to the frames.
     """
-    place = place_for(root)
-    stamp = hashlib.sha256(files_stamp(root, files)).hexdigest()
-    for kept in places_of(root):
-        try:
-            stored = json.loads((kept.folder / _EXTENT).read_text(encoding="utf-8"))
-            if stored["stamp"] == stamp:
-                height, width = stored["sensor"]
-                return (int(height), int(width)), tuple(map(str, stored["notes"]))
-        except (OSError, ValueError, KeyError, TypeError):
-            pass  # it is found again
 
     def look(file: str) -> tuple[Size | None, Size] | None:
         try:
@@ -111,27 +100,19 @@ def _sensor(root: Path, files: Sequence[str]) -> tuple[Size, tuple[str, ...]]:
         except UserError:
             return None  # reading it says what is wrong
 
-    with threads(_THREADS) as pool:
-        found = [each for each in pool.imap(look, files) if each is not None]
-    own = sorted({size for size, _ in found if size is not None})
-    least = [need for _, need in found]
-    notes: tuple[str, ...] = ()
-    if len(own) > 1:
-        first = next(
-            root / file for file in files if (e := look(file)) is not None and e[0] == own[1]
-        )
-        raise UserError(
-            f"{first}: its sensor_size is {own[1][0]}x{own[1][1]}, that of others "
-            f"{own[0][0]}x{own[0][1]}. Keep recordings of one sensor together."
-        )
-    if own:
-        sensor = own[0]
-    else:
-        sensor = (max((h for h, _ in least), default=1), max((w for _, w in least), default=1))
-        notes = (
-            f"no file has sensor_size: the sensor is taken to be {sensor[0]}x{sensor[1]}, the "
-            "least that all events fit on",
-        )
-    with place.writing():
-        place.write_json(_EXTENT, {"stamp": stamp, "sensor": list(sensor), "notes": list(notes)})
-    return sensor, notes
+    least: list[Size] = []
+    name = f"sensor-{key_of(root, files, '')}.json"
+    for place in places(root):
+        with suppress(OSError, ValueError):
+            height, width = json.loads((place / name).read_text(encoding="utf-8"))
+            least = [(int(height), int(width))]
+    if not least:
+        with threads(_THREADS) as pool:
+            for found in pool.imap(look, files):
+                if found is not None and found[0] is not None:
+                    return found[0], ()
+                least += [] if found is None else [found[1]]
+    sensor = max((h for h, _ in least), default=1), max((w for _, w in least), default=1)
+    keep(root, name, lambda file: file.write(json.dumps(sensor).encode()))
+    note = f"no file has sensor_size: the sensor is taken to be {sensor[0]}x{sensor[1]}, the "
+    return sensor, (f"{note}least that all events fit on",)
