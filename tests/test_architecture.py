@@ -351,7 +351,6 @@ ALLOWED = {
     "cli/comparison.py": 1,
     "cli/index.py": 2,
     "compare/run.py": 1,
-    "data/events/cache_dir.py": 1,
     "report/page.py": 1,
     "report/record.py": 2,
     "swap/report.py": 1,
@@ -363,7 +362,7 @@ ALLOWED = {
     "data/findings.py": 2,
     # keyword arguments, states and calls, whose form torch or a caller sets
     "records.py": 1,
-    "data/events/frame_cache.py": 1,
+    "data/events/cache.py": 1,
     "data/specs.py": 1,
     "swap/drift.py": 2,
     "swap/search.py": 2,

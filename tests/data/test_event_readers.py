@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import io
 import struct
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -218,49 +216,8 @@ def test_files_that_are_no_npz_are_refused(file: Any, tmp_path: Path) -> None:
         assert refusal(file(content, "a.npz")).startswith("cannot be read: ")
     np.save(tmp_path / "c.npy", np.zeros(3))
     single = file((tmp_path / "c.npy").read_bytes(), "a.npz")
-    assert "is no .npz file" in refusal(single)
+    assert "no .npz file" in refusal(single)
     np.savez(tmp_path / "d.npz", t=np.array([None, 3], dtype=object))
     assert refusal(tmp_path / "d.npz").startswith("cannot be read: ")
     assert refusal(tmp_path / "absent.npz").startswith("cannot be read: ")
     assert refusal(tmp_path / "absent.aedat").startswith("cannot be read: ")
-
-
-def zipped(path: Path, **arrays: Any) -> Path:
-    """An .npz file of arrays, or of the bytes in their place."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, array in arrays.items():
-            stream = io.BytesIO()
-            if not isinstance(array, bytes):
-                np.save(stream, array)
-            archive.writestr(
-                f"{name}.npy", array if isinstance(array, bytes) else stream.getvalue()
-            )
-    return path
-
-
-def header(shape: tuple[int, ...]) -> bytes:
-    stream = io.BytesIO()
-    entries = {"descr": "<i8", "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(stream, entries)
-    return stream.getvalue()
-
-
-def test_an_npz_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
-    few = dict.fromkeys("xyp", np.zeros(3, dtype=np.int64))
-    bomb = zipped(tmp_path / "bomb.npz", t=np.zeros(3 << 20, dtype=np.int64), **few)
-    assert bomb.stat().st_size < 100_000
-    assert "t takes " in refusal(bomb)
-    assert "damaged" in refusal(zipped(tmp_path / "claim.npz", t=header((10**12,)), **few))
-    (tmp_path / "one.npz").write_bytes(header((10**12,)))
-    assert "one array" in refusal(tmp_path / "one.npz")
-    refusal(zipped(tmp_path / "text.npz", t=b"no array at all", **few))
-
-
-@pytest.mark.slow
-def test_large_recordings_pass(tmp_path: Path) -> None:
-    count = (16 << 20) // 8 + 100
-    t = np.arange(count)
-    x = np.zeros(count, dtype=np.uint8)
-    path = tmp_path / "large.npz"
-    np.savez_compressed(path, t=t, x=x, y=x, p=x.astype(bool))
-    assert len(read_events(path, sensor=(4, 4))) == count

@@ -19,8 +19,8 @@ from event_files import (
     write_npz,
 )
 
+from keymix.cli import main
 from keymix.data import load
-from keymix.data.check import check
 from keymix.data.events.recordings import EventSource, Recordings
 from keymix.data.sources.base import Faults
 from keymix.data.specs import parse
@@ -160,14 +160,12 @@ def test_gestures_may_overlap_and_end_before_their_last_microsecond(tmp_path: Pa
 @pytest.mark.parametrize(
     ("table", "expected"),
     [
-        ("a,b\n", "the first line is not 'class,startTime_usec,endTime_usec'"),
-        ("\n1,2,x\n", "line 2 is '1,2,x'; a class and two times"),
-        ("\n1,2\n", "line 2 is '1,2'; a class"),
-        (f"\n1,1,{'9' * 5000}\n", f"line 2 is '1,1,{'9' * 56}…'; a class"),
-        (f'\n"{"a" * 200_000}', "cannot be read: field larger than field limit"),
-        ("\n1,100000,150000\n12,100000,150000\n", "line 3 has the class 12; there are 1 to 11"),
-        ("\n0,100000,150000\n", "line 2 has the class 0"),
-        ("\n1,150000,100000\n", "line 2 has the times 150000 to 100000"),
+        ("a,b\n", "user01_led_labels.csv: the first line"),
+        ("\n1,2,x\n", "line 2 "),
+        ("\n1,2\n", "line 2 "),
+        ("\n1,100000,150000\n12,100000,150000\n", "line 3 "),
+        ("\n0,100000,150000\n", "line 2 "),
+        ("\n1,150000,100000\n", "line 2 "),
         ("\n1,1,2\n", "there is no event from 1 to 2 us"),
     ],
 )
@@ -180,34 +178,19 @@ def test_bad_labels_are_named_with_their_line(tmp_path: Path, table: str, expect
     assert "user01_led" in line
 
 
-def test_labels_and_recordings_need_each_other(tmp_path: Path) -> None:
+def test_lists_labels_and_recordings_need_each_other(tmp_path: Path) -> None:
     root = write_dvs128(tmp_path) / "DvsGesture"
     shutil.copy(root / "user01_led_labels.csv", root / "user05_lab_labels.csv")
-    assert "user05_lab_labels.csv: there is no recording user05_lab.aedat" in refusal(
-        f"dvs128:{root}"
-    )
+    assert "user05_lab_labels.csv" in refusal(f"dvs128:{root}")
     (root / "user05_lab_labels.csv").unlink()
-    (root / "user02_led_labels.csv").rename(tmp_path / "kept")
-    assert "user02_led.aedat: there are no labels user02_led_labels.csv" in refusal(
-        f"dvs128:{root}"
-    )
-    (root / "user02_led.aedat").unlink()
-    assert "trials_to_train.txt names it" in refusal(f"dvs128:{root}")
-
-
-def test_no_recording_is_listed_twice(tmp_path: Path) -> None:
-    root = write_dvs128(tmp_path) / "DvsGesture"
-    lists = {name: root / f"trials_to_{name}.txt" for name in ("train", "test")}
-    kept = lists["test"].read_text()
-    for again, first in (("user01_led.aedat", "train"), ("user24_led.aedat", "test")):
-        lists["test"].write_text(f"{kept}{again}\n")
-        text = refusal(f"dvs128:{root}")
-        assert text.startswith(
-            f"{lists['test']}: {again} is in {lists[first].name} already. Remove it from one list"
-        )
-        assert ("rows or entries that cannot be used", 1) in [
-            (finding.what, finding.count) for finding in check(f"dvs128:{root}").findings
-        ]
+    tests = root / "trials_to_test.txt"
+    kept = tests.read_text()
+    tests.write_text(f"{kept}user01_led.aedat\n")  # would be trained and tested on
+    assert refusal(f"dvs128:{root}").startswith(f"{tests}: user01_led.aedat is listed already")
+    tests.write_text(kept)
+    for name in ("user02_led_labels.csv", "user02_led.aedat"):
+        (root / name).unlink()
+        assert f"{name} is missing" in refusal(f"dvs128:{root}")
 
 
 def test_notes_report_of_people_and_of_recordings_in_no_list(tmp_path: Path) -> None:
@@ -277,18 +260,30 @@ def test_an_own_folder_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     assert "empty.npz: the recording holds no event" in refusal(f"events:{root}")
 
 
-def test_settings_of_events_are_refused_for_images(tmp_path: Path) -> None:
+def test_settings_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     for name, value in (("time_steps", 4), ("frames_by", "time"), ("event_split", "tebn")):
-        text = refusal("digits", **{name: value})
-        own = "; a spiking model's steps on images are model.options.time_steps"
-        assert text == (
-            f"data.{name} = {value!r}: data digits holds images, not events. Leave it out"
-            f"{own if name == 'time_steps' else ''}."
-        )
+        assert f"data.{name} = {value!r}: data digits" in refusal("digits", **{name: value})
     root = write_folder(tmp_path, {"a": 12, "b": 12})
     assert "has no named splits" in refusal(f"events:{root}", event_split="tebn")
     assert "unknown data.frames_by 'tim'" in refusal(f"events:{root}", frames_by="tim")
     assert "larger than the sensor" in refusal(f"events:{root}", image_size=17)
+    assert "below two recordings per class" in refusal("moving_digits:100", limit=12)
+
+
+def test_a_check_says_recordings_and_takes_the_frames_of_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write_folder(tmp_path / "mine", {"a": 24, "b": 2}, events=12)
+    monkeypatch.setattr("keymix.cli.data._SILENCE", 0.0)
+    assert main(["data", "check", f"events:{root}", "--time-steps", "16"]) == 0
+    said = capsys.readouterr()
+    assert "26 of 26 recordings checked" in said.err
+    assert "\nrecordings\ttrain 26\n" in said.out
+    assert "a has 24 training recordings, b 2" in said.out
+    assert "12 events for T = 16; and 23 more" in said.out.replace(f"{root}/a/002.npz: ", "")
+    assert "image" not in said.out
+    assert main(["data", "check", f"events:{root}", "--time-steps", "1"]) == 0
+    assert "frames" not in capsys.readouterr().out
 
 
 def test_moving_digits_are_one_set(tmp_path: Path) -> None:
