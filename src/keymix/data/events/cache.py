@@ -141,7 +141,7 @@ def _width(kind: np.dtype[Any]) -> int:
 def _opened(path: Path, shape: tuple[int, ...]) -> Frames:
     stored = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     broken = {int(row): str(why) for row, why in stored["broken"].items()}
-    frames = Frames(path, list(stored["digests"]), broken, map(int, stored["few"]))
+    frames = Frames(path, list(stored["digests"]), broken, [int(row) for row in stored["few"]])
     if frames.array.shape != shape or len(frames.digests) != shape[0]:
         raise ValueError(f"{path} has the shape {frames.array.shape}")
     return frames
