@@ -396,6 +396,14 @@ def test_masks_are_reported_class_by_class(tmp_path: Path) -> None:
     assert (report.facts["masks"]["kind"], report.facts["masks"]["empty"]) == ("multilabel", 1)
 
 
+def test_slices_of_stacks_are_copies_whatever_is_next_to_them(tmp_path: Path) -> None:
+    root = scans(tmp_path / "uw")
+    shutil.copy(scan_path(root, 1, 0, 1, (6, 9)), scan_path(root, 2, 0, 2, (6, 9)))
+    (line,) = where(check(f"uwgi:{root}", stack=3), "images with more than one mask")
+    assert "case1_day0/scans/slice_0001" in line
+    assert "case2_day0/scans/slice_0002" in line
+
+
 def test_ignored_pixels_do_not_count(tmp_path: Path) -> None:
     root = mask_set(tmp_path / "m", {"": 12})
     report = check(str(root))
