@@ -123,7 +123,7 @@ def _gestures(root: Path, name: str, faults: Faults) -> list[_Gesture]:
             faults.report("missing", file, message)
             return []
     found = []
-    for line, row in read_rows(table, _HEAD, faults.report, kind="bad label"):
+    for line, row in read_rows(table, _HEAD, faults.report):
         try:
             label, start, end = map(int, row)
         except ValueError:
