@@ -26,25 +26,33 @@ KINDS: Mapping[str, tuple[str, str, str]] = {
     # what a source reports, and what is wrong with single samples
     "unreadable": (
         STOPS,
-        "broken {items}",
+        "broken {kind.nouns}",
         "replace or remove them, or train with --data.skip_corrupt true",
     ),
-    "missing": (STOPS, "{items} or {targets} that are missing", "restore or remove the other"),
+    "missing": (
+        STOPS,
+        "{kind.nouns} or {target.nouns} that are missing",
+        "restore or remove the other",
+    ),
     "bad label": (STOPS, "bad labels", "correct or remove the rows"),
     "unknown class": (
         STOPS,
         "classes that train does not have",
-        "add training {items}, or remove them",
+        "add training {kind.nouns}, or remove them",
     ),
-    "empty class": (STOPS, "empty classes", "add {items}, or remove the folder"),
+    "empty class": (STOPS, "empty classes", "add {kind.nouns}, or remove the folder"),
     "one class": (
         STOPS,
         "sets of one class only",
         "add a second class: there is nothing to distinguish",
     ),
     "bad row": (STOPS, "rows or entries that cannot be used", "correct or remove them"),
-    "wrong size": (STOPS, "{items} or {targets} of another size than stated", "replace them"),
-    "bad value": (STOPS, "{targets} with values that are no class", "correct them"),
+    "wrong size": (
+        STOPS,
+        "{kind.nouns} or {target.nouns} of another size than stated",
+        "replace them",
+    ),
+    "bad value": (STOPS, "{target.nouns} with values that are no class", "correct them"),
     "bad annotation": (
         STOPS,
         "unfit annotations",
@@ -56,17 +64,17 @@ KINDS: Mapping[str, tuple[str, str, str]] = {
     "nothing": (STOPS, "splits with nothing to learn or to measure", ""),
     "leak": (
         FALSIFIES,
-        "{items} in more than one split",
+        "{kind.nouns} in more than one split",
         "keep each in one split: a model is tested on what it learned from",
     ),
     "conflict": (
         FALSIFIES,
-        "{items} with more than one {single}",
-        "find the right {target} and remove the other copies",
+        "{kind.nouns} with more than one {target.single}",
+        "find the right {target.noun} and remove the other copies",
     ),
     "copies": (
         WARNING,
-        "{items} repeated {repeated}",
+        "{kind.nouns} repeated {target.repeated}",
         "keep one of each, unless they should weigh more",
     ),
     "groups": (
@@ -84,8 +92,8 @@ KINDS: Mapping[str, tuple[str, str, str]] = {
     "sequences": (
         FALSIFIES,
         IN_SEQUENCES,
-        "{grouping}put each sequence into train, val or test as a whole: neighbours are nearly "
-        "the same picture, so that a model is tested on what it learned from",
+        "{target.grouping}put each sequence into train, val or test as a whole: neighbours are "
+        "nearly the same picture, so that a model is tested on what it learned from",
     ),
     "own sequences": (
         WARNING,
@@ -100,22 +108,22 @@ KINDS: Mapping[str, tuple[str, str, str]] = {
     "train lacks": (
         WARNING,
         "classes that train lacks",
-        "no model can learn them: add {items}, or take their names out",
+        "no model can learn them: add {kind.nouns}, or take their names out",
     ),
     "val lacks": (
         WARNING,
         "classes that val lacks",
-        "what a model makes of them is not validated: add {items}",
+        "what a model makes of them is not validated: add {kind.nouns}",
     ),
     "test lacks": (
         WARNING,
         "classes that test lacks",
-        "what a model makes of them cannot be measured: add {items}",
+        "what a model makes of them cannot be measured: add {kind.nouns}",
     ),
     "single": (
         WARNING,
         "classes that train has once",
-        "they are learned from, but never validated on: add {items}",
+        "they are learned from, but never validated on: add {kind.nouns}",
     ),
     "uneven": (
         WARNING,
@@ -137,18 +145,18 @@ KINDS: Mapping[str, tuple[str, str, str]] = {
         "recordings with empty frames",
         "a frame without events shows a model nothing: look at them, or take fewer data.time_steps",
     ),
-    "blank": (WARNING, "{items} of one colour", "look at them: they show nothing"),
-    "tiny": (WARNING, "very small {items}", "look at them: enlarged, they show little"),
-    "animated": (WARNING, "animated {items}", "the first frame is used"),
-    "turned": (WARNING, "turned {items}", "the camera's orientation (EXIF) is not applied"),
+    "blank": (WARNING, "{kind.nouns} of one colour", "look at them: they show nothing"),
+    "tiny": (WARNING, "very small {kind.nouns}", "look at them: enlarged, they show little"),
+    "animated": (WARNING, "animated {kind.nouns}", "the first frame is used"),
+    "turned": (WARNING, "turned {kind.nouns}", "the camera's orientation (EXIF) is not applied"),
     "stranger": (
         WARNING,
-        "files that are no {items} by their name",
-        "they are not read: move them, or {stored}",
+        "files that are no {kind.nouns} by their name",
+        "they are not read: move them, or {kind.stored}",
     ),
     "converted": (
         NOTE,
-        "{items} that are no plain 8-bit colour",
+        "{kind.nouns} that are no plain 8-bit colour",
         "each is read as 8-bit colour, or grey where the model takes that; transparent ones on "
         "white",
     ),
@@ -224,16 +232,7 @@ class Report:
         if not items:
             return
         own, what, remedy = KINDS.get(kind, (STOPS, kind, ""))
-        words = {
-            "items": self.kind.nouns,
-            "stored": self.kind.stored,
-            "target": self.target.noun,
-            "targets": self.target.nouns,
-            "single": self.target.single,
-            "repeated": self.target.repeated,
-            "grouping": self.target.grouping,
-        }
-        what, remedy = what.format(**words), remedy.format(**words)
+        what, remedy = (text.format(kind=self.kind, target=self.target) for text in (what, remedy))
         self.findings.append(Finding(level=level or own, what=what, remedy=remedy, items=items))
         self.findings.sort(key=lambda finding: [*SEVERITY].index(finding.level))
 
