@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import math
+import shlex
 import struct
 import warnings
 import zlib
@@ -26,6 +27,7 @@ from keymix.errors import KeymixWarning, UserError
 Size: TypeAlias = tuple[int, int]  # height, width
 Box: TypeAlias = tuple[float, float, float, float]  # left, top, right, bottom
 
+_ORIENTATION = 0x0112  # EXIF's tag
 _HEAD = 16  # bytes by which Pillow recognises a kind of image
 TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
 SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
@@ -103,6 +105,38 @@ def reading(name: str, remedy: str = "Replace or remove it.") -> Iterator[None]:
         raise
     except DAMAGE as error:
         raise UserError(f"cannot read image {name}: {reason(error)}. {remedy}") from error
+
+
+def orientation(image: Image.Image) -> int:
+    """Return EXIF's orientation of an opened image, 1 to 8; 1 is upright. Nothing is decoded."""
+    kind = image.format
+    if kind not in ("JPEG", "MPO", "TIFF", "WEBP") and not (kind == "PNG" and "exif" in image.info):
+        return 1
+    try:
+        found = image.getexif().get(_ORIENTATION, 1)
+    except DAMAGE:  # what the camera wrote says nothing; the pixels may be whole
+        return 1
+    return found if found in range(1, 9) else 1
+
+
+def refuse_turned(image: Image.Image, name: str) -> None:
+    """Refuse an opened image that EXIF turns: its mask or boxes would not turn along.
+
+    Raises:
+        ValueError: One of `DAMAGE`, naming EXIF and the command that turns the pixels themselves.
+    """
+    if orientation(image) != 1:
+        raise ValueError(
+            f"EXIF turns it (orientation {orientation(image)}), but not its mask or boxes; if they "
+            f"fit the turned image, run mogrify -auto-orient {shlex.quote(name)}"
+        )
+
+
+def upright_size(image: Image.Image) -> Size:
+    """Return height and width of an opened image once it is upright."""
+    if image.format != "TIFF" and orientation(image) >= 5:  # Pillow turns TIFF by itself
+        return image.width, image.height
+    return image.height, image.width
 
 
 def convert(image: Image.Image, in_chans: int) -> Image.Image:

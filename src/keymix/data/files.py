@@ -18,6 +18,12 @@ _T = TypeVar("_T")
 SUFFIXES = frozenset(
     ".bmp .gif .jpeg .jpg .pbm .pgm .png .pnm .ppm .tif .tiff .webp".split()  # noqa: SIM905
 )
+SPLITS = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "dev"),
+    "test": ("test", "testing"),
+}
+"""What folders, files and columns may call each split, in any case."""
 _THREADS = 4
 _CHUNK = 256  # inputs a task: threads pay for larger files, and cost little for small ones
 _LONGEST = 1 << 26  # characters of a cell: run lengths of large images pass Python's 131,072
@@ -62,7 +68,17 @@ def existing_folder(spec_name: str, argument: str) -> Path:
 
 def folders(path: Path) -> list[str]:
     """List the visible folders inside, sorted."""
-    return sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+    return sorted(p.name for p in path.iterdir() if not is_hidden(p.name) and p.is_dir())
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a folder is no one's data: hidden, or what archives of macOS leave."""
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def split_named(name: str) -> str:
+    """Return the split that a name of `SPLITS` means: train, val or test; empty for none."""
+    return next((split for split, names in SPLITS.items() if name.lower() in names), "")
 
 
 def is_image(name: str) -> bool:
