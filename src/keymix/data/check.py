@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from keymix.data import findings
 from keymix.data.dataset import ImageData, Split
 from keymix.data.decode import DAMAGE
-from keymix.data.files import existing_folder, existing_path, threads
+from keymix.data.files import existing_path, threads
 from keymix.data.findings import FAULTS, STOPS, WARNING, Report
 from keymix.data.kinds import RECORDING
 from keymix.data.sequences import sequences_of
@@ -45,7 +45,6 @@ def check(
     stack: int | None = None,
     split_by: str | None = None,
     test_fraction: float | None = None,
-    cell_mib: int | None = None,
 ) -> Report:
     """Decode every image of a data set and report all that is wrong with it.
 
@@ -61,7 +60,6 @@ def check(
         stack=stack,
         split_by=split_by,
         test_fraction=test_fraction,
-        cell_mib=cell_mib,
     )
     if time_steps is not None and not entry.takes("time_steps"):
         raise UserError(
@@ -76,8 +74,8 @@ def check(
     except UserError as error:
         if not entry.on_disk or not Path(argument).expanduser().exists():
             raise
-        given = {name: value for name, value in options.of_opening.items() if value is not None}
-        if given.keys() - {"cell_mib"} and _opens(entry, argument):
+        given = any(value is not None for value in options.of_opening.values())
+        if given and _opens(entry, argument):
             raise  # a setting is at fault, not the data
         _add_faults(report, faults.found, words)
         report.add(STOPS, "sets that cannot be opened", [str(error)], "")
@@ -131,8 +129,7 @@ def resolve(what: str) -> tuple[DataSpec, str]:
         what = f"{kind_of(path)}:{what}"
     entry, argument = parse(what)
     if entry.on_disk and not entry.says_where:
-        place = existing_path if entry.takes("cell_mib") else existing_folder  # one file will do
-        place(entry.name, argument)
+        existing_path(entry.name, argument)
     return entry, argument
 
 

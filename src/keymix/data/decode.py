@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from keymix.data.files import regular
@@ -30,6 +30,8 @@ Box: TypeAlias = tuple[float, float, float, float]  # left, top, right, bottom
 _ORIENTATION = 0x0112  # EXIF's tag
 _HEAD = 16  # bytes by which Pillow recognises a kind of image
 TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
+WHITE = 65535
+"""The 16-bit grey value that becomes white where nobody says another."""
 SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 REMEDY = (
     "Replace or remove it, or leave such images out with --data.skip_corrupt true; "
@@ -139,22 +141,36 @@ def upright_size(image: Image.Image) -> Size:
     return image.height, image.width
 
 
-def convert(image: Image.Image, in_chans: int) -> Image.Image:
-    """Decode and convert to 8-bit grey (``in_chans=1``) or RGB (``in_chans=3``).
+def dim(largest: int) -> str:
+    """Say of 16-bit images that two bits or more of their values are unused; nothing else."""
+    if not 0 < largest < WHITE // 4:
+        return ""
+    whole = (1 << largest.bit_length()) - 1  # of a camera of 10, 12 or 14 bits
+    return (
+        f"the largest 16-bit value is {largest:,} of 65,535, which leaves {largest // 257 + 1} "
+        f"grey levels: --data.white_level {whole}, or auto, scales by it"
+    )
 
-    16-bit grey keeps its full range (value / 257), transparency is put on white, palettes and CMYK
-    go through Pillow. EXIF orientation is not applied, as in torchvision and timm.
+
+def convert(image: Image.Image, in_chans: int, white: int | None = None) -> Image.Image:
+    """Decode and convert to upright 8-bit grey (``in_chans=1``) or RGB (``in_chans=3``).
+
+    16-bit grey is scaled so that ``white``, 65,535 by default, becomes 255; transparency is put on
+    white, palettes and CMYK go through Pillow. EXIF's orientation is applied, as viewers do.
     """
+    if orientation(image) != 1:
+        image = ImageOps.exif_transpose(image)
     mode = "L" if in_chans == 1 else "RGB"
     transparent = image.mode in TRANSPARENT or "transparency" in image.info
     if image.mode == mode and not transparent:
         image.load()
         return image
     if image.mode in SIXTEEN_BIT:
-        values = np.asarray(image).astype(np.int64)
-        if values.min() < 0 or values.max() > 65535:
+        values, white = np.asarray(image).astype(np.int64), white or WHITE
+        if values.min() < 0 or values.max() > WHITE:
             raise ValueError(f"32-bit integer pixels ({values.min()} to {values.max()})")
-        image = Image.fromarray(((values + 128) // 257).astype(np.uint8))
+        scaled = np.minimum((255 * values + white // 2) // white, 255)
+        image = Image.fromarray(scaled.astype(np.uint8))
     elif image.mode == "F":
         raise ValueError("floating-point pixels, which have no 8-bit meaning")
     elif transparent:
@@ -195,10 +211,10 @@ def to_array(image: Image.Image) -> NDArray[np.uint8]:
 
 
 def evaluation_array(
-    image: Image.Image, size: Size, in_chans: int, crop_pct: float
+    image: Image.Image, size: Size, in_chans: int, crop_pct: float, white: int | None = None
 ) -> NDArray[np.uint8]:
     """Convert, resize and crop an opened image as evaluation does, to uint8 ``[C, H, W]``."""
-    return to_array(fit(convert(image, in_chans), size, crop_pct))
+    return to_array(fit(convert(image, in_chans, white), size, crop_pct))
 
 
 def read_image(

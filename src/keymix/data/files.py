@@ -92,10 +92,12 @@ def read_rows(
     report: Callable[[str, object, str], None],
     *,
     kind: str = "bad row",
+    optional: Sequence[str] = (),
 ) -> list[tuple[int, tuple[str, ...]]]:
     """Read some columns of a CSV file, wherever they stand.
 
-    Returns the line that each row ends on, and its cells in the order of ``columns``, stripped.
+    Returns the line that each row ends on, and its cells in the order of ``columns`` and then of
+    those that are ``optional``, stripped; a column that is not there has empty cells.
     """
     before = csv.field_size_limit(_LONGEST)
     try:
@@ -120,6 +122,7 @@ def read_rows(
                 f"{short(head)!r}. Name the columns {','.join(columns)}."
             )
         places.append(head.index(given[0]))
+    places += [head.index(name) if name in head else len(head) for name in optional]
     if not rows:
         raise UserError(f"{path} has no rows below its first line. Restore it.")
     found = []
@@ -132,7 +135,7 @@ def read_rows(
                 "Correct or remove it.",
             )
             continue
-        found.append((line, tuple(row[place].strip() for place in places)))
+        found.append((line, tuple([*row, ""][place].strip() for place in places)))
     return found
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from keymix.data.decode import dim
 from keymix.data.kinds import CLASS, IMAGE, InputKind, TargetKind
 from keymix.data.sequences import Sequences
 from keymix.data.sources.base import Source, Table
@@ -168,7 +169,7 @@ _T = TypeVar("_T")
 
 _TINY = 8  # pixels per side
 _TINY_SHARE = 0.25  # of the median side
-_WARNED = ("animated", "turned")  # traits whose loss a person may not expect
+_WARNED = ("animated",)  # traits whose loss a person may not expect
 IN_SEQUENCES = "sequences of frames taken for independent images"
 _SHOWN = 3  # equal images named in a line
 SPLITS = ("train", "val", "test")
@@ -196,6 +197,7 @@ class Images:
         self.sizes = np.concatenate([each.sizes for each in seen])
         self.traits = np.concatenate([each.traits for each in seen])
         self.blank = np.concatenate([each.blank for each in seen])
+        self.brightest = max(int(each.brightest.max(initial=0)) for each in seen)
         self._starts = np.cumsum([0, *map(len, tables.values())])
         self.remarks = self._joined([each.remarks for each in seen])
         self.broken = self._joined([each.broken for each in seen])
@@ -488,6 +490,8 @@ def add_traits(report: Report, images: Images) -> None:
         report.add(
             level, f"{trait} {images.kind.nouns}", [images.id(int(k)) for k in found], answer
         )
+    if text := dim(images.brightest):
+        report.add(WARNING, "dark sets of 16-bit images", [text], "")
 
 
 def add_sequences(

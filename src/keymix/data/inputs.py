@@ -128,7 +128,7 @@ class Inputs(ABC):
     def decoded(self, i: int) -> Image.Image:
         """Decode image ``i`` at its own size, for transforms that crop before they resize."""
         with reading(self.table.name(i), REMEDY), self.table.open(i) as image:
-            return convert(image, self.in_chans)
+            return convert(image, self.in_chans, self.table.white_level)
 
     @property
     def quick(self) -> bool:
@@ -202,7 +202,9 @@ class ImagesOneByOne(Inputs):
     def read(self, i: int) -> Tensor:
         """Decode image ``i`` through the evaluation transform."""
         with reading(self.table.name(i), REMEDY), self.table.open(i) as image:
-            pixels = evaluation_array(image, self.image_size, self.in_chans, self.crop_pct)
+            pixels = evaluation_array(
+                image, self.image_size, self.in_chans, self.crop_pct, self.table.white_level
+            )
         return torch.from_numpy(pixels.copy())
 
     @property
@@ -270,7 +272,7 @@ def drafted_content(table: Table, i: int, in_chans: int, *, whole: bool) -> byte
         size = opened.size
         if not whole:
             opened.draft(None, (_SIDE, _SIDE))
-        decoded = convert(opened, in_chans)
+        decoded = convert(opened, in_chans, table.white_level)
     return f"{size}".encode() + decoded.tobytes()
 
 

@@ -8,7 +8,9 @@ source names the class of another kind (`keymix.data.sources.base.Source.prepara
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -19,13 +21,19 @@ from keymix.data.dataset import ImageData, Split
 from keymix.data.decode import (
     DAMAGE,
     REMEDY,
+    SIXTEEN_BIT,
+    WHITE,
     Size,
     checked_size,
     convert,
+    dim,
     evaluation_array,
     fitted_size,
+    orientation,
     reading,
     reason,
+    refuse_turned,
+    upright_size,
 )
 from keymix.data.drop_corrupt import (
     LeftOut,
@@ -50,16 +58,18 @@ from keymix.data.specs import Options, look_up, parse
 from keymix.data.splits import Part, is_large, make_splits, sample
 from keymix.data.streams import IntArray
 from keymix.data.targets import Targets
-from keymix.errors import UserError
+from keymix.errors import KeymixWarning, UserError
 from keymix.task import Task, get_task
 
 
 def header_size(table: Table, i: int) -> Size:
-    """Open image ``i``, check what its header says, and give height and width."""
+    """Open image ``i``, check what its header says, and give height and width when upright."""
     if table.in_memory is not None:
         return (table.in_memory.shape[2], table.in_memory.shape[3])
     with reading(table.name(i), REMEDY), table.open(i) as image:
-        size = (image.height, image.width)
+        size = upright_size(image)
+        if table.targets.kind.placed:
+            refuse_turned(image, table.name(i))
         image.verify()
     return size
 
@@ -99,9 +109,9 @@ def decode_all(
     def decode(rows: range) -> bool:
         for i in rows:
             with reading(table.name(i), REMEDY), table.open(i) as image:
-                if only_this_size and (image.height, image.width) != size:
+                if only_this_size and upright_size(image) != size:
                     return False
-                pixels[i] = evaluation_array(image, size, in_chans, crop_pct)
+                pixels[i] = evaluation_array(image, size, in_chans, crop_pct, table.white_level)
         return True
 
     return pixels if all(in_chunks(len(table), decode)) else None
@@ -152,6 +162,7 @@ def broken(table: Table, in_chans: int) -> dict[int, str]:
 
 CACHE_SIDE = 128  # pixels: images up to this side are kept decoded in memory …
 CACHE_BYTES = 2 << 30  # … if all splits together stay below this
+_DECODED = 200  # images of 16 bits whose largest value is looked for, where nobody asks for it
 LAZY_CROP_PCT = 0.875  # timm's evaluation crop for images read one by one
 DEFAULT_SIZE: Size = (224, 224)
 """Height and width of images that have no common size and where nobody says one."""
@@ -166,9 +177,41 @@ class Preparation:
     def __init__(self, source: Source, spec: str, options: Options, task: Task) -> None:
         self.source, self.spec, self.options, self.task = source, spec, options, task
         self._notes: list[str] = []
+        self._white: int | None = None
 
     def look(self, tables: Mapping[str, Table]) -> None:
-        """Look at all inputs before any is left out."""
+        """Look how cameras stored the training images: turned by EXIF, or of fewer than 16 bits."""
+        train, wanted = tables["train"], self.options.white_level
+        if train.in_memory is not None:
+            return
+        if wanted not in (None, "auto") and wanted not in range(1, WHITE + 1):
+            raise UserError(f"data.white_level = {wanted!r}: give auto, or 1 to {WHITE}.")
+        rows = range(len(train)) if wanted == "auto" else sample(len(train)).tolist()
+
+        def see(some: range) -> tuple[int, int]:
+            turned = largest = 0
+            for k in some:
+                with suppress(*DAMAGE), train.open(rows[k]) as image:
+                    turned += orientation(image) != 1
+                    if image.mode in SIXTEEN_BIT and (wanted == "auto" or k < _DECODED):
+                        largest = max(largest, int(np.asarray(image).max()))
+            return turned, largest
+
+        seen = in_chunks(len(rows), see)
+        turned, largest = sum(each for each, _ in seen), max(each for _, each in seen)
+        if turned:
+            self._notes.append(
+                f"{turned:,} of {len(rows):,} training images are turned upright by EXIF"
+            )
+        if wanted == "auto" and not largest:
+            raise UserError(
+                f"data.white_level = 'auto': no training image of data {self.spec} has 16 bits of "
+                "grey. Leave it out."
+            )
+        self._white = largest if wanted == "auto" else int(wanted) if wanted else None
+        if wanted is None and (text := dim(largest)):
+            self._notes.append(text)
+            warnings.warn(f"data {self.spec}: {text}", KeymixWarning, stacklevel=4)
 
     def broken(self, name: str, table: Table) -> Mapping[int, str]:
         """Say what is wrong with inputs of a split, by position in ascending order."""
@@ -180,6 +223,8 @@ class Preparation:
 
     def pairs(self, tables: dict[str, Table]) -> Pairs:
         """Make inputs and targets of each split."""
+        for table in tables.values():
+            table.white_level = self._white
         size = self.options.image_size or self.source.image_size
         if self.task.whole_images or self.source.train.targets.kind.placed:
             return self._whole(tables, size)
@@ -207,7 +252,7 @@ class Preparation:
 
     def facts(self, facts: DataFacts) -> DataFacts:
         """Add what only data of this kind have."""
-        return facts
+        return replace(facts, white_level=self._white)
 
     def _whole(self, tables: Mapping[str, Table], size: Size | None) -> Pairs:
         """Make images of which all is seen, with targets that follow them."""
@@ -320,7 +365,7 @@ def load(
     stack: int | None = None,
     split_by: str | None = None,
     test_fraction: float | None = None,
-    cell_mib: int | None = None,
+    white_level: int | str | None = None,
 ) -> ImageData:
     """Load a data set.
 
@@ -353,7 +398,8 @@ def load(
         split_by: ``case`` keeps all images of a case in one split (None), ``slice`` does not.
         test_fraction: Share of a set with masks and without a test split that becomes test; None
             for 0.04.
-        cell_mib: Most MiB that an encoded image of a parquet file may take; None for 64.
+        white_level: The 16-bit grey value that becomes white; ``auto`` for the largest of the
+            training images, None for 65,535. Of image files with a class each.
 
     Raises:
         UserError: If the spec, a value or the data is bad; a damaged image is named.
@@ -373,7 +419,7 @@ def load(
         stack=stack,
         split_by=split_by,
         test_fraction=test_fraction,
-        cell_mib=cell_mib,
+        white_level=white_level,
     )
     entry, argument = parse(spec)
     if not 0.0 < val_fraction < 1.0:

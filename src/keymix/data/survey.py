@@ -15,7 +15,15 @@ from typing import TypeAlias
 import numpy as np
 from PIL import Image
 
-from keymix.data.decode import DAMAGE, SIXTEEN_BIT, TRANSPARENT, convert, reason
+from keymix.data.decode import (
+    DAMAGE,
+    SIXTEEN_BIT,
+    TRANSPARENT,
+    convert,
+    orientation,
+    reason,
+    upright_size,
+)
 from keymix.data.files import ranges, threads
 from keymix.data.sources.base import Faults, Source, Table
 from keymix.data.specs import Options
@@ -26,7 +34,7 @@ Progress: TypeAlias = Callable[[int], None]
 # What loading does with images that are not plain 8-bit colour; the bit is the place in this table.
 TRAITS = {
     "animated": "the first frame is used",
-    "turned": "the camera's orientation (EXIF) is not applied",
+    "turned": "they are shown upright, as the camera's orientation (EXIF) says",
     "16-bit": "scaled to 8 bits",
     "grey": "repeated to three channels where the model takes colour",
     "CMYK": "converted to RGB",
@@ -36,7 +44,6 @@ TRAITS = {
 _BIT = {trait: 1 << place for place, trait in enumerate(TRAITS)}
 HASH = 16  # bytes
 _CHUNK = 32  # images per task
-_ORIENTATION = 0x0112  # EXIF's tag
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,7 @@ class Survey:
         self.hashes = np.zeros(count, dtype=f"V{HASH}")  # of decoded inputs and their size
         self.sizes = np.zeros((count, 2), dtype=np.int64)  # width and height, pixels
         self.traits = np.zeros(count, dtype=np.int64)  # sets of `TRAITS` as bits
+        self.brightest = np.zeros(count, dtype=np.int64)  # largest 16-bit value; 0 of others
         self.blank = np.zeros(count, dtype=np.bool_)  # whether all pixels are the same
         self.targets = np.zeros(count, dtype=f"V{HASH}") if targets else None
         self.broken: dict[int, str] = {}
@@ -109,8 +117,10 @@ def survey(table: Table, in_chans: int, progress: Progress) -> Survey:
                     row = start + i
                     try:
                         with part.open(i) as image:
-                            seen.sizes[row] = image.size
+                            seen.sizes[row] = upright_size(image)[::-1]
                             seen.traits[row] = _traits(image)
+                            if image.mode in SIXTEEN_BIT:
+                                seen.brightest[row] = np.asarray(image).max()
                             decoded = convert(image, in_chans)
                             head = f"{decoded.mode} {decoded.size}"
                             seen.hashes[row] = hash_of(decoded.tobytes(), head)
@@ -132,8 +142,7 @@ def _traits(image: Image.Image) -> int:
     holds = {
         # a camera's MPO holds previews next to the photo
         "animated": image.format != "MPO" and _yes(lambda: getattr(image, "is_animated", False)),
-        "turned": image.format in ("JPEG", "MPO", "TIFF", "WEBP")
-        and _yes(lambda: image.getexif().get(_ORIENTATION, 1) not in (0, 1)),
+        "turned": orientation(image) != 1,
         "16-bit": deep,
         "grey": mode in ("1", "L", "LA", *SIXTEEN_BIT),
         "CMYK": mode == "CMYK",
