@@ -127,7 +127,7 @@ def _find_columns(file: Path) -> _Columns:
             each.name for each in schema if kind == "Image" and _is_image(each.type)
         ]
         named = (name for names in (typed, schema.names) for name in usual if name in names)
-        return next((*named, *typed), None)
+        return next(iter((*named, *typed)), None)
 
     image, label = pick("Image", _IMAGE_NAMES), pick("ClassLabel", _LABEL_NAMES)
     if image is None or label is None:
