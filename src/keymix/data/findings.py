@@ -129,7 +129,9 @@ FAULTS: Mapping[str, tuple[str, str]] = {
     "labels without recording": ("labels without recording", "restore the recordings"),
     "recording without labels": ("recordings without labels", "restore the labels"),
     "recordings listed twice": ("recordings listed twice", "remove them from one list"),
-    "unreadable file": ("unreadable files", "replace them; download again"),
+    "bad row": ("bad rows", "correct or remove them"),
+    "missing": ("missing files", "restore them, or remove their rows"),
+    "unreadable": ("unreadable files", "replace them; download again"),
 }
 
 
@@ -268,7 +270,7 @@ class ClassFindings(TargetFindings):
     def check(self, report: Report, images: Images, source: Source, known: Collection[str]) -> None:
         """Count the inputs of each class, and find imbalance."""
         del source
-        if "unreadable file" in known:  # its rows are of unknown classes
+        if "unreadable" in known:  # its rows are of unknown classes
             return
         reported = "empty class" in known or "unknown class" in known
         add_classes(report, images, empty_reported=reported)
