@@ -122,11 +122,7 @@ def orientation(image: Image.Image) -> int:
 
 
 def refuse_turned(image: Image.Image, name: str) -> None:
-    """Refuse an opened image that EXIF turns: its mask or boxes would not turn along.
-
-    Raises:
-        ValueError: One of `DAMAGE`, naming EXIF and the command that turns the pixels themselves.
-    """
+    """Refuse, with one of `DAMAGE`, an opened image that EXIF turns: its targets would not turn."""
     if orientation(image) != 1:
         raise ValueError(
             f"EXIF turns it (orientation {orientation(image)}), but not its mask or boxes; if they "

@@ -28,23 +28,13 @@ _THREADS = 4
 _CHUNK = 256  # inputs a task: threads pay for larger files, and cost little for small ones
 _LONGEST = 1 << 26  # characters of a cell: run lengths of large images pass Python's 131,072
 _SHOWN = 60  # characters of a row in a message
-_KINDS = {
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFDIR: "a folder",
-}
 
 
 def regular(path: str | Path) -> Path:
     """Check that a path leads to a regular file, before anything opens it."""
     path = Path(path)
-    kind = stat.S_IFMT(path.stat().st_mode)
-    if kind != stat.S_IFREG:
-        raise OSError(
-            errno.EINVAL, f"{_KINDS.get(kind, 'something else')}, not a regular file", str(path)
-        )
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     return path
 
 

@@ -67,7 +67,12 @@ def open_source(argument: str, faults: Faults) -> Source:
             )
     if "train" not in tables:
         raise UserError(f"data csv:{argument}: no row is of train. Add some.")
-    return Source(classes=names, **tables)
+    return Source(
+        classes=names,
+        train=tables["train"],
+        val=tables.get("val"),
+        test=tables.get("test"),
+    )
 
 
 def _tables(path: Path) -> dict[Path, str]:

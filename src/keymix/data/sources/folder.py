@@ -49,7 +49,13 @@ def open_source(argument: str, faults: Faults) -> Source:
     }
     if faults.hidden:
         left = (*left, f"{faults.hidden} images in hidden folders are left out")
-    return Source(classes=tuple(classes), train=train, **tables, notes=(*notes, *left))
+    return Source(
+        classes=tuple(classes),
+        train=train,
+        val=tables.get("val"),
+        test=tables.get("test"),
+        notes=(*notes, *left),
+    )
 
 
 def split_folders(root: Path) -> tuple[dict[str, Path], tuple[str, ...]]:

@@ -80,7 +80,13 @@ def open_files(
         faults.report("one class", files["train"][0], text)
     if len(absent):
         notes = [*notes, f"classes without training images: {some([classes[i] for i in absent])}"]
-    return Source(classes=classes, **tables, notes=tuple(notes))
+    return Source(
+        classes=classes,
+        train=tables["train"],
+        val=tables.get("val"),
+        test=tables.get("test"),
+        notes=tuple(notes),
+    )
 
 
 def _files(path: Path) -> tuple[dict[str, list[Path]], list[str]]:
