@@ -163,7 +163,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         "a label out of range",
         "parquet:birds.parquet",
-        "birds.parquet row 5: 'label' is 7, no class of the training data. "
+        "birds.parquet row 5: the label is 7, no class of the training data. "
         "Correct or remove the row.",
         lambda: birds(labels=[0, 1, 0, 1, 0, 7, *[0, 1] * 7]),
     ),
@@ -185,7 +185,7 @@ ROWS: tuple[Row, ...] = (
         "no network, a set of the Hub that is not in its cache",
         "hf:uoft-cs/cifar10",
         "data hf:uoft-cs/cifar10: the Hub cannot be reached ([Errno -2] Name or service not "
-        "known), and its cache huggingface/hub does not have it. Run the command where there is "
+        "known), and its cache huggingface/hub lacks it. Run the command where there is "
         "a network, or use parquet:PATH.",
     ),
     *MASK_ROWS,

@@ -264,8 +264,8 @@ def test_parquet_rows_are_checked_row_group_by_row_group(make_parquet) -> None:
         "classes without training images": ("warning", 1),
     }
     file = folder / "train-00000-of-00001.parquet"
-    assert f"{file} row 5: 'label' is 7" in where(report, "bad labels")
-    assert f"{file} row 11: 'label' is missing" in where(report, "bad labels")
+    assert f"{file} row 5: the label is 7" in where(report, "bad labels")
+    assert f"{file} row 11: the label is missing" in where(report, "bad labels")
     assert where(report, "broken images") == (
         f"{file} row 3: not an image | {file} row 8: the image is empty"
     )

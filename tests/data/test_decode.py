@@ -157,7 +157,7 @@ def test_other_kinds_of_images_are_never_decoded(
         raise AssertionError("Ghostscript was called")
 
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", ghostscript)
-    with pytest.raises(UserError, match=r"cannot read image .*e\.png: (of the kind|not an image)"):
+    with pytest.raises(UserError, match=r"cannot read image .*e\.png: not an image"):
         read_image(path, 4)
     with pytest.raises((OSError, ValueError)):
         open_image(content)

@@ -102,7 +102,7 @@ def arrow(folder: Path, count: int, first: int = 0) -> None:
         made = pa.table(columns).replace_schema_metadata({"huggingface": info})
         path = str(folder / f"data-{k:05d}-of-00002.arrow")
         with pa.OSFile(path, "wb") as sink, pa.ipc.new_stream(sink, made.schema) as stream:
-            stream.write_table(made, max_chunksize=3)
+            stream.write_table(made, max_chunksize=70)
 
 
 def saved_splits(root: Path) -> None:
@@ -153,7 +153,7 @@ READ: dict[str, tuple[Make, str, list[int], str]] = {
     ),
     "numbers with classes.txt": (numbered, "csv", [12, 1, 3], ""),
     "a table in each split": (hub_folder, "csv", [14, 2, 4], "test = the source's validation"),
-    "save_to_disk": (lambda root: arrow(root, 20), "parquet", [14, 2, 4], ""),
+    "save_to_disk": (lambda root: arrow(root, 160), "parquet", [115, 13, 32], ""),
     "save_to_disk of splits": (saved_splits, "parquet", [14, 2, 4], ""),
 }
 

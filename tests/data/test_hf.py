@@ -157,7 +157,7 @@ def test_files_of_no_split_are_train(make_parquet, cache: Path) -> None:
 @pytest.mark.parametrize(
     ("made", "words"),
     [
-        (None, ("Name or service not known", "does not have it")),
+        (None, ("Name or service not known", "lacks it")),
         ("data/train-00000-of-00002.parquet", ("lacks data/train-00001-of-00002.parquet",)),
         ("data/test-00000-of-00001.parquet", ("train split, only of test",)),
     ],

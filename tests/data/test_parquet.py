@@ -119,13 +119,13 @@ def errs(folder: Path, message: str, **options: object) -> None:
 @pytest.mark.parametrize(
     ("labels", "words"),
     [
-        ([0, 1, 2, 0], "row 2: 'label' is 2"),
-        ([0, 1, None, 0], "row 2: 'label' is missing"),
-        ([0.0, 1.0], "'label' are double"),
+        ([0, 1, 2, 0], "row 2: the label is 2"),
+        ([0, 1, None, 0], "row 2: the label is missing"),
+        ([0.0, 1.0], "'label' are such as"),
         ([None, None], "no row of train has a label"),
         ([-1, -1], "no row of train has a label"),
-        ([[0], [1]], "'label' are list"),
-        (pa.array([0.5, 1.5]).dictionary_encode(), "'label' are double"),
+        ([[0], [1]], "'label' are such as '[0]'"),
+        (pa.array([0.5, 1.5]).dictionary_encode(), "'label' are such as"),
         ([1] * 8, "one class only"),
         (pa.array([], pa.int64()), "no row of train has a label"),
         (None, "has no labels (columns: image"),

@@ -28,7 +28,6 @@ Size: TypeAlias = tuple[int, int]  # height, width
 Box: TypeAlias = tuple[float, float, float, float]  # left, top, right, bottom
 
 _ORIENTATION = 0x0112  # EXIF's tag
-_HEAD = 16  # bytes by which Pillow recognises a kind of image
 TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
 WHITE = 65535
 """The 16-bit grey value that becomes white where nobody says another."""
@@ -62,32 +61,15 @@ def open_image(source: str | Path | bytes, name: str | None = None) -> Image.Ima
     """Open an image without decoding it: the one way from a file of data to Pillow."""
     path = None if isinstance(source, bytes) else regular(source)
     content = source if isinstance(source, bytes) else b""
-    try:
-        image = Image.open(path or io.BytesIO(content), formats=FORMATS)
-    except UnidentifiedImageError as error:
-        if path is not None:
-            with path.open("rb") as stream:
-                content = stream.read(_HEAD)
-        raise _unidentified(content[:_HEAD]) or error from None
+    if not (path.stat().st_size if path else content):
+        raise ValueError("the file is empty")
+    image = Image.open(path or io.BytesIO(content), formats=FORMATS)
     pixels = image.width * image.height
     if Image.MAX_IMAGE_PIXELS is not None and pixels > Image.MAX_IMAGE_PIXELS:
         message = f"{name or path or 'an image'} has {image.width}x{image.height} pixels"
         message += f": decoding it takes about {3 * pixels >> 20:,} MiB"
         warnings.warn(message, KeymixWarning, stacklevel=2)
     return image
-
-
-def _unidentified(head: bytes) -> ValueError | None:
-    """Say of a file's first bytes that they are none, or those of another kind of image."""
-    if not head:
-        return ValueError("the file is empty")
-    if len(head) < _HEAD:
-        return None
-    Image.init()
-    for kind, (_, accepts) in Image.OPEN.items():
-        if kind not in FORMATS and accepts is not None and accepts(head):
-            return ValueError(f"of the kind {kind}; {', '.join(FORMATS)} are read")
-    return None
 
 
 def reason(error: Exception) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -74,23 +74,14 @@ def header_size(table: Table, i: int) -> Size:
     return size
 
 
-def header_sizes(tables: Sequence[Table]) -> set[Size]:
-    """Check the headers of images and give the sizes that occur.
+def header_sizes(table: Table, *, sampled: bool = False) -> list[Size]:
+    """Check the headers of images, of a fixed sample of 2,000 if wanted, and give their sizes."""
+    rows = sample(len(table)).tolist() if sampled else range(len(table))
 
-    Of a table with more than 100,000 images a fixed sample of 2,000 is checked.
-    """
-    sizes: set[Size] = set()
-    for table in tables:
-        rows = sample(len(table)).tolist() if is_large(len(table)) else range(len(table))
+    def check(some: range) -> list[Size]:
+        return [header_size(table, rows[k]) for k in some]
 
-        def check(some: range, table: Table = table, rows: Sequence[int] = rows) -> set[Size]:
-            return {header_size(table, rows[k]) for k in some}
-
-        if table.in_memory is not None:
-            sizes.add(header_size(table, 0))
-            continue
-        sizes.update(*in_chunks(len(rows), check))
-    return sizes
+    return [size for part in in_chunks(len(rows), check) for size in part]
 
 
 def decode_all(
@@ -243,7 +234,7 @@ class Preparation:
 
     def sizes(self, table: Table) -> list[Size]:
         """Return height and width of every image of a split, by its header."""
-        return _sizes(table)
+        return header_sizes(table)
 
     def notes(self, parts: Mapping[str, Part]) -> list[str]:
         """Say what was done, a sentence each."""
@@ -298,15 +289,6 @@ class Preparation:
         return WholeImages(table, size, channels, own_sizes=own, listed=listed)
 
 
-def _sizes(table: Table) -> list[Size]:
-    """Read the size of every image off its header."""
-
-    def look(rows: range) -> list[Size]:
-        return [header_size(table, i) for i in rows]
-
-    return [size for part in in_chunks(len(table), look) for size in part]
-
-
 def _pixels(
     tables: Mapping[str, Table], in_chans: int, wanted: Size | None, crop_pct: float
 ) -> tuple[Size, dict[str, NDArray[np.uint8] | None]]:
@@ -316,10 +298,15 @@ def _pixels(
     def small(size: Size) -> bool:
         return max(size) <= CACHE_SIDE and count * in_chans * size[0] * size[1] < CACHE_BYTES
 
+    def sizes() -> set[Size]:
+        return {
+            size
+            for table in tables.values()
+            for size in header_sizes(table, sampled=is_large(len(table)))
+        }
+
     size = wanted
-    if (
-        size is None
-    ):  # the common size; where all are small, decoding finds out whether there is one
+    if size is None:  # the common one; where all are small, decoding finds out if there is one
         size = header_size(tables["train"], 0)
         if small(size):
             pixels = {
@@ -328,10 +315,10 @@ def _pixels(
             }
             if all(kept is not None for kept in pixels.values()):
                 return size, pixels
-        sizes = header_sizes(list(tables.values()))
-        size = sizes.pop() if len(sizes) == 1 else DEFAULT_SIZE
+        found = sizes()
+        size = found.pop() if len(found) == 1 else DEFAULT_SIZE
     elif not small(size):
-        header_sizes(list(tables.values()))
+        sizes()
     if not small(size):
         return size, dict.fromkeys(tables)
     return size, {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, cast
 
@@ -62,17 +63,26 @@ def open_source(argument: str, faults: Faults) -> Source:
     if not owner or not name or argument.endswith("/"):
         raise UserError(f"data {spec}: write hf:OWNER/NAME or hf:OWNER/NAME/CONFIG.")
     address = f"{constants.ENDPOINT}/datasets/{owner}/{name}"
+    repo = f"{owner}/{name}"
     try:
-        folder, found = _fetched(f"{owner}/{name}", config, spec)
+        folder, found = _snapshot(repo, config, spec)
     except RepositoryNotFoundError as error:  # or one that asks for its terms to be accepted
         raise UserError(
             f"data {spec}: {address} does not exist, is private, or asks for its terms to be "
             "accepted. Open that page, and log in with `hf auth login`."
         ) from error
     except HFValidationError as error:
-        raise UserError(f"data {spec}: '{owner}/{name}' is no name of the Hub.") from error
+        raise UserError(f"data {spec}: {repo!r} is no name of the Hub.") from error
     except _NETWORK as error:
-        folder, found = _cached(f"{owner}/{name}", config, spec, error)
+        folder, found = _snapshot(repo, config, spec, offline=True)
+        lacks = some(_missing_shards(found)) if found else "it"
+        if lacks:
+            why = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+            raise UserError(
+                f"data {spec}: the Hub cannot be reached ({why}), and its cache "
+                f"{constants.HF_HUB_CACHE} lacks {lacks}. Run the command where there is a "
+                "network, or use parquet:PATH."
+            ) from error
     files: dict[str, list[Path]] = {}
     for each in sorted(found):
         files.setdefault(each.split, []).append(folder / each.path)
@@ -89,54 +99,33 @@ def open_source(argument: str, faults: Faults) -> Source:
     return parquet.open_files(files, notes, spec, faults)
 
 
-def _fetched(repo: str, config: str, spec: str) -> tuple[Path, list[_Found]]:
-    """Fetch what is missing. Returns the snapshot's folder, named by its commit, and its files."""
+def _snapshot(
+    repo: str, config: str, spec: str, *, offline: bool = False
+) -> tuple[Path, list[_Found]]:
+    """Fetch what is missing, or take what the Hub's cache has.
+
+    Returns the snapshot's folder, named by its commit, and its files.
+    """
+    fetch = partial(snapshot_download, repo, repo_type="dataset", local_files_only=offline)
+    absent = EntryNotFoundError if offline else RevisionNotFoundError
     for revision in _REVISIONS:
         try:
-            info = HfApi().dataset_info(repo, revision=revision)
-        except RevisionNotFoundError:
+            if offline:  # no pattern: only the folder is wanted, whatever files are missing there
+                folder = fetch(revision=revision, allow_patterns=[])
+                there = [file for file in Path(folder).rglob("*.parquet") if file.exists()]
+                paths = [file.relative_to(folder).as_posix() for file in there]
+            else:
+                info = HfApi().dataset_info(repo, revision=revision)
+                paths = [file.rfilename for file in info.siblings or ()]
+        except absent:
             continue
-        if found := _sorted_by_path(file.rfilename for file in info.siblings or ()):
+        if found := _sorted_by_path(paths):
             found = _chosen(found, config, spec)
-            folder = snapshot_download(
-                repo,
-                repo_type="dataset",
-                revision=revision,
-                allow_patterns=[each.path for each in found],
-            )
+            if not offline:
+                wanted = [each.path for each in found]
+                folder = fetch(revision=revision, allow_patterns=wanted)
             return Path(folder), found
     return Path(), []
-
-
-def _cached(repo: str, config: str, spec: str, trouble: Exception) -> tuple[Path, list[_Found]]:
-    """Find the newest whole snapshot that the Hub's cache has of the data set."""
-    why = (str(trouble).strip() or type(trouble).__name__).splitlines()[0].rstrip(".")
-    lacks = "does not have it"
-    for revision in _REVISIONS:
-        try:
-            # no pattern: only the snapshot's folder is wanted, whatever files are missing there
-            folder = Path(
-                snapshot_download(
-                    repo,
-                    repo_type="dataset",
-                    revision=revision,
-                    allow_patterns=[],
-                    local_files_only=True,
-                )
-            )
-        except EntryNotFoundError:
-            continue
-        there = (file for file in folder.rglob("*.parquet") if file.exists())
-        if found := _sorted_by_path(file.relative_to(folder).as_posix() for file in there):
-            found = _chosen(found, config, spec)
-            missing = _missing_shards(found)
-            if not missing:
-                return folder, found
-            lacks = f"lacks {some(missing)}"
-    raise UserError(
-        f"data {spec}: the Hub cannot be reached ({why}), and its cache {constants.HF_HUB_CACHE} "
-        f"{lacks}. Run the command where there is a network, or use parquet:PATH."
-    )
 
 
 def _sorted_by_path(paths: Iterable[str]) -> list[_Found]:

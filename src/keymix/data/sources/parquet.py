@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -68,20 +67,17 @@ def open_files(
             f"data {spec}: no row of train has a label: all are missing or -1 in column "
             f"{columns.label!r} of {files['train'][0]}. Write the classes there."
         )
-    classes, number = _classes(raw["train"], columns, faults)
+    names, number = _classes(raw["train"], columns)
     tables = {
-        split: _Rows(labels.files, columns.image, number(labels), labels.starts)
+        split: _Rows(labels.files, columns.image, labels.numbers(number, faults), labels.starts)
         for split, labels in raw.items()
         if labels.values
     }
-    absent = np.setdiff1d(np.arange(len(classes)), tables["train"].labels)
-    if len(classes) - len(absent) < 2:
+    if len(set(tables["train"].labels.tolist()) - {-1}) < 2:
         text = f"data {spec} has one class only; at least 2 are needed."
         faults.report("one class", files["train"][0], text)
-    if len(absent):
-        notes = [*notes, f"classes without training images: {some([classes[i] for i in absent])}"]
     return Source(
-        classes=classes,
+        classes=names,
         train=tables["train"],
         val=tables.get("val"),
         test=tables.get("test"),
@@ -159,7 +155,7 @@ def _is_image(kind: Any) -> bool:
 
 def _check_images(file: Path, column: str) -> None:
     """Refuse a column whose first cells hold text that is no image's path."""
-    _, cells = next(_read_images(file, column), (0, pa.nulls(0, pa.string())))
+    _, cells = next(_parts(file, column), (0, pa.nulls(0, pa.string())))
     data, paths = (half.drop_null().to_pylist() for half in _halves(file, column, cells))
     if any(_BASE64.match(str(each[:16], "latin-1")) for each in data) or any(
         map(_BASE64.match, paths)
@@ -173,8 +169,7 @@ def _check_images(file: Path, column: str) -> None:
     raise UserError(f"{file}: column {column!r} holds {holds}. {remedy}.")
 
 
-@dataclass(frozen=True)
-class _Labels:
+class _Labels(NamedTuple):
     """The label column of a split's files as it stands there, and where each file starts."""
 
     files: list[Path]
@@ -198,58 +193,38 @@ class _Labels:
     def hidden(self) -> bool:
         return all(value is None or value == -1 for value in self.values)
 
+    def numbers(self, number: Mapping[Any, int], faults: Faults) -> IntArray:
+        """Number the classes; a label that is none is a fault, and -1 if faults are collected."""
+        for row, value in enumerate(self.values):
+            if value not in number:
+                where = _where(self.files, self.starts, row)
+                why = "missing" if value is None else f"{value!r}, no class of the training data"
+                text = f"{where}: the label is {why}. Correct or remove the row."
+                faults.report("bad label", where, text)
+        return np.array([number.get(value, -1) for value in self.values], dtype=np.int64)
+
 
 def _label_column(file: Path, columns: _Columns) -> list[Any]:
-    schema = _schema(file)
     for name in (columns.image, columns.label):
-        if name not in schema.names:
+        if name not in _schema(file).names:
             raise UserError(f"{file} has no column {name!r}, which other files have.")
-    kind = schema.field(columns.label).type
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    types = pa.types
-    text = (types.is_string, types.is_large_string, types.is_string_view)
-    if not any(fit(kind) for fit in (*text, types.is_integer, types.is_boolean, types.is_null)):
+    parts = _parts(file, columns.label, at_once=1 << 14)
+    values = [value for _, part in parts for value in part.to_pylist()]
+    bad = next((value for value in values if not isinstance(value, int | str | None)), None)
+    if bad is not None:
         raise UserError(
-            f"{file}: the labels in column {columns.label!r} are {str(kind)[:_SHOWN]}; a class is "
-            "a whole number or text. Write them so."
+            f"{file}: labels in column {columns.label!r} are such as {str(bad)[:_SHOWN]!r}; a "
+            "class is a whole number or text. Write them so."
         )
-    with _readable(file):
-        if file.suffix == ".arrow":
-            with pa.memory_map(str(file)) as stream:
-                table = pa.ipc.open_stream(stream).read_all()
-        else:
-            table = pq.ParquetFile(file).read([columns.label])
-        return list(table.column(columns.label).to_pylist())
+    return values
 
 
-def _classes(
-    train: _Labels, columns: _Columns, faults: Faults
-) -> tuple[tuple[str, ...], Callable[[_Labels], IntArray]]:
-    """Make the names of the classes, and the function from labels as written to class numbers.
-
-    A bad label is a fault; where faults are collected, its number is -1.
-    """
-    names = columns.classes
-    if names is not None:
-        to_number: dict[Any, int] = {i: i for i in range(len(names))}
-        to_number.update({name: i for i, name in enumerate(names)})
-    else:
-        distinct = {value for value in train.values if value is not None and value != -1}
-        to_number = {value: i for i, value in enumerate(sorted(distinct))}
-        names = tuple(map(str, to_number))
-
-    def number(labels: _Labels) -> IntArray:
-        out = np.empty(len(labels.values), dtype=np.int64)
-        for row, value in enumerate(labels.values):
-            out[row] = to_number.get(value, -1)
-            if out[row] < 0:
-                where = _where(labels.files, labels.starts, row)
-                why = "missing" if value is None else f"{value!r}, no class of the training data"
-                text = f"{where}: {columns.label!r} is {why}. Correct or remove the row."
-                faults.report("bad label", where, text)
-        return out
-
-    return names, number
+def _classes(train: _Labels, columns: _Columns) -> tuple[tuple[str, ...], Mapping[Any, int]]:
+    """Make the names of the classes, and number the labels as they are written."""
+    if names := columns.classes:
+        return names, {key: i for i, name in enumerate(names) for key in (i, name)}
+    labels = sorted({value for value in train.values if value is not None and value != -1})
+    return tuple(map(str, labels)), {label: i for i, label in enumerate(labels)}
 
 
 def _where(files: Sequence[Path], starts: IntArray, row: int) -> str:
@@ -324,7 +299,7 @@ class _Rows(Table):
             at, end = np.searchsorted(self._rows, [start, stop]).tolist()
             wanted = self._rows[at:end] - start
             try:
-                for first, column in _read_images(file, self._column, wanted):
+                for first, column in _parts(file, self._column, wanted):
                     inside = _between(wanted, first, first + len(column)) - first
                     if len(inside):
                         cells = _halves(file, self._column, column.take(pa.array(inside)))
@@ -351,16 +326,20 @@ def _readable(file: Path) -> Iterator[None]:
         raise UserError(reason) from error
 
 
+def _opened(file: Path) -> Any:
+    if file.suffix == ".arrow":
+        return pa.ipc.open_stream(pa.memory_map(str(regular(file))))
+    return pq.ParquetFile(regular(file))
+
+
 def _schema(file: Path) -> Any:
     with _readable(file):
-        if file.suffix == ".arrow":
-            with pa.memory_map(str(regular(file))) as stream:
-                return pa.ipc.open_stream(stream).schema
-        return pq.read_schema(regular(file))
+        opened = _opened(file)
+        return opened.schema if file.suffix == ".arrow" else opened.schema_arrow
 
 
-def _read_images(
-    file: Path, column: str, wanted: IntArray | None = None
+def _parts(
+    file: Path, column: str, wanted: IntArray | None = None, *, at_once: int = _ROWS
 ) -> Iterator[tuple[int, Any]]:
     """Read a column, a few rows at a time, in row groups with wanted rows (None for all).
 
@@ -368,18 +347,17 @@ def _read_images(
     """
     start = 0
     with _readable(file):
+        opened = _opened(file)
         if file.suffix == ".arrow":
-            with pa.memory_map(str(file)) as stream:
-                for batch in pa.ipc.open_stream(stream):
-                    for at in range(0, len(batch), _ROWS):
-                        yield start + at, batch.column(column).slice(at, _ROWS)
-                    start += len(batch)
+            for batch in opened:
+                for at in range(0, len(batch), at_once):
+                    yield start + at, batch.column(column).slice(at, at_once)
+                start += len(batch)
             return
-        parquet = pq.ParquetFile(file)
-        for group in range(parquet.num_row_groups):
-            end = start + parquet.metadata.row_group(group).num_rows
+        for group in range(opened.num_row_groups):
+            end = start + opened.metadata.row_group(group).num_rows
             if wanted is None or len(_between(wanted, start, end)):
-                for batch in parquet.iter_batches(_ROWS, row_groups=[group], columns=[column]):
+                for batch in opened.iter_batches(at_once, row_groups=[group], columns=[column]):
                     yield start, batch.column(0)
                     start += len(batch)
             start = end
