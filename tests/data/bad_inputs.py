@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -53,25 +52,17 @@ def half(content: bytes) -> bytes:
     return content[: len(content) // 2]
 
 
-def birds(
-    labels: Sequence[Any] | None = (0, 1) * 10,
-) -> Path:
-    """``birds.parquet`` with 20 images and the classes finch and wren."""
-    columns = {"image": pa.array([{"bytes": encoded(i), "path": None} for i in range(20)])}
-    if labels is not None:
-        columns["label"] = pa.array(labels)
+def birds() -> None:
+    """``birds.parquet`` with 8 images, the classes finch and wren, and a label of neither."""
+    columns = {
+        "image": pa.array([{"bytes": encoded(i)} for i in range(8)]),
+        "label": [0, 1, 7, *[0] * 5],
+    }
     features = {"label": {"names": ["finch", "wren"], "_type": "ClassLabel"}}
-    table = pa.table(columns)
-    if labels is not None:
-        info = json.dumps({"info": {"features": features}})
-        table = table.replace_schema_metadata({"huggingface": info})
-    pq.write_table(table, "birds.parquet")
-    return Path("birds.parquet")
-
-
-def cut_parquet() -> None:
-    file = birds()
-    file.write_bytes(half(file.read_bytes()))
+    info = json.dumps({"info": {"features": features}})
+    pq.write_table(
+        pa.table(columns).replace_schema_metadata({"huggingface": info}), "birds.parquet"
+    )
 
 
 def one_class_broken() -> None:
@@ -93,34 +84,10 @@ ROWS: tuple[Row, ...] = (
         photos,
     ),
     Row(
-        "a path that is not there",
-        "folder:photo",
-        "data folder:photo: there is no 'photo'. Check the path.",
-    ),
-    Row(
         "an empty class",
         "folder:photos",
         "photos/emu: class 'emu' has no images. Add some, or remove the folder.",
         lambda: photos(cat=12, dog=12, emu=0),
-    ),
-    Row(
-        "a test class that train lacks",
-        "folder:photos",
-        "photos/test/emu: class 'emu' is not in train. Add it there, or remove the folder.",
-        lambda: photos(train_cat=9, train_dog=9, test_cat=2, test_emu=2),
-    ),
-    Row(
-        "a limit below two images per class",
-        "digits",
-        "limit=12 is below two images per class. Give at least 20.",
-        words=("--limit", "12"),
-    ),
-    Row(
-        "a truncated JPEG, small images",
-        "folder:photos",
-        "cannot read image photos/cat/003.jpg: image file is truncated (90 bytes not processed). "
-        + WAY_OUT,
-        lambda: spoilt("cat/003.jpg", cut),
     ),
     Row(
         "a truncated JPEG, large images, read during validation",
@@ -140,12 +107,6 @@ ROWS: tuple[Row, ...] = (
         ),
     ),
     Row(
-        "a text file named .jpg",
-        "folder:photos",
-        "cannot read image photos/cat/003.jpg: not an image. " + WAY_OUT,
-        lambda: spoilt("cat/003.jpg", lambda _: b"a cat"),
-    ),
-    Row(
         "a class whose images are all broken, with `--skip-corrupt`",
         "folder:photos",
         "data folder:photos: class 'dog' has no training images left, all are broken "
@@ -154,25 +115,11 @@ ROWS: tuple[Row, ...] = (
         ("--skip-corrupt",),
     ),
     Row(
-        "parquet without labels",
-        "parquet:birds.parquet",
-        "birds.parquet has no labels (columns: image struct<bytes: binary, path: null>). "
-        "Name the column 'label'.",
-        lambda: birds(labels=None),
-    ),
-    Row(
         "a label out of range",
         "parquet:birds.parquet",
-        "birds.parquet row 5: the label is 7, no class of the training data. "
+        "birds.parquet row 2: the label is 7, no class of the training data. "
         "Correct or remove the row.",
-        lambda: birds(labels=[0, 1, 0, 1, 0, 7, *[0, 1] * 7]),
-    ),
-    Row(
-        "a truncated parquet file",
-        "parquet:birds.parquet",
-        "birds.parquet is not a readable parquet file: Parquet magic bytes not found in footer. "
-        "Either the file is corrupted or this is not a parquet file.",
-        cut_parquet,
+        birds,
     ),
     Row(
         "no network, nothing there",

@@ -110,16 +110,8 @@ def test_missing_files_and_text_are_named(tmp_path: Path) -> None:
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
 
 
-def foreign(kind: str) -> bytes:
-    """An image of a kind that no data may have; of some, the first bytes."""
-    heads = {
-        "EPS": EPS,
-        "FITS": b"SIMPLE  =                    T" + b" " * 50 + b"END",
-        "GBR": bytes.fromhex("00000020 00000002 00000001 00000001 00000004 47494d50"),
-        "WMF": bytes.fromhex("d7cdc69a") + bytes(60),
-    }
-    if kind in heads:
-        return heads[kind]
+def other(kind: str) -> bytes:
+    """An image of a kind that no data may have."""
     stream = io.BytesIO()
     picture(0, (32, 32)).save(stream, kind)
     return stream.getvalue()
@@ -142,14 +134,11 @@ def test_images_are_opened_in_one_place() -> None:
     assert found == {"data/decode.py"}
 
 
-@pytest.mark.parametrize(
-    "kind",
-    "DDS DIB EPS FITS GBR ICNS ICO JPEG2000 PCX PDF SGI SPIDER TGA WMF".split(),  # noqa: SIM905
-)
+@pytest.mark.parametrize("kind", ["EPS", "ICO", "JPEG2000", "TGA"])
 def test_other_kinds_of_images_are_never_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    content = foreign(kind)
+    content = EPS if kind == "EPS" else other(kind)
     path = tmp_path / "e.png"
     path.write_bytes(content)
 
@@ -159,7 +148,7 @@ def test_other_kinds_of_images_are_never_decoded(
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", ghostscript)
     with pytest.raises(UserError, match=r"cannot read image .*e\.png: not an image"):
         read_image(path, 4)
-    with pytest.raises((OSError, ValueError)):
+    with pytest.raises(OSError, match="cannot identify"):
         open_image(content)
 
 

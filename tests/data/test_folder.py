@@ -26,14 +26,6 @@ def test_a_flat_folder_gives_up_test_and_validation(make_folder) -> None:
             assert Path(split.ids(i)).parent.name == data.classes[split.labels[i]]
 
 
-def test_all_three_splits_are_kept(make_folder) -> None:
-    names = {
-        f"{split}/{c}": n for split, n in (("train", 9), ("val", 2), ("test", 4)) for c in "ab"
-    }
-    data = load(f"folder:{make_folder(names)}")
-    assert [len(s) for s in data.splits] == [18, 4, 8]
-
-
 def test_classes_of_one_image_stay_in_train(make_folder) -> None:
     data = load(f"folder:{make_folder({'a': 12, 'b': 12, 'rare': 1})}")
     assert data.train.labels.tolist().count(2) == 1

@@ -48,18 +48,6 @@ def kaggle(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_val_is_test_and_validation_is_split_off(plain: Path) -> None:
-    data = load(f"imagenet:{plain}")
-    assert data.classes == IDS
-    assert [len(split) for split in data.splits] == [22, 2, 6]
-    assert data.image_size == (224, 224)
-    assert data.test.origin == "val"
-    for split in data.splits:
-        for i in range(len(split)):
-            assert Path(split.ids(i)).parent.name == IDS[split.labels[i]]
-    assert "test = the source's validation split" in " ".join(data.record().notes)
-
-
 def test_kaggle_s_flat_val_is_answered_from_its_table(kaggle: Path) -> None:
     for spec in (kaggle, kaggle / "ILSVRC" / "Data" / "CLS-LOC"):
         data = load(f"imagenet:{spec}")

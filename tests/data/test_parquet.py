@@ -46,15 +46,6 @@ def test_every_image_stays_with_its_label_and_row_across_files_and_row_groups(ma
     assert seen == set(range(40))
 
 
-def test_validation_without_test_becomes_the_test_split(make_parquet) -> None:
-    make_parquet(TWENTY, file="data/train-0.parquet")
-    folder = make_parquet([0, 1], file="data/validation-0.parquet", first_seed=50)
-    data = load(f"parquet:{folder}")
-    assert len(data.test) == 2
-    assert data.test.origin == "val"
-    assert "test = the source's validation split" in " ".join(data.record().notes)
-
-
 def test_hidden_test_labels_are_no_test_split(make_parquet) -> None:
     make_parquet(TWENTY)
     folder = make_parquet([-1, -1], file="test-0.parquet")
@@ -75,11 +66,6 @@ def test_usual_names_serve_without_metadata(
     data = load(f"parquet:{folder / 'train-00000-of-00001.parquet'}")
     assert data.classes == ("5", "7")
     assert "test = 4 images split off from train" in " ".join(data.record().notes)
-
-
-def test_columns_of_any_name_are_found_by_their_type(make_parquet) -> None:
-    folder = make_parquet(TWENTY, image_column="photo", label_column="species")
-    assert load(f"parquet:{folder}").classes == ("cat", "dog")
 
 
 def test_text_labels_are_sorted_classes(make_parquet) -> None:
