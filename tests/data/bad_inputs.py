@@ -125,7 +125,7 @@ ROWS: tuple[Row, ...] = (
         "no network, nothing there",
         "cifar10:data",
         "data cifar10: it is not whole in data, and downloading it failed (<urlopen error "
-        "[Errno -2] Name or service not known>). Remove what is damaged there and put "
+        "[Errno -2] Name or service not known>). Put "
         f"{CIFAR} into data, or use hf:OWNER/NAME or parquet:PATH.",
     ),
     Row(

@@ -129,7 +129,7 @@ def test_archives_put_there_by_hand_serve_without_a_network(
         shutil.copy(file, place(name, root))
     victim = place(name, root) / files[0].name
     victim.write_bytes(victim.read_bytes()[:-40])
-    assert str(root) in refusal(f"{name}:{root}")
+    assert str(victim) in refusal(f"{name}:{root}")
     shutil.copy(files[0], victim)
     assert len(load(f"{name}:{root}").test) == archives.TEST
 

@@ -22,7 +22,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 from torchvision import datasets
 
-from keymix.data.sources.base import Arrays, Faults, Source
+from keymix.data.sources.base import Arrays, Faults, Source, some
 from keymix.data.specs import DataSpec
 from keymix.errors import UserError
 
@@ -149,10 +149,12 @@ def _made(
             return [kind(root, download=True, **split) for split in splits]
     except _TROUBLE as error:
         why = (str(error).strip() or type(error).__name__).splitlines()[-1].rstrip(".")
+        place = root / below
+        there = [str(place / file) for url in urls if (place / (file := Path(url).name)).exists()]
+        instead = f" instead of {some(there)}, where damaged" if there else ""
         raise UserError(
-            f"data {name}: it is not whole in {root}, and downloading it failed ({why}). Remove "
-            f"what is damaged there and put {', '.join(urls)} into {root / below}, or use "
-            "hf:OWNER/NAME or parquet:PATH."
+            f"data {name}: it is not whole in {root}, and downloading it failed ({why}). Put "
+            f"{', '.join(urls)} into {place}{instead}, or use hf:OWNER/NAME or parquet:PATH."
         ) from error
 
 
