@@ -154,6 +154,7 @@ def _taken(name: str, value: Any, bound: Bound | tuple[Bound, ...]) -> Any:
     for number, part in enumerate(parts):
         why = bounds[number].refuses(part)
         if why is not None:
+            why += f", or {bounds[number].word}" if bounds[number].word else ""
             which = f"its {'first' if number == 0 else 'second'} number " if several else ""
             raise UserError(f"{name} = {value!r}: {which}{why}.")
     kept = tuple(

@@ -205,8 +205,9 @@ class _Labels(NamedTuple):
 
 
 def _label_column(file: Path, columns: _Columns) -> list[Any]:
+    names = _schema(file).names
     for name in (columns.image, columns.label):
-        if name not in _schema(file).names:
+        if name not in names:
             raise UserError(f"{file} has no column {name!r}, which other files have.")
     parts = _parts(file, columns.label, at_once=1 << 14)
     values = [value for _, part in parts for value in part.to_pylist()]
