@@ -23,7 +23,7 @@ from pictures import encoded, picture
 
 CIFAR = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 WAY_OUT = (
-    "Replace or remove it, or leave such images out with --data.skip_corrupt true; "
+    "Correct it, or leave such images out with --data.skip_corrupt true; "
     "`keymix data check` names them all."
 )
 

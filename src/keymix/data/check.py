@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from keymix.data import findings
 from keymix.data.dataset import ImageData, Split
 from keymix.data.decode import DAMAGE
-from keymix.data.files import existing_path, threads
+from keymix.data.files import threads
 from keymix.data.findings import FAULTS, STOPS, WARNING, Report
 from keymix.data.kinds import RECORDING
 from keymix.data.sequences import sequences_of
@@ -127,10 +127,7 @@ def resolve(what: str) -> tuple[DataSpec, str]:
     path = Path(what).expanduser()
     if what and find_spec(what) is None and path.exists():
         what = f"{kind_of(path)}:{what}"
-    entry, argument = parse(what)
-    if entry.on_disk and not entry.says_where:
-        existing_path(entry.name, argument)
-    return entry, argument
+    return parse(what)
 
 
 def _splits(

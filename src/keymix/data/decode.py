@@ -32,10 +32,6 @@ TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
 WHITE = 65535
 """The 16-bit grey value that becomes white where nobody says another."""
 SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
-REMEDY = (
-    "Replace or remove it, or leave such images out with --data.skip_corrupt true; "
-    "`keymix data check` names them all."
-)
 # What Pillow's decoders raise on damaged files; UnidentifiedImageError is an OSError.
 DAMAGE = (
     OSError,

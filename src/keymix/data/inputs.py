@@ -20,7 +20,6 @@ from torch import Tensor
 
 from keymix.data.augment import Augment
 from keymix.data.decode import (
-    REMEDY,
     Size,
     convert,
     evaluation_array,
@@ -35,7 +34,7 @@ from keymix.data.files import in_chunks
 from keymix.data.kinds import IMAGE, InputKind
 from keymix.data.rand_augment import AutoAugment, RandAugment, plans
 from keymix.data.random_parameters import erased_boxes, flips, resized_crop, short_side
-from keymix.data.sources.base import Table
+from keymix.data.sources.base import REMEDY, Table
 from keymix.data.splits import is_large, sample
 from keymix.data.streams import IntArray
 from keymix.data.targets import Batched, Digest, Target, Targets

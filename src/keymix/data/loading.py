@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from keymix.data.dataset import ImageData, Split
 from keymix.data.decode import (
     DAMAGE,
-    REMEDY,
     SIXTEEN_BIT,
     WHITE,
     Size,
@@ -53,7 +52,7 @@ from keymix.data.inputs import (
 )
 from keymix.data.kinds import CLASS, IMAGE
 from keymix.data.record import DataFacts
-from keymix.data.sources.base import Faults, Source, Table
+from keymix.data.sources.base import REMEDY, Faults, Source, Table
 from keymix.data.specs import Options, look_up, parse
 from keymix.data.splits import Part, is_large, make_splits, sample
 from keymix.data.streams import IntArray

@@ -113,7 +113,6 @@ class DataSpec:
         open_with: Such a function itself, in place of module and function.
         downloads: Whether it comes from the network the first time.
         on_disk: Whether the argument is a path to what it is made of.
-        says_where: Whether it says itself what is wrong with a path where nothing is.
         kind: Name of its kind of input, of `keymix.data.kinds.KINDS`.
         target: Name of its kind of target, of `keymix.data.kinds.TARGETS`; empty for that of its
             task: ``class`` of classification, otherwise ``value``.
@@ -130,7 +129,6 @@ class DataSpec:
     open_with: Callable[..., Source] | None = None
     downloads: bool = False
     on_disk: bool = False
-    says_where: bool = False
     kind: str = "image"
     target: str = ""
     task: str = DEFAULT

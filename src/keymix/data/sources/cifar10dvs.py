@@ -35,7 +35,6 @@ SPECS = (
         "and tebn",
         kind="recording",
         on_disk=True,
-        says_where=True,
     ),
 )
 

@@ -33,7 +33,6 @@ SPECS = (
         "trials",
         kind="recording",
         on_disk=True,
-        says_where=True,
     ),
 )
 
