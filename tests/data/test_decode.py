@@ -77,14 +77,6 @@ def test_of_several_frames_the_first_is_read(tmp_path: Path, suffix: str) -> Non
     assert corner(path) == [255, 0, 0]
 
 
-def test_orientation_is_left_as_the_file_has_it(tmp_path: Path) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    path = saved(Image.new("RGB", (8, 4)), tmp_path / "a.jpg", exif=exif)
-    with Image.open(path) as image:
-        assert convert(image, 3).size == (8, 4)
-
-
 def test_floats_have_no_eight_bit_meaning(tmp_path: Path) -> None:
     path = saved(Image.new("F", (4, 4), 0.5), tmp_path / "depth.tif")
     with pytest.raises(UserError, match=r"depth\.tif: floating-point pixels"):
@@ -118,16 +110,8 @@ def test_missing_files_and_text_are_named(tmp_path: Path) -> None:
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
 
 
-def foreign(kind: str) -> bytes:
-    """An image of a kind that no data may have; of some, the first bytes."""
-    heads = {
-        "EPS": EPS,
-        "FITS": b"SIMPLE  =                    T" + b" " * 50 + b"END",
-        "GBR": bytes.fromhex("00000020 00000002 00000001 00000001 00000004 47494d50"),
-        "WMF": bytes.fromhex("d7cdc69a") + bytes(60),
-    }
-    if kind in heads:
-        return heads[kind]
+def other(kind: str) -> bytes:
+    """An image of a kind that no data may have."""
     stream = io.BytesIO()
     picture(0, (32, 32)).save(stream, kind)
     return stream.getvalue()
@@ -150,14 +134,11 @@ def test_images_are_opened_in_one_place() -> None:
     assert found == {"data/decode.py"}
 
 
-@pytest.mark.parametrize(
-    "kind",
-    "DDS DIB EPS FITS GBR ICNS ICO JPEG2000 PCX PDF SGI SPIDER TGA WMF".split(),  # noqa: SIM905
-)
+@pytest.mark.parametrize("kind", ["EPS", "ICO", "JPEG2000", "TGA"])
 def test_other_kinds_of_images_are_never_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    content = foreign(kind)
+    content = EPS if kind == "EPS" else other(kind)
     path = tmp_path / "e.png"
     path.write_bytes(content)
 
@@ -165,9 +146,9 @@ def test_other_kinds_of_images_are_never_decoded(
         raise AssertionError("Ghostscript was called")
 
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", ghostscript)
-    with pytest.raises(UserError, match=r"cannot read image .*e\.png: (of the kind|not an image)"):
+    with pytest.raises(UserError, match=r"cannot read image .*e\.png: not an image"):
         read_image(path, 4)
-    with pytest.raises((OSError, ValueError)):
+    with pytest.raises(OSError, match="cannot identify"):
         open_image(content)
 
 
@@ -198,17 +179,6 @@ def test_a_very_large_image_is_named_in_a_warning_of_one_line(
     assert f"{path} has 16x16 pixels" in ours
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with pytest.raises(UserError, match=r"wide\.png"):
-        read_image(path, 4)
-
-
-def test_text_that_unpacks_without_end_is_refused(tmp_path: Path) -> None:
-    from PIL.PngImagePlugin import PngInfo
-
-    info = PngInfo()
-    info.add_text("comment", "0" * (80 << 20), zip=True)
-    path = saved(picture(0), tmp_path / "zip.png", pnginfo=info)
-    assert path.stat().st_size < 1 << 20
-    with pytest.raises(UserError, match=r"zip\.png"):
         read_image(path, 4)
 
 

@@ -14,13 +14,6 @@ from keymix.data import Augment, Loader, load
 from keymix.errors import UserError
 
 
-def errs(folder: Path, message: str, **options: object) -> None:
-    with pytest.raises(UserError) as caught:
-        load(f"folder:{folder}", **options)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 def test_a_flat_folder_gives_up_test_and_validation(make_folder) -> None:
     root = make_folder({"cat": 20, "dog": 10})
     data = load(f"folder:{root}")
@@ -31,29 +24,6 @@ def test_a_flat_folder_gives_up_test_and_validation(make_folder) -> None:
     for split in data.splits:
         for i in range(len(split)):
             assert Path(split.ids(i)).parent.name == data.classes[split.labels[i]]
-
-
-@pytest.mark.parametrize("name", ["val", "validation", "valid"])
-def test_val_without_test_is_the_test_split(make_folder, name: str) -> None:
-    root = make_folder({"train/a": 10, "train/b": 10, f"{name}/a": 3, f"{name}/b": 3})
-    data = load(f"folder:{root}")
-    assert [len(s) for s in data.splits] == [18, 2, 6]
-    assert all(f"/{name}/" in data.test.ids(i) for i in range(6))
-    assert all("/train/" in data.val.ids(i) for i in range(2))
-    assert "test = the source's validation split" in " ".join(data.record().notes)
-
-
-def test_all_three_splits_are_kept(make_folder) -> None:
-    names = {
-        f"{split}/{c}": n for split, n in (("train", 9), ("val", 2), ("test", 4)) for c in "ab"
-    }
-    data = load(f"folder:{make_folder(names)}")
-    assert [len(s) for s in data.splits] == [18, 4, 8]
-
-
-def test_train_alone_gives_up_test_and_validation(make_folder) -> None:
-    data = load(f"folder:{make_folder({'train/a': 10, 'train/b': 10})}")
-    assert [len(s) for s in data.splits] == [14, 2, 4]
 
 
 def test_classes_of_one_image_stay_in_train(make_folder) -> None:
@@ -84,42 +54,6 @@ def test_other_files_and_nested_folders(make_folder) -> None:
     data = load(f"folder:{root}")
     assert sum(map(len, data.splits)) == 9
     assert "1 images outside the class folders are left out" in data.record().notes
-
-
-def test_one_class_is_refused(make_folder) -> None:
-    errs(make_folder({"only": 3}), "one class only (only)")
-
-
-def test_no_class_is_refused(tmp_path: Path) -> None:
-    errs(tmp_path, "has no folders inside")
-    errs(tmp_path / "nowhere", "there is no")
-    (tmp_path / "file").touch()
-    errs(tmp_path / "file", "is a file")
-
-
-def test_an_empty_class_is_named(make_folder) -> None:
-    root = make_folder({"a": 3, "b": 3, "hollow": 0})
-    errs(root, "class 'hollow' is empty")
-
-
-def test_a_class_that_train_lacks_is_named(make_folder) -> None:
-    root = make_folder({"train/a": 3, "train/b": 3, "test/a": 1, "test/new": 1})
-    errs(root, "class 'new' is not in train")
-
-
-def test_held_out_folders_without_train_are_no_classes(make_folder) -> None:
-    errs(make_folder({"val/a": 3, "test/a": 3}), "no folder train")
-
-
-def test_single_images_everywhere_leave_nothing_to_test(make_folder) -> None:
-    errs(make_folder({"a": 1, "b": 1}), "none is left for")
-
-
-@pytest.mark.parametrize("image_size", [None, 16, 224])
-def test_a_broken_file_is_named_at_load(make_folder, image_size: int | None) -> None:
-    root = make_folder({"a": 5, "b": 5})
-    (root / "b" / "002.png").write_bytes(b"\x89PNG broken")
-    errs(root, "002.png: not an image", image_size=image_size)
 
 
 def test_a_truncated_file_is_named_when_read_lazily(make_folder, monkeypatch) -> None:

@@ -45,13 +45,6 @@ def test_broken_images_leave_their_split_and_move_nothing_else(make_folder, side
     assert sum(len(batch.targets) for batch in loader) == len(left.train)
 
 
-def test_a_whole_set_is_the_same_with_and_without(make_folder) -> None:
-    root = make_folder({"a": 9, "b": 9})
-    plain, skipping = (load(f"folder:{root}", skip_corrupt=skip).record() for skip in (False, True))
-    assert plain == skipping
-    assert (plain.left_out, plain.left_out_count) == ((), 0)
-
-
 def test_the_fingerprint_knows_which_image_was_left_out(make_folder) -> None:
     root = make_folder({"a": 9, "b": 9})
     files = [Path(file) for file in ids(load(f"folder:{root}"))["train"][:2]]
@@ -88,15 +81,6 @@ def test_at_most_fifty_are_named(make_folder) -> None:
     assert (len(record.left_out), record.left_out_count) == (50, 60)
 
 
-def test_images_without_an_eight_bit_meaning_are_left_out(make_folder) -> None:
-    from PIL import Image
-
-    root = make_folder({"a": 9, "b": 9})
-    Image.new("F", (16, 16), 0.5).save(root / "a" / "depth.tif")
-    record = load(f"folder:{root}", skip_corrupt=True).record()
-    assert record.left_out[0].reason.startswith("floating-point pixels")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("keep", [0.3, 0.6, 0.9, 0.97])
 def test_jpeg_decoded_small_is_found_truncated_like_one_decoded_whole(
@@ -129,16 +113,6 @@ def test_an_empty_split_is_an_error(make_folder) -> None:
         file.write_bytes(b"broken")
     with pytest.raises(UserError, match=r"all images of test are broken: .*000\.png: not an image"):
         load(f"folder:{root}", skip_corrupt=True)
-
-
-@pytest.mark.parametrize("side", [16, 136])
-def test_without_it_the_error_reports_the_way_out(make_folder, side: int) -> None:
-    root = make_folder({"a": 9, "b": 9}, (side, side))
-    (root / "a" / "002.png").write_bytes(b"broken")
-    with pytest.raises(UserError) as caught:
-        load(f"folder:{root}")
-    for words in ("002.png", "not an image", "--data.skip_corrupt true", "`keymix data check`"):
-        assert words in str(caught.value)
 
 
 def test_commands_say_what_was_left_out(

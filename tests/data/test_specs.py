@@ -43,7 +43,7 @@ SPECS = (
         argument="[N]",
         summary="waves that "
         "were never seen",
-        settings=("cell_mib",),
+        settings=("stack",),
     ),
 )
 '''
@@ -57,7 +57,7 @@ def test_a_source_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (row,) = built_in.__wrapped__().values()
     assert row.usage == "waves[:N]"
     assert row.summary == "waves that were never seen"
-    assert (row.module, row.settings) == ("keymix.data.sources.sea", ("cell_mib",))
+    assert (row.module, row.settings) == ("keymix.data.sources.sea", ("stack",))
 
 
 def test_specs_split_at_the_first_colon() -> None:
@@ -75,7 +75,7 @@ def test_specs_split_at_the_first_colon() -> None:
         ("digits:8", "Write digits"),
         (
             "zzz:there",
-            "unknown data 'zzz'. Choose from cifar10, cifar100, cifar10dvs, coco, digits,",
+            "unknown data 'zzz'. Choose from cifar10, cifar100, cifar10dvs, coco, csv,",
         ),
         ("cifr10", "Did you mean 'cifar10'"),
         ("cifar10:", "Write cifar10 or cifar10:ROOT"),

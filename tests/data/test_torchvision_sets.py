@@ -120,32 +120,18 @@ def test_without_a_root_the_cache_folder_is_used(
 def test_archives_put_there_by_hand_serve_without_a_network(
     offline, tmp_path: Path, name: str
 ) -> None:
-    for file in offline(name):
-        shutil.copy(file, place(name, tmp_path / "root"))
-    assert len(load(f"{name}:{tmp_path / 'root'}").test) == archives.TEST
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_without_a_network_the_line_reports_address_folder_and_ways_out(
-    offline, tmp_path: Path, name: str
-) -> None:
     files, root = offline(name), tmp_path / "root"
     line = refusal(f"{name}:{root}")
+    assert f"into {place(name, root)}" in line
     assert all(f"{NOWHERE}/{file.name}" in line for file in files)
-    for words in ("Connection refused", f"into {place(name, root)}", "or use hf:", "parquet:PATH"):
-        assert words in line
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_half_an_archive_is_named(offline, tmp_path: Path, name: str) -> None:
-    files, root = offline(name), tmp_path / "root"
+    assert socket.getdefaulttimeout() is None
     for file in files:
         shutil.copy(file, place(name, root))
     victim = place(name, root) / files[0].name
     victim.write_bytes(victim.read_bytes()[:-40])
-    line = refusal(f"{name}:{root}")
-    assert f"{victim} is damaged or incomplete (its MD5 differs)" in line
-    assert f"Put {NOWHERE}/{victim.name} into" in line
+    assert str(victim) in refusal(f"{name}:{root}")
+    shutil.copy(files[0], victim)
+    assert len(load(f"{name}:{root}").test) == archives.TEST
 
 
 def test_a_whole_folder_is_left_alone(offline, tmp_path: Path) -> None:
@@ -159,44 +145,6 @@ def test_a_whole_folder_is_left_alone(offline, tmp_path: Path) -> None:
     assert sorted(root.rglob("*")) == before
 
 
-def test_half_an_archive_is_fetched_again_where_there_is_a_network(online, tmp_path: Path) -> None:
-    (archive,), _ = online("cifar10")
-    root = tmp_path / "root"
-    root.mkdir()
-    (root / archive.name).write_bytes(archive.read_bytes()[:-40])
-    assert len(load(f"cifar10:{root}").test) == archives.TEST
-
-
-def test_a_server_that_sends_something_else_is_reported(online, tmp_path: Path) -> None:
-    (archive,), _ = online("cifar10")
-    archive.write_bytes(b"<html>moved</html>")
-    line = refusal(f"cifar10:{tmp_path / 'root'}")
-    assert "cifar-10-python.tar.gz is damaged or incomplete (its MD5 differs)" in line
-
-
-def test_a_damaged_batch_is_unpacked_again(offline, tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    shutil.copy(offline("cifar10")[0], place("cifar10", root))
-    load(f"cifar10:{root}")
-    batch = root / "cifar-10-batches-py" / "data_batch_3"
-    batch.write_bytes(b"half")
-    assert len(load(f"cifar10:{root}").test) == archives.TEST
-
-
-def test_a_damaged_unpacked_file_of_fashion_mnist_is_reported(offline, tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    for file in offline("fashion_mnist"):
-        shutil.copy(file, place("fashion_mnist", root))
-    spec = f"fashion_mnist:{root}"
-    load(spec)
-    raw = place("fashion_mnist", root) / "train-images-idx3-ubyte"
-    raw.write_bytes(raw.read_bytes()[:1000])
-    line = refusal(spec)
-    assert "the unpacked files in" in line
-    raw.unlink()
-    load(spec)
-
-
 def test_processes_that_start_together_download_once(online, tmp_path: Path) -> None:
     _, asked = online("svhn")
     with ThreadPoolExecutor(4) as pool:
@@ -205,12 +153,6 @@ def test_processes_that_start_together_download_once(online, tmp_path: Path) -> 
     assert sizes == [archives.TEST] * 4
     # torchvision asks twice a file, the first time for redirections
     assert sorted(asked) == ["GET /test_32x32.mat"] * 2 + ["GET /train_32x32.mat"] * 2
-
-
-def test_the_limit_on_waiting_is_taken_back(offline, tmp_path: Path) -> None:
-    offline("cifar10")
-    refusal(f"cifar10:{tmp_path}")
-    assert socket.getdefaulttimeout() is None
 
 
 def test_arrays_are_not_opened_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,13 +33,11 @@ _OF_ONE_KIND: Mapping[str, tuple[type, str, str]] = {
     "stack": (int, "N", "slices that will be an image's channels (default: 1)"),
     "split_by": (str, "UNIT", "case or slice (default: case)"),
     "test_fraction": (float, "F", "share of the images that will become test (default: 0.04)"),
-    "cell_mib": (int, "MIB", "of parquet files, most MiB of an encoded image (default: 64)"),
 }
 
 _HELP = """\
 usage: keymix data check DATA [--time-steps T] [--masks KIND] [--stack N] [--split-by UNIT]
-                         [--test-fraction F] [--cell-mib MIB] [--json] [--out FILE] [--overwrite]
-                         [--import FILE.py]
+                         [--test-fraction F] [--json] [--out FILE] [--overwrite] [--import FILE.py]
 
   check     decode every image, mask or recording of a data set and find what would stop training
             or falsify its results: broken ones, ones in two splits, bad labels and masks, empty

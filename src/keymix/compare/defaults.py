@@ -64,7 +64,7 @@ def fit_to_images(recipe: Recipe, given: Collection[str], *, cuda: bool) -> Reci
     data = recipe.data
     if recipe.name != FITTED or kind_of_spec(data.spec) is not IMAGE:
         return recipe
-    found = read_headers(data.spec, cell_mib=data.cell_mib)
+    found = read_headers(data.spec)
     size, patch = sized(found, cuda=cuda)
     large = size == (LARGE, LARGE)
     if "data.image_size" in given and data.image_size is not None:
@@ -100,7 +100,7 @@ def resized(recipe: Recipe, given: Collection[str], *, larger: bool) -> Recipe |
         return None
     if not larger:
         side //= 2
-    elif min(read_headers(recipe.data.spec, cell_mib=recipe.data.cell_mib).size) >= _FROM_LARGE:
+    elif min(read_headers(recipe.data.spec).size) >= _FROM_LARGE:
         side = LARGE
     else:
         return None
@@ -149,7 +149,7 @@ def used(recipe: Recipe) -> str:
     size = recipe.data.image_size
     if recipe.name != FITTED or kind_of_spec(recipe.data.spec) is not IMAGE or size is None:
         return ""
-    found = read_headers(recipe.data.spec, cell_mib=recipe.data.cell_mib)
+    found = read_headers(recipe.data.spec)
     size = size if isinstance(size, tuple) else (size, size)
     height, width = found.size
     if found.same and (height, width) == size:

@@ -29,6 +29,7 @@ class Bound:
     below: bool = False  # whether the largest itself is refused
     off: bool = False  # whether 0 is allowed too, and means none
     pair: bool = False  # whether two such numbers will do too
+    word: str | None = None  # a word that will do too
 
     def refuses(self, value: Any) -> str | None:
         """Say what a value must be; None if it will do."""
@@ -88,7 +89,7 @@ BOUNDS: Mapping[str, Bound | tuple[Bound, ...]] = {
     "data.time_steps": _whole(1, 1_024),
     "data.stack": _whole(1, 255),
     "data.test_fraction": _PART,
-    "data.cell_mib": _whole(1, 65_536),
+    "data.white_level": Bound(least=1, most=65_535, whole=True, word="auto"),
     "augment.crop_padding": _whole(0, _SIDE),
     "augment.random_resized_crop": (
         Bound(least=0.0001, most=1),
@@ -134,7 +135,8 @@ def check_numbers(record: Any, prefix: str = "") -> None:
     """
     for item in fields(record):
         bound, value = BOUNDS.get(f"{prefix}{item.name}"), getattr(record, item.name)
-        if bound is not None and value is not None:
+        word = bound.word if isinstance(bound, Bound) else None
+        if bound is not None and value != word and value is not None:
             taken = _taken(f"{prefix}{item.name}", value, bound)
             object.__setattr__(record, item.name, taken)
 
@@ -152,6 +154,7 @@ def _taken(name: str, value: Any, bound: Bound | tuple[Bound, ...]) -> Any:
     for number, part in enumerate(parts):
         why = bounds[number].refuses(part)
         if why is not None:
+            why += f", or {bounds[number].word}" if bounds[number].word else ""
             which = f"its {'first' if number == 0 else 'second'} number " if several else ""
             raise UserError(f"{name} = {value!r}: {which}{why}.")
     kept = tuple(

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keymix.data.dataset import ImageData
-from keymix.data.decode import DAMAGE
-from keymix.data.files import existing_folder, existing_path, threads
+from keymix.data.decode import DAMAGE, dim
+from keymix.data.files import threads
 from keymix.data.findings import Balance, Report
 from keymix.data.looks import SPLITS, Look, Samples, hash_of
 from keymix.data.sequences import Sequences, sequences_of
@@ -45,7 +45,6 @@ def check(
     stack: int | None = None,
     split_by: str | None = None,
     test_fraction: float | None = None,
-    cell_mib: int | None = None,
 ) -> Report:
     """Decode every image of a data set and report all that is wrong with it.
 
@@ -61,7 +60,6 @@ def check(
         stack=stack,
         split_by=split_by,
         test_fraction=test_fraction,
-        cell_mib=cell_mib,
     )
     entry.check_settings(what, options.of_one_kind)
     spec = f"{entry.name}:{argument}" if argument else entry.name
@@ -99,6 +97,8 @@ def check(
     if samples.groups == [] or not source.grouped:
         _add_sequences(report, sequences_of(tables), own_split=len(tables) > 1)
     _add_sizes(report, samples)
+    if text := dim(samples.brightest):
+        report.add("dark", [text])
     report.add("stranger", faults.strangers)
     report.lines += [("note", note) for note in report.facts["notes"]]
     return report
@@ -109,11 +109,7 @@ def resolve(what: str) -> tuple[DataSpec, str]:
     path = Path(what).expanduser()
     if what and find_spec(what) is None and path.exists():
         what = f"{kind_of(path)}:{what}"
-    entry, argument = parse(what)
-    if entry.on_disk and not entry.says_where:
-        place = existing_path if entry.takes("cell_mib") else existing_folder  # one file will do
-        place(entry.name, argument)
-    return entry, argument
+    return parse(what)
 
 
 def _splits(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import math
+import shlex
 import struct
 import warnings
 import zlib
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from keymix.data.files import regular
@@ -26,13 +27,11 @@ from keymix.errors import KeymixWarning, UserError
 Size: TypeAlias = tuple[int, int]  # height, width
 Box: TypeAlias = tuple[float, float, float, float]  # left, top, right, bottom
 
-_HEAD = 16  # bytes by which Pillow recognises a kind of image
+_ORIENTATION = 0x0112  # EXIF's tag
 TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
+WHITE = 65535
+"""The 16-bit grey value that becomes white where nobody says another."""
 SIXTEEN_BIT = ("I", "I;16", "I;16B", "I;16L", "I;16N")
-REMEDY = (
-    "Replace or remove it, or leave such images out with --data.skip_corrupt true; "
-    "`keymix data check` names them all."
-)
 # What Pillow's decoders raise on damaged files; UnidentifiedImageError is an OSError.
 DAMAGE = (
     OSError,
@@ -58,32 +57,15 @@ def open_image(source: str | Path | bytes, name: str | None = None) -> Image.Ima
     """Open an image without decoding it: the one way from a file of data to Pillow."""
     path = None if isinstance(source, bytes) else regular(source)
     content = source if isinstance(source, bytes) else b""
-    try:
-        image = Image.open(path or io.BytesIO(content), formats=FORMATS)
-    except UnidentifiedImageError as error:
-        if path is not None:
-            with path.open("rb") as stream:
-                content = stream.read(_HEAD)
-        raise _unidentified(content[:_HEAD]) or error from None
+    if not (path.stat().st_size if path else content):
+        raise ValueError("the file is empty")
+    image = Image.open(path or io.BytesIO(content), formats=FORMATS)
     pixels = image.width * image.height
     if Image.MAX_IMAGE_PIXELS is not None and pixels > Image.MAX_IMAGE_PIXELS:
         message = f"{name or path or 'an image'} has {image.width}x{image.height} pixels"
         message += f": decoding it takes about {3 * pixels >> 20:,} MiB"
         warnings.warn(message, KeymixWarning, stacklevel=2)
     return image
-
-
-def _unidentified(head: bytes) -> ValueError | None:
-    """Say of a file's first bytes that they are none, or those of another kind of image."""
-    if not head:
-        return ValueError("the file is empty")
-    if len(head) < _HEAD:
-        return None
-    Image.init()
-    for kind, (_, accepts) in Image.OPEN.items():
-        if kind not in FORMATS and accepts is not None and accepts(head):
-            return ValueError(f"of the kind {kind}; {', '.join(FORMATS)} are read")
-    return None
 
 
 def reason(error: Exception) -> str:
@@ -105,22 +87,64 @@ def reading(name: str, remedy: str = "Replace or remove it.") -> Iterator[None]:
         raise UserError(f"cannot read image {name}: {reason(error)}. {remedy}") from error
 
 
-def convert(image: Image.Image, in_chans: int) -> Image.Image:
-    """Decode and convert to 8-bit grey (``in_chans=1``) or RGB (``in_chans=3``).
+def orientation(image: Image.Image) -> int:
+    """Return EXIF's orientation of an opened image, 1 to 8; 1 is upright. Nothing is decoded."""
+    kind = image.format
+    if kind not in ("JPEG", "MPO", "TIFF", "WEBP") and not (kind == "PNG" and "exif" in image.info):
+        return 1
+    try:
+        found = image.getexif().get(_ORIENTATION, 1)
+    except DAMAGE:  # what the camera wrote says nothing; the pixels may be whole
+        return 1
+    return found if found in range(1, 9) else 1
 
-    16-bit grey keeps its full range (value / 257), transparency is put on white, palettes and CMYK
-    go through Pillow. EXIF orientation is not applied, as in torchvision and timm.
+
+def refuse_turned(image: Image.Image, name: str) -> None:
+    """Refuse, with one of `DAMAGE`, an opened image that EXIF turns: its targets would not turn."""
+    if orientation(image) != 1:
+        raise ValueError(
+            f"EXIF turns it (orientation {orientation(image)}), but not its mask or boxes; if they "
+            f"fit the turned image, run mogrify -auto-orient {shlex.quote(name)}"
+        )
+
+
+def upright_size(image: Image.Image) -> Size:
+    """Return height and width of an opened image once it is upright."""
+    if image.format != "TIFF" and orientation(image) >= 5:  # Pillow turns TIFF by itself
+        return image.width, image.height
+    return image.height, image.width
+
+
+def dim(largest: int) -> str:
+    """Say of 16-bit images that two bits or more of their values are unused; nothing else."""
+    if not 0 < largest < WHITE // 4:
+        return ""
+    whole = (1 << largest.bit_length()) - 1  # of a camera of 10, 12 or 14 bits
+    return (
+        f"the largest 16-bit value is {largest:,} of 65,535, which leaves {largest // 257 + 1} "
+        f"grey levels: --data.white_level {whole}, or auto, scales by it"
+    )
+
+
+def convert(image: Image.Image, in_chans: int, white: int | None = None) -> Image.Image:
+    """Decode and convert to upright 8-bit grey (``in_chans=1``) or RGB (``in_chans=3``).
+
+    16-bit grey is scaled so that ``white``, 65,535 by default, becomes 255; transparency is put on
+    white, palettes and CMYK go through Pillow. EXIF's orientation is applied, as viewers do.
     """
+    if orientation(image) != 1:
+        image = ImageOps.exif_transpose(image)
     mode = "L" if in_chans == 1 else "RGB"
     transparent = image.mode in TRANSPARENT or "transparency" in image.info
     if image.mode == mode and not transparent:
         image.load()
         return image
     if image.mode in SIXTEEN_BIT:
-        values = np.asarray(image).astype(np.int64)
-        if values.min() < 0 or values.max() > 65535:
+        values, white = np.asarray(image).astype(np.int64), white or WHITE
+        if values.min() < 0 or values.max() > WHITE:
             raise ValueError(f"32-bit integer pixels ({values.min()} to {values.max()})")
-        image = Image.fromarray(((values + 128) // 257).astype(np.uint8))
+        scaled = np.minimum((255 * values + white // 2) // white, 255)
+        image = Image.fromarray(scaled.astype(np.uint8))
     elif image.mode == "F":
         raise ValueError("floating-point pixels, which have no 8-bit meaning")
     elif transparent:
@@ -167,10 +191,10 @@ def to_array(image: Image.Image) -> NDArray[np.uint8]:
 
 
 def evaluation_array(
-    image: Image.Image, size: Size, in_chans: int, crop_pct: float
+    image: Image.Image, size: Size, in_chans: int, crop_pct: float, white: int | None = None
 ) -> NDArray[np.uint8]:
     """Convert, resize and crop an opened image as evaluation does, to uint8 ``[C, H, W]``."""
-    return to_array(fit(convert(image, in_chans), size, crop_pct))
+    return to_array(fit(convert(image, in_chans, white), size, crop_pct))
 
 
 def read_image(

@@ -18,27 +18,23 @@ _T = TypeVar("_T")
 SUFFIXES = frozenset(
     ".bmp .gif .jpeg .jpg .pbm .pgm .png .pnm .ppm .tif .tiff .webp".split()  # noqa: SIM905
 )
+SPLITS = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "dev"),
+    "test": ("test", "testing"),
+}
+"""What folders, files and columns may call each split, in any case."""
 _THREADS = 4
 _CHUNK = 256  # inputs a task: threads pay for larger files, and cost little for small ones
 _LONGEST = 1 << 26  # characters of a cell: run lengths of large images pass Python's 131,072
 _SHOWN = 60  # characters of a row in a message
-_KINDS = {
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFDIR: "a folder",
-}
 
 
 def regular(path: str | Path) -> Path:
     """Check that a path leads to a regular file, before anything opens it."""
     path = Path(path)
-    kind = stat.S_IFMT(path.stat().st_mode)
-    if kind != stat.S_IFREG:
-        raise OSError(
-            errno.EINVAL, f"{_KINDS.get(kind, 'something else')}, not a regular file", str(path)
-        )
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     return path
 
 
@@ -62,7 +58,17 @@ def existing_folder(spec_name: str, argument: str) -> Path:
 
 def folders(path: Path) -> list[str]:
     """List the visible folders inside, sorted."""
-    return sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+    return sorted(p.name for p in path.iterdir() if not is_hidden(p.name) and p.is_dir())
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a folder is no one's data: hidden, or what archives of macOS leave."""
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def split_named(name: str) -> str:
+    """Return the split that a name of `SPLITS` means: train, val or test; empty for none."""
+    return next((split for split, names in SPLITS.items() if name.lower() in names), "")
 
 
 def is_image(name: str) -> bool:
@@ -76,10 +82,12 @@ def read_rows(
     report: Callable[[str, object, str], None],
     *,
     kind: str = "bad row",
+    optional: Sequence[str] = (),
 ) -> list[tuple[int, tuple[str, ...]]]:
     """Read some columns of a CSV file, wherever they stand.
 
-    Returns the line that each row ends on, and its cells in the order of ``columns``, stripped.
+    Returns the line that each row ends on, and its cells in the order of ``columns`` and then of
+    those that are ``optional``, stripped; a column that is not there has empty cells.
     """
     before = csv.field_size_limit(_LONGEST)
     try:
@@ -104,6 +112,7 @@ def read_rows(
                 f"{short(head)!r}. Name the columns {','.join(columns)}."
             )
         places.append(head.index(given[0]))
+    places += [head.index(name) if name in head else len(head) for name in optional]
     if not rows:
         raise UserError(f"{path} has no rows below its first line. Restore it.")
     found = []
@@ -116,7 +125,7 @@ def read_rows(
                 "Correct or remove it.",
             )
             continue
-        found.append((line, tuple(row[place].strip() for place in places)))
+        found.append((line, tuple([*row, ""][place].strip() for place in places)))
     return found
 
 

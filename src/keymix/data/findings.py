@@ -148,12 +148,13 @@ KINDS: Mapping[str, tuple[str, str, str]] = {
     "blank": (WARNING, "{kind.nouns} of one colour", "look at them: they show nothing"),
     "tiny": (WARNING, "very small {kind.nouns}", "look at them: enlarged, they show little"),
     "animated": (WARNING, "animated {kind.nouns}", "the first frame is used"),
-    "turned": (WARNING, "turned {kind.nouns}", "the camera's orientation (EXIF) is not applied"),
+    "dark": (WARNING, "sets of 16-bit images whose values end early", ""),
     "stranger": (
         WARNING,
         "files that are no {kind.nouns} by their name",
         "they are not read: move them, or {kind.stored}",
     ),
+    "turned": (NOTE, "turned {kind.nouns}", "they are shown upright, as EXIF says"),
     "converted": (
         NOTE,
         "{kind.nouns} that are no plain 8-bit colour",

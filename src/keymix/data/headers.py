@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keymix.data.decode import DAMAGE, Size
+from keymix.data.decode import DAMAGE, Size, upright_size
 from keymix.data.sources.base import Faults
-from keymix.data.specs import Options, parse
+from keymix.data.specs import parse
 
 SAMPLE = 200
 """Images whose headers are read, evenly spread over the training images."""
@@ -35,11 +35,10 @@ class Headers:
         return f"{self.count:,} {colour}images of {about}{self.size[1]}x{self.size[0]}"
 
 
-def read_headers(spec: str, *, cell_mib: int | None = None) -> Headers:
+def read_headers(spec: str) -> Headers:
     """Read sizes and colour of a sample of images; broken ones are passed over."""
     entry, argument = parse(spec)
-    options = Options(cell_mib=cell_mib)
-    source = entry.open(argument, Faults(), **options.of_opening)
+    source = entry.open(argument, Faults())
     table, tables = source.train, source.tables.values()
     sizes, modes = [], set()
     rows = np.unique(np.linspace(0, len(table) - 1, SAMPLE).astype(np.int64))
@@ -51,7 +50,7 @@ def read_headers(spec: str, *, cell_mib: int | None = None) -> Headers:
             break
         try:
             with table.open(i) as image:
-                sizes.append((image.height, image.width))
+                sizes.append(upright_size(image))
                 modes.add(image.mode)
         except DAMAGE:
             continue

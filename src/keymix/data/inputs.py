@@ -20,7 +20,6 @@ from torch import Tensor
 
 from keymix.data.augment import Augment
 from keymix.data.decode import (
-    REMEDY,
     Size,
     convert,
     evaluation_array,
@@ -36,7 +35,7 @@ from keymix.data.files import in_chunks
 from keymix.data.kinds import IMAGE, InputKind
 from keymix.data.rand_augment import AutoAugment, RandAugment, plans
 from keymix.data.random_parameters import erased_boxes, flips, resized_crop, short_side
-from keymix.data.sources.base import Table
+from keymix.data.sources.base import REMEDY, Table
 from keymix.data.splits import is_large, sample
 from keymix.data.streams import IntArray
 from keymix.data.targets import Batched, Digest, Target, Targets
@@ -129,7 +128,7 @@ class Inputs(ABC):
     def decoded(self, i: int) -> Image.Image:
         """Decode image ``i`` at its own size, for transforms that crop before they resize."""
         with reading(self.table.name(i), REMEDY), self.table.open(i) as image:
-            return convert(image, self.in_chans)
+            return convert(image, self.in_chans, self.table.white_level)
 
     @property
     def quick(self) -> bool:
@@ -205,7 +204,9 @@ class ImagesOneByOne(Inputs):
     def read(self, i: int) -> Tensor:
         """Decode image ``i`` through the evaluation transform."""
         with reading(self.table.name(i), REMEDY), self.table.open(i) as image:
-            pixels = evaluation_array(image, self.image_size, self.in_chans, self.crop_pct)
+            pixels = evaluation_array(
+                image, self.image_size, self.in_chans, self.crop_pct, self.table.white_level
+            )
         return torch.from_numpy(pixels.copy())
 
     @property
@@ -273,7 +274,7 @@ def drafted_content(table: Table, i: int, in_chans: int, *, whole: bool) -> tupl
         size = opened.size
         if not whole:
             opened.draft(None, (_SIDE, _SIDE))
-        decoded = convert(opened, in_chans)
+        decoded = convert(opened, in_chans, table.white_level)
     if one_colour(decoded) and not whole:  # it may have details
         return drafted_content(table, i, in_chans, whole=True)
     return f"{size}".encode() + decoded.tobytes(), one_colour(decoded)

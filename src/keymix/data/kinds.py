@@ -165,8 +165,8 @@ VALUE = TargetKind(name="value", noun="value", nouns="values", single="value")
 PLACE = TargetKind(name="place", noun="target", nouns="targets", single="target", placed=True)
 TARGETS = {kind.name: kind for kind in (CLASS, MASK, BOXES, VALUE, PLACE)}
 
-CELLS = Settings(names=("cell_mib",), lacks="has no parquet files")
-"""Settings of data whose images are cells of parquet files."""
+FILES = Settings(names=("white_level",), lacks="has no image files with a class each")
+"""Settings of data whose images are encoded, each with a class."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,9 @@ source names the class of another kind (`keymix.data.sources.base.Source.prepara
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -18,14 +20,19 @@ from numpy.typing import NDArray
 from keymix.data.dataset import ImageData, Split
 from keymix.data.decode import (
     DAMAGE,
-    REMEDY,
+    SIXTEEN_BIT,
+    WHITE,
     Size,
     checked_size,
     convert,
+    dim,
     evaluation_array,
     fitted_size,
+    orientation,
     reading,
     reason,
+    refuse_turned,
+    upright_size,
 )
 from keymix.data.drop_corrupt import (
     LeftOut,
@@ -45,42 +52,35 @@ from keymix.data.inputs import (
 )
 from keymix.data.kinds import CLASS, IMAGE
 from keymix.data.record import DataFacts
-from keymix.data.sources.base import Faults, Source, Table
+from keymix.data.sources.base import REMEDY, Faults, Source, Table
 from keymix.data.specs import Options, look_up, parse
 from keymix.data.splits import Part, is_large, make_splits, sample
 from keymix.data.streams import IntArray
 from keymix.data.targets import Targets
-from keymix.errors import UserError
+from keymix.errors import KeymixWarning, UserError
 from keymix.task import Task, get_task
 
 
 def header_size(table: Table, i: int) -> Size:
-    """Open image ``i``, check what its header says, and give height and width."""
+    """Open image ``i``, check what its header says, and give height and width when upright."""
     if table.in_memory is not None:
         return (table.in_memory.shape[2], table.in_memory.shape[3])
     with reading(table.name(i), REMEDY), table.open(i) as image:
-        size = (image.height, image.width)
+        size = upright_size(image)
+        if table.targets.kind.placed:
+            refuse_turned(image, table.name(i))
         image.verify()
     return size
 
 
-def header_sizes(tables: Sequence[Table]) -> set[Size]:
-    """Check the headers of images and give the sizes that occur.
+def header_sizes(table: Table, *, sampled: bool = False) -> list[Size]:
+    """Check the headers of images, of a fixed sample of 2,000 if wanted, and give their sizes."""
+    rows = sample(len(table)).tolist() if sampled else range(len(table))
 
-    Of a table with more than 100,000 images a fixed sample of 2,000 is checked.
-    """
-    sizes: set[Size] = set()
-    for table in tables:
-        rows = sample(len(table)).tolist() if is_large(len(table)) else range(len(table))
+    def check(some: range) -> list[Size]:
+        return [header_size(table, rows[k]) for k in some]
 
-        def check(some: range, table: Table = table, rows: Sequence[int] = rows) -> set[Size]:
-            return {header_size(table, rows[k]) for k in some}
-
-        if table.in_memory is not None:
-            sizes.add(header_size(table, 0))
-            continue
-        sizes.update(*in_chunks(len(rows), check))
-    return sizes
+    return [size for part in in_chunks(len(rows), check) for size in part]
 
 
 def decode_all(
@@ -99,9 +99,9 @@ def decode_all(
     def decode(rows: range) -> bool:
         for i in rows:
             with reading(table.name(i), REMEDY), table.open(i) as image:
-                if only_this_size and (image.height, image.width) != size:
+                if only_this_size and upright_size(image) != size:
                     return False
-                pixels[i] = evaluation_array(image, size, in_chans, crop_pct)
+                pixels[i] = evaluation_array(image, size, in_chans, crop_pct, table.white_level)
         return True
 
     return pixels if all(in_chunks(len(table), decode)) else None
@@ -152,6 +152,7 @@ def broken(table: Table, in_chans: int) -> dict[int, str]:
 
 CACHE_SIDE = 128  # pixels: images up to this side are kept decoded in memory …
 CACHE_BYTES = 2 << 30  # … if all splits together stay below this
+_DECODED = 200  # images of 16 bits whose largest value is looked for, where nobody asks for it
 LAZY_CROP_PCT = 0.875  # timm's evaluation crop for images read one by one
 DEFAULT_SIZE: Size = (224, 224)
 """Height and width of images that have no common size and where nobody says one."""
@@ -166,9 +167,41 @@ class Preparation:
     def __init__(self, source: Source, spec: str, options: Options, task: Task) -> None:
         self.source, self.spec, self.options, self.task = source, spec, options, task
         self._notes: list[str] = []
+        self._white: int | None = None
 
     def look(self, tables: Mapping[str, Table]) -> None:
-        """Look at all inputs before any is left out."""
+        """Look how cameras stored the training images: turned by EXIF, or of fewer than 16 bits."""
+        train, wanted = tables["train"], self.options.white_level
+        if train.in_memory is not None:
+            return
+        if wanted not in (None, "auto") and wanted not in range(1, WHITE + 1):
+            raise UserError(f"data.white_level = {wanted!r}: give auto, or 1 to {WHITE}.")
+        rows = range(len(train)) if wanted == "auto" else sample(len(train)).tolist()
+
+        def see(some: range) -> tuple[int, int]:
+            turned = largest = 0
+            for k in some:
+                with suppress(*DAMAGE), train.open(rows[k]) as image:
+                    turned += orientation(image) != 1
+                    if image.mode in SIXTEEN_BIT and (wanted == "auto" or k < _DECODED):
+                        largest = max(largest, int(np.asarray(image).max()))
+            return turned, largest
+
+        seen = in_chunks(len(rows), see)
+        turned, largest = sum(each for each, _ in seen), max(each for _, each in seen)
+        if turned:
+            self._notes.append(
+                f"{turned:,} of {len(rows):,} training images are turned upright by EXIF"
+            )
+        if wanted == "auto" and not largest:
+            raise UserError(
+                f"data.white_level = 'auto': no training image of data {self.spec} has 16 bits of "
+                "grey. Leave it out."
+            )
+        self._white = largest if wanted == "auto" else int(wanted) if wanted else None
+        if wanted is None and (text := dim(largest)):
+            self._notes.append(text)
+            warnings.warn(f"data {self.spec}: {text}", KeymixWarning, stacklevel=4)
 
     def broken(self, name: str, table: Table) -> Mapping[int, str]:
         """Say what is wrong with inputs of a split, by position in ascending order."""
@@ -180,6 +213,8 @@ class Preparation:
 
     def pairs(self, tables: dict[str, Table]) -> Pairs:
         """Make inputs and targets of each split."""
+        for table in tables.values():
+            table.white_level = self._white
         size = self.options.image_size or self.source.image_size
         if self.task.whole_images or self.source.train.targets.kind.placed:
             return self._whole(tables, size)
@@ -198,7 +233,7 @@ class Preparation:
 
     def sizes(self, table: Table) -> list[Size]:
         """Return height and width of every image of a split, by its header."""
-        return _sizes(table)
+        return header_sizes(table)
 
     def notes(self, parts: Mapping[str, Part]) -> list[str]:
         """Say what was done, a sentence each."""
@@ -207,7 +242,7 @@ class Preparation:
 
     def facts(self, facts: DataFacts) -> DataFacts:
         """Add what only data of this kind have."""
-        return facts
+        return replace(facts, white_level=self._white)
 
     def _whole(self, tables: Mapping[str, Table], size: Size | None) -> Pairs:
         """Make images of which all is seen, with targets that follow them."""
@@ -253,15 +288,6 @@ class Preparation:
         return WholeImages(table, size, channels, own_sizes=own, listed=listed)
 
 
-def _sizes(table: Table) -> list[Size]:
-    """Read the size of every image off its header."""
-
-    def look(rows: range) -> list[Size]:
-        return [header_size(table, i) for i in rows]
-
-    return [size for part in in_chunks(len(table), look) for size in part]
-
-
 def _pixels(
     tables: Mapping[str, Table], in_chans: int, wanted: Size | None, crop_pct: float
 ) -> tuple[Size, dict[str, NDArray[np.uint8] | None]]:
@@ -271,10 +297,15 @@ def _pixels(
     def small(size: Size) -> bool:
         return max(size) <= CACHE_SIDE and count * in_chans * size[0] * size[1] < CACHE_BYTES
 
+    def sizes() -> set[Size]:
+        return {
+            size
+            for table in tables.values()
+            for size in header_sizes(table, sampled=is_large(len(table)))
+        }
+
     size = wanted
-    if (
-        size is None
-    ):  # the common size; where all are small, decoding finds out whether there is one
+    if size is None:  # the common one; where all are small, decoding finds out if there is one
         size = header_size(tables["train"], 0)
         if small(size):
             pixels = {
@@ -283,10 +314,10 @@ def _pixels(
             }
             if all(kept is not None for kept in pixels.values()):
                 return size, pixels
-        sizes = header_sizes(list(tables.values()))
-        size = sizes.pop() if len(sizes) == 1 else DEFAULT_SIZE
+        found = sizes()
+        size = found.pop() if len(found) == 1 else DEFAULT_SIZE
     elif not small(size):
-        header_sizes(list(tables.values()))
+        sizes()
     if not small(size):
         return size, dict.fromkeys(tables)
     return size, {
@@ -320,7 +351,7 @@ def load(
     stack: int | None = None,
     split_by: str | None = None,
     test_fraction: float | None = None,
-    cell_mib: int | None = None,
+    white_level: int | str | None = None,
 ) -> ImageData:
     """Load a data set.
 
@@ -353,7 +384,8 @@ def load(
         split_by: ``case`` keeps all images of a case in one split (None), ``slice`` does not.
         test_fraction: Share of a set with masks and without a test split that becomes test; None
             for 0.04.
-        cell_mib: Most MiB that an encoded image of a parquet file may take; None for 64.
+        white_level: The 16-bit grey value that becomes white; ``auto`` for the largest of the
+            training images, None for 65,535. Of image files with a class each.
 
     Raises:
         UserError: If the spec, a value or the data is bad; a damaged image is named.
@@ -373,7 +405,7 @@ def load(
         stack=stack,
         split_by=split_by,
         test_fraction=test_fraction,
-        cell_mib=cell_mib,
+        white_level=white_level,
     )
     entry, argument = parse(spec)
     if not 0.0 < val_fraction < 1.0:

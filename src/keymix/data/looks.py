@@ -14,7 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from keymix.data.decode import DAMAGE, SIXTEEN_BIT, TRANSPARENT, convert, one_colour, reason
+from keymix.data.decode import (
+    DAMAGE,
+    SIXTEEN_BIT,
+    TRANSPARENT,
+    convert,
+    one_colour,
+    orientation,
+    reason,
+    upright_size,
+)
 from keymix.data.files import ranges, threads
 from keymix.data.kinds import CLASS, InputKind
 from keymix.data.sources.base import Fault, Source, Table
@@ -27,7 +36,6 @@ HASH = 16  # bytes
 SPLITS = ("train", "val", "test")
 _CHUNK = 32  # samples per task
 _THREADS = min(8, os.cpu_count() or 1)
-_ORIENTATION = 0x0112  # EXIF's tag
 
 
 @dataclass(kw_only=True)
@@ -36,6 +44,7 @@ class Look:
 
     hash: bytes = bytes(HASH)  # of the decoded input and its size; zero where it is broken
     size: tuple[int, int] = (0, 0)  # width and height, pixels
+    brightest: int = 0  # largest 16-bit value; 0 of other images
     faults: Sequence[Fault] = ()
     # what is odd about a sample that can be used: a kind of `keymix.data.findings.KINDS` and words
     remarks: dict[str, str] = field(default_factory=dict)
@@ -68,6 +77,7 @@ class Samples:
         self.groups = [name for each in targets for name in each.groups or ()]
         self.hashes = np.zeros(len(split), dtype=f"V{HASH}")
         self.sizes = np.zeros((len(split), 2), dtype=np.int64)  # width and height, pixels
+        self.brightest = 0  # largest 16-bit value
         self.faults: dict[int, Sequence[Fault]] = {}
         self.remarks: dict[str, dict[int, str]] = {}  # by kind
         self.own: dict[int, Any] = {}
@@ -79,6 +89,7 @@ class Samples:
     def keep(self, k: int, look: Look) -> None:
         """Keep what was seen of sample ``k``."""
         self.hashes[k], self.sizes[k] = np.void(look.hash), look.size
+        self.brightest = max(self.brightest, look.brightest)
         if look.faults:
             self.faults[k] = look.faults
         if look.own is not None:
@@ -170,13 +181,12 @@ def look_at_images(table: Table, rows: range, source: Source, options: Options) 
 
 
 def _look(image: Image.Image, in_chans: int) -> Look:
-    mode, size = image.mode, image.size
+    mode, size = image.mode, upright_size(image)[::-1]
     deep = mode in SIXTEEN_BIT or any("16" in str(tile[3]) for tile in getattr(image, "tile", ()))
     remarks = {
         # a camera's MPO holds previews next to the photo
         "animated": image.format != "MPO" and _yes(lambda: getattr(image, "is_animated", False)),
-        "turned": image.format in ("JPEG", "MPO", "TIFF", "WEBP")
-        and _yes(lambda: image.getexif().get(_ORIENTATION, 1) not in (0, 1)),
+        "turned": orientation(image) != 1,
     }
     converted = {
         "16-bit": deep,
@@ -185,8 +195,10 @@ def _look(image: Image.Image, in_chans: int) -> Look:
         "palette": mode in ("P", "PA"),
         "transparent": mode in TRANSPARENT or "transparency" in image.info,
     }
+    brightest = int(np.asarray(image).max()) if mode in SIXTEEN_BIT else 0
     decoded = convert(image, in_chans)
-    look = Look(hash=hash_of(decoded.tobytes(), f"{decoded.mode} {decoded.size}"), size=size)
+    head = f"{decoded.mode} {decoded.size}"
+    look = Look(hash=hash_of(decoded.tobytes(), head), size=size, brightest=brightest)
     look.remarks = {kind: "" for kind, there in remarks.items() if there}
     if any(converted.values()):
         look.remarks["converted"] = ", ".join(name for name, is_so in converted.items() if is_so)

@@ -74,6 +74,7 @@ class DataFacts:
         notes: What was done with the data, a sentence each.
         left_out: The first of the broken images that were left out.
         left_out_count: Number of images that were left out.
+        white_level: The 16-bit grey value that became white; None for 65,535.
         event_split: Of events, name of the published split; None where there are none.
         compared_by: Key of the score that models are compared by; None for the task's first.
         class_ids: The source's own number of each class; None where it has none.
@@ -102,6 +103,7 @@ class DataFacts:
     notes: tuple[str, ...] = ()
     left_out: tuple[LeftOutImage, ...] = ()
     left_out_count: int = 0
+    white_level: int | None = None
     event_split: str | None = None
     compared_by: str | None = None
     class_ids: tuple[int, ...] | None = None
@@ -182,7 +184,7 @@ class DataRecord(DataFacts, _Shape):  # fields of the last base come first
             *(
                 name
                 for name in (
-                    *("unfit", "event_split", "compared_by", "class_ids"),
+                    *("unfit", "white_level", "event_split", "compared_by", "class_ids"),
                     "annotations_left_out",
                 )
                 if getattr(self, name) is None

@@ -52,7 +52,7 @@ def file_pixels(path: Path, record: DataRecord) -> Pixels:
     if record.multilabel is not None:
         return scan_file(path, record).pixels()
     with reading(str(path)), open_image(path) as image:
-        return to_array(convert(image, record.in_chans))
+        return to_array(convert(image, record.in_chans, record.white_level))
 
 
 def scan_file(path: Path, record: DataRecord) -> ScanFile:
@@ -69,7 +69,7 @@ def memory_pixels(image: Image.Image | NDArray[Any], record: DataRecord) -> Pixe
     if isinstance(image, Image.Image):
         if not scans and wanted in (1, 3):
             with reading("in memory", "Give another."):
-                return to_array(convert(image, wanted))
+                return to_array(convert(image, wanted, record.white_level))
         if image.mode not in ("L", *SIXTEEN_BIT):
             raise UserError(f"an image of mode {image.mode}: {_wanted(record)}")
         image = np.asarray(image)

@@ -16,8 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from keymix.data.files import split_named
 from keymix.data.kinds import (
-    CELLS,
+    FILES,
     IMAGE,
     KINDS,
     RECORDING,
@@ -41,7 +42,7 @@ OF_ONE_KIND: Mapping[str, Settings] = {
     for settings in (
         *(kind.settings for kind in KINDS.values()),
         *(kind.settings for kind in TARGETS.values()),
-        CELLS,
+        FILES,
     )
     if settings is not None
     for name in settings.names
@@ -55,6 +56,8 @@ _OF_COCO = (
     "train/_annotations.coco.json",
 )
 """Files by which a folder is recognised as images with instances."""
+TABLES = ("labels.csv", "metadata.csv")
+"""Tables by which a folder is recognised as images with a class each."""
 _WORDNET_ID = re.compile(r"n\d{8}")
 
 
@@ -82,7 +85,7 @@ class Options:
     stack: int | None = None
     split_by: str | None = None
     test_fraction: float | None = None
-    cell_mib: int | None = None
+    white_level: int | str | None = None
 
     @property
     def of_one_kind(self) -> dict[str, int | float | str | None]:
@@ -92,7 +95,7 @@ class Options:
     @property
     def of_opening(self) -> dict[str, int | str | None]:
         """Settings that a source is opened with, by name."""
-        return {name: getattr(self, name) for name in ("masks", "stack", "split_by", "cell_mib")}
+        return {name: getattr(self, name) for name in ("masks", "stack", "split_by")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +113,6 @@ class DataSpec:
         open_with: Such a function itself, in place of module and function.
         downloads: Whether it comes from the network the first time.
         on_disk: Whether the argument is a path to what it is made of.
-        says_where: Whether it says itself what is wrong with a path where nothing is.
         kind: Name of its kind of input, of `keymix.data.kinds.KINDS`.
         target: Name of its kind of target, of `keymix.data.kinds.TARGETS`; empty for that of its
             task: ``class`` of classification, otherwise ``value``.
@@ -127,7 +129,6 @@ class DataSpec:
     open_with: Callable[..., Source] | None = None
     downloads: bool = False
     on_disk: bool = False
-    says_where: bool = False
     kind: str = "image"
     target: str = ""
     task: str = DEFAULT
@@ -147,11 +148,6 @@ class DataSpec:
     def events(self) -> bool:
         """Whether it holds recordings of events."""
         return self.input_kind is RECORDING
-
-    @property
-    def cells(self) -> bool:
-        """Whether its images are cells of parquet files."""
-        return "cell_mib" in self.settings
 
     def takes(self, setting: str) -> bool:
         """Whether a setting of `OF_ONE_KIND` is one of this data."""
@@ -326,10 +322,18 @@ def kind_of(path: Path) -> str:
         ("uwgi", _holds_scans),
         ("masks", lambda at: any(_holds_masks(at / part) for part in ("", "train", "val", "test"))),
         ("coco", lambda at: any(any(at.glob(names)) for names in _OF_COCO)),
+        ("csv", _holds_table),
         ("imagenet", _holds_imagenet),
         ("events", _holds_events),
     )
     return next((name for name, holds in looks if holds(path)), "folder")
+
+
+def _holds_table(path: Path) -> bool:
+    if path.is_file():
+        return path.suffix == ".csv"
+    places = (path, *(part for part in path.glob("*/") if split_named(part.name)))
+    return any((place / name).is_file() for place in places for name in TABLES)
 
 
 def _holds_scans(path: Path) -> bool:
@@ -361,5 +365,6 @@ def _holds_masks(path: Path) -> bool:
 
 def _holds_parquet(path: Path) -> bool:
     if path.is_file():
-        return path.suffix == ".parquet"
-    return any(path.glob("*.parquet")) or any(path.glob("data/*.parquet"))
+        return path.suffix in (".parquet", ".arrow")
+    names = ("*.parquet", "data/*.parquet", "dataset_dict.json", "data-*.arrow")
+    return any(any(path.glob(name)) for name in names)

@@ -174,13 +174,14 @@ class ClassTargets(Targets):
 
     Args:
         labels: int64 ``[N]``.
+        groups: See `Targets`.
     """
 
     kind = CLASS
     described = "keymix.data.check:describe_classes"
 
-    def __init__(self, labels: IntArray) -> None:
-        self.labels = labels
+    def __init__(self, labels: IntArray, *, groups: Sequence[str] | None = None) -> None:
+        self.labels, self.groups = labels, groups
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -205,7 +206,7 @@ class ClassTargets(Targets):
 
     def select(self, rows: IntArray) -> ClassTargets:
         """Keep the class numbers of ``rows``."""
-        return ClassTargets(self.labels[rows])
+        return ClassTargets(self.labels[rows], groups=_chosen(self.groups, rows))
 
 
 class ArrayTargets(Targets):

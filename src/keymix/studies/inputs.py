@@ -38,6 +38,7 @@ class View:
     std: tuple[float, ...]  # standard deviation of each channel
     crop_pct: float  # share of the resized image's side that the centre crop keeps
     kind: InputKind = IMAGE  # kind of input that it is
+    white_level: int | None = None  # 16-bit grey value that is white; None for 65,535
 
     def normalised(self, pixels: Tensor) -> Tensor:
         """Turn what was read, ``[*, C, H, W]``, into what the model takes, float32."""
@@ -303,6 +304,7 @@ def _run(name: str, label: str) -> Loaded:
         std=data.std,
         crop_pct=data.crop_pct,
         kind=data.kind,
+        white_level=data.white_level,
     )
     return Loaded(
         label=label, name=name, model=model, weights=weights, view=view, run=run, record=data
@@ -388,7 +390,7 @@ def _test_images(data: DataConfig) -> Table:
     from keymix.data.splits import make_splits
 
     entry, argument = parse(data.spec)
-    source = entry.open(argument, Faults(), cell_mib=data.cell_mib)
+    source = entry.open(argument, Faults())
     parts, _ = make_splits(source, data.spec, data.limit, data.val_fraction, data.split_seed)
     return parts["test"].table.select(parts["test"].rows)
 
@@ -405,7 +407,9 @@ def _of_table(table: Table, origin: str, view: View, limit: int | None) -> Image
         from keymix.data.decode import evaluation_array, reading
 
         with reading(one_line(names[i])), chosen.open(i) as image:
-            array = evaluation_array(image, view.size, view.in_chans, view.crop_pct)
+            array = evaluation_array(
+                image, view.size, view.in_chans, view.crop_pct, view.white_level
+            )
         return torch.from_numpy(array.copy())
 
     return Images(origin=origin, names=names, view=view, read=read)

@@ -127,6 +127,8 @@ def data_for(
         config = of_other_data(config, wanted, options)
     if time_steps is not None and entry.takes("time_steps"):
         config = replace(config, time_steps=time_steps)
+    white = seen.white_level if entry.takes("white_level") else None
+    config = replace(config, white_level=white)
     own_sizes = seen.task_kind.own_sizes and config.image_size is None
     given = None if own_sizes else size
     data = warn_of_sparse(load_data(config, image_size=given, crop_pct=seen.crop_pct))
@@ -158,15 +160,7 @@ def of_other_data(
             f"the run was trained on stacks of {config.stack} slices; data {spec!r} has no "
             "neighbours. Name data of scans, such as uwgi:PATH."
         )
-    cell_mib = config.cell_mib if entry.cells else None
-    return replace(
-        config,
-        spec=spec,
-        limit=None,
-        test_fraction=None,
-        task_options=options or {},
-        cell_mib=cell_mib,
-    )
+    return replace(config, spec=spec, limit=None, test_fraction=None, task_options=options or {})
 
 
 def _same_task(spec: str, seen: DataRecord) -> None:

@@ -77,7 +77,7 @@ def load_data(
             stack=config.stack,
             split_by=config.split_by,
             test_fraction=config.test_fraction,
-            cell_mib=config.cell_mib,
+            white_level=config.white_level,
             **of_task,
         )
 

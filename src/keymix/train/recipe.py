@@ -107,8 +107,9 @@ class DataConfig:
             None for ``case``.
         test_fraction: Share of a set without a test split of its own that becomes test, in (0, 1);
             None for 0.04.
-        cell_mib: Most MiB that an encoded image of a parquet file may take, against files that
-            would fill the memory; None for 64. For ``parquet:PATH`` and ``hf:OWNER/NAME`` alone.
+        white_level: The 16-bit grey value that becomes white, such as 1023 of a 10-bit camera;
+            ``auto`` for the largest of the training images, None for 65,535. For image files with
+            a class each.
         task_options: Those of ``task.options`` that loading takes; a recipe sets them.
     """
 
@@ -128,7 +129,7 @@ class DataConfig:
     stack: int | None = None
     split_by: str | None = None
     test_fraction: float | None = None
-    cell_mib: int | None = None
+    white_level: int | str | None = None
     task_options: Mapping[str, str | int | float] = field(default_factory=dict, metadata=DERIVED)
 
     def __post_init__(self) -> None:

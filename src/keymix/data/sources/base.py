@@ -32,11 +32,13 @@ class Table(ABC):
     """Images that are opened by number, with their targets: class numbers, or what a table has.
 
     ``labels`` are class numbers, the strata of other targets. ``in_memory`` are all images as uint8
-    ``[N, C, H, W]`` in a table that has them decoded already.
+    ``[N, C, H, W]`` in a table that has them decoded already. ``white_level`` is the 16-bit value
+    that becomes white, None for 65,535.
     """
 
     labels: IntArray
     in_memory: NDArray[np.uint8] | None = None
+    white_level: int | None = None
 
     @property
     def targets(self) -> Targets:
@@ -119,6 +121,7 @@ class Faults:
         self.collect = collect
         self.found: list[Fault] = []
         self.strangers: list[str] = []
+        self.hidden = 0  # images in hidden folders
 
     def report(self, kind: str, culprit: object, message: str) -> None:
         """Take a fault that training must not meet.

@@ -36,7 +36,6 @@ SPECS = (
         "and tebn",
         kind="recording",
         on_disk=True,
-        says_where=True,
     ),
 )
 

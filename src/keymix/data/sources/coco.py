@@ -35,7 +35,6 @@ SPECS = (
         task="detection",
         target="boxes",
         on_disk=True,
-        says_where=True,
     ),
 )
 

@@ -32,7 +32,6 @@ SPECS = (
         "trials",
         kind="recording",
         on_disk=True,
-        says_where=True,
     ),
 )
 

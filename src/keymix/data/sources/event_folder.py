@@ -50,16 +50,8 @@ def open_source(argument: str, faults: Faults) -> EventSource:
     rows: dict[str, IntArray] = {}
     for name, folder in parts.items():
         found, numbers = labelled(
-            root,
-            folder,
-            classes,
-            faults,
-            find=_recordings_below,
-            add="Add recordings of it there",
-            empty="has no .npz files. Add recordings",
+            root, folder, classes, faults, find=_recordings_below, holds=".npz files"
         )
-        if not found:
-            raise UserError(f"{folder} has no .npz files in class folders. Add some.")
         rows[name] = np.arange(len(files), len(files) + len(found), dtype=np.int64)
         files += found
         labels += numbers

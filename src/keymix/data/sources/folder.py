@@ -11,7 +11,15 @@ import numpy as np
 from PIL import Image
 
 from keymix.data.decode import open_image
-from keymix.data.files import existing_folder, folders, is_image, regular
+from keymix.data.files import (
+    SPLITS,
+    existing_folder,
+    folders,
+    is_hidden,
+    is_image,
+    regular,
+    split_named,
+)
 from keymix.data.sources.base import Faults, Source, Table, check_count, head_digest, some
 from keymix.data.specs import DataSpec
 from keymix.data.streams import IntArray
@@ -23,49 +31,58 @@ SPECS = (
         name="folder",
         argument="PATH",
         summary="PATH/<class>/ or PATH/{train,val,test}/<class>/ with image files",
+        settings=("white_level",),
         on_disk=True,
     ),
 )
-
-_VALIDATION = ("val", "validation", "valid")
 
 
 def open_source(argument: str, faults: Faults) -> Source:
     """Open ``PATH/<class>/`` or ``PATH/{train,val,test}/<class>/``."""
     root = existing_folder("folder", argument)
     parts, notes = split_folders(root)
-    classes, train, loose = training(root, parts["train"], faults)
+    classes, train, left = training(root, parts["train"], faults)
     tables = {
         name: class_table(root, folder, classes, faults)
         for name, folder in parts.items()
         if name != "train"
     }
+    if faults.hidden:
+        left = (*left, f"{faults.hidden} images in hidden folders are left out")
     return Source(
         classes=tuple(classes),
         train=train,
         val=tables.get("val"),
         test=tables.get("test"),
-        notes=(*notes, *loose),
+        notes=(*notes, *left),
     )
 
 
 def split_folders(root: Path) -> tuple[dict[str, Path], tuple[str, ...]]:
     """Find the folders of train, val and test by name, and note those left out.
 
-    Without a folder ``train``, all of ``root`` is train.
+    Without a folder for train, all of ``root`` is train.
     """
     inside = folders(root)
-    if "train" not in inside:
-        if inside and set(inside) <= {"test", *_VALIDATION}:
-            raise UserError(f"{root} has {' and '.join(inside)}, but no folder train. Add it.")
-        return {"train": root}, ()
-    val = [name for name in _VALIDATION if name in inside]
-    if len(val) > 1:
-        raise UserError(f"{root} has both {' and '.join(val)}. Keep one of them.")
-    left = sorted(set(inside) - {"train", "test", *val})
-    notes = (f"folders left out: {some(left)}",) if left else ()
-    names = [("train", "train"), *(("val", name) for name in val), ("test", "test")]
-    return {split: root / name for split, name in names if name in inside}, notes
+    found: dict[str, list[str]] = {split: [] for split in SPLITS}
+    for name in inside:
+        found.get(split_named(name), []).append(name)
+    for names in found.values():
+        if len(names) > 1:
+            raise UserError(f"{root} has both {' and '.join(names)}. Keep one of them.")
+    parts = {split: root / name for split, names in found.items() for name in names}
+    left = [name for name in inside if not split_named(name)]
+    if "train" in parts:
+        return parts, (f"folders left out: {some(left)}",) if left else ()
+    if parts and not left:
+        raise UserError(f"{root} has {' and '.join(inside)}, but no folder train. Add it.")
+    below = {tuple(folders(root / name)) for name in inside}
+    if len(inside) > 1 and len(below) == 1 and len(classes := below.pop()) > 1:
+        raise UserError(
+            f"{root}: {some(inside)} all hold the same folders ({some(classes)}), as splits do, "
+            "not classes. Call them train, val and test, or give one of them."
+        )
+    return {"train": root}, ()
 
 
 def classes_in(folder: Path, faults: Faults, remedy: str) -> list[str]:
@@ -89,33 +106,28 @@ def labelled(
     faults: Faults,
     *,
     find: Callable[[Path, Faults], Sequence[str | Path]] | None = None,
-    add: str = "Add training images of it",
-    empty: str = "is empty. Add images",
+    holds: str = "images",
 ) -> tuple[list[str], list[int]]:
     """List the files of ``folder``'s class folders below ``root``, with their class numbers.
 
     A class that is not among ``classes`` is a fault; where faults are collected, it is added.
-    ``find`` lists the files of a class; ``add`` and ``empty`` are words of remedies.
+    ``find`` lists the files of a class, ``holds`` is what they are called.
     """
     files: list[str] = []
     labels: list[int] = []
     for name in folders(folder):
         if name not in classes:
-            faults.report(
-                "unknown class",
-                folder / name,
-                f"{folder / name}: class {name!r} is not in train. {add}, or remove the folder.",
-            )
+            text = f"class {name!r} is not in train. Add it there, or remove the folder."
+            faults.report("unknown class", folder / name, f"{folder / name}: {text}")
             classes.append(name)
         found = (find or images_below)(folder / name, faults)
         if not found:
-            faults.report(
-                "empty class",
-                folder / name,
-                f"{folder / name}: class {name!r} {empty}, or remove the folder.",
-            )
+            text = f"class {name!r} has no {holds}. Add some, or remove the folder."
+            faults.report("empty class", folder / name, f"{folder / name}: {text}")
         files += [os.path.relpath(file, root) for file in found]
         labels += [classes.index(name)] * len(found)
+    if not files:
+        raise UserError(f"{folder} has no {holds} in class folders. Add some, or remove it.")
     return files, labels
 
 
@@ -134,18 +146,22 @@ def training(root: Path, folder: Path, faults: Faults) -> tuple[list[str], Table
 def class_table(root: Path, folder: Path, classes: list[str], faults: Faults) -> Table:
     """List the images of ``folder``'s class folders."""
     files, labels = labelled(root, folder, classes, faults)
-    if not files:
-        raise UserError(f"{folder} has no images in class folders. Add some, or remove the folder.")
     return Files(root, files, np.asarray(labels, dtype=np.int64))
 
 
 def images_below(folder: Path, faults: Faults) -> list[str]:
-    """List the image files of a folder and those below it, sorted by path, one stat per folder."""
+    """List the image files of a folder and those below it, sorted by path, one stat per folder.
+
+    Images in hidden folders are left out and counted.
+    """
     found = []
     for where, _, names in os.walk(folder):
+        hidden = any(map(is_hidden, Path(where).relative_to(folder).parts))
         for name in names:
             file = os.path.join(where, name)  # noqa: PTH118  # a million Paths would take a GB
-            if is_image(name):
+            if hidden:
+                faults.hidden += is_image(name)
+            elif is_image(name):
                 found.append(file)
             elif not name.startswith("."):
                 faults.stranger(file)
@@ -175,7 +191,7 @@ class Files(Table):
         """Give class and file, without suffix and without the folder of a split."""
         path = self._files[i].replace(os.sep, "/")
         split, _, rest = path.partition("/")
-        inside = rest if split in ("train", "test", *_VALIDATION) else path
+        inside = rest if split_named(split) else path
         return inside.rpartition(".")[0]
 
     def open(self, i: int) -> Image.Image:

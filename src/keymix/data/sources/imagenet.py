@@ -6,14 +6,14 @@ Test is its validation split; validation is split off from train.
 
 from __future__ import annotations
 
-import csv
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from keymix.data.files import existing_folder, folders
+from keymix.data.files import existing_folder, folders, read_rows
 from keymix.data.sources.base import Faults, Source, Table
 from keymix.data.sources.folder import Files, class_table, images_below, training
 from keymix.data.specs import DataSpec
@@ -24,6 +24,7 @@ SPECS = (
         name="imagenet",
         argument="PATH",
         summary="PATH/{train,val}/<WordNet id>/, or the folder of Kaggle's download; test is val",
+        settings=("white_level",),
         on_disk=True,
     ),
 )
@@ -75,18 +76,21 @@ def _flat(root: Path, base: Path, ids: Sequence[str], faults: Faults) -> Table:
             f"{base / 'val'} has no class folders, and there is no {_SOLUTION} with its answers. "
             "Sort the images into val/<WordNet id>/, or put that file next to ILSVRC."
         )
-    with solution.open(encoding="utf-8", newline="") as stream:
-        answers = {row[0]: row[1].split(" ")[0] for row in csv.reader(stream) if len(row) > 1}
+    answers = {
+        image: answer.split(" ")[0]
+        for _, (image, answer) in read_rows(
+            solution, ("ImageId", "PredictionString"), faults.report
+        )
+    }
     number = {wnid: i for i, wnid in enumerate(ids)}
     files, labels = [], []
     for file in images_below(base / "val", faults):
-        path = Path(file)
-        answer = answers.get(path.stem)
+        answer = answers.get(Path(file).stem)
         if answer not in number:
             why = "has no answer" if answer is None else f"is {answer!r}, which train does not have"
             faults.report("bad label", file, f"{file} {why} ({solution}). Correct or remove it.")
-        files.append(str(path.relative_to(root)))
-        labels.append(number.get(answer, -1) if answer is not None else -1)
+        files.append(os.path.relpath(file, root))
+        labels.append(number.get(answer or "", -1))
     if not files:
         raise UserError(f"{base / 'val'} has no images. Add them.")
     return Files(root, files, np.asarray(labels, dtype=np.int64))

@@ -39,7 +39,6 @@ SPECS = (
         task="segmentation",
         target="mask",
         on_disk=True,
-        says_where=True,
     ),
 )
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import os
 import pickle
-import re
 import socket
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +21,8 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 from torchvision import datasets
-from torchvision.datasets.utils import check_integrity
 
-from keymix.data.sources.base import Arrays, Faults, Source
+from keymix.data.sources.base import Arrays, Faults, Source, some
 from keymix.data.specs import DataSpec
 from keymix.errors import UserError
 
@@ -74,89 +71,54 @@ _TROUBLE = (
 )
 
 
-@dataclass(frozen=True)
-class _File:
-    """A file of the set as it is downloaded: its address, its place, its checksum."""
-
-    url: str
-    path: Path
-    md5: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Set:
-    name: str
-    hub: str  # where the Hugging Face Hub has the same images
-    make: Callable[[Path, bool, bool], Any]  # root, train, download -> torchvision's data set
-    pixels: Callable[[Any], NDArray[np.uint8]]  # [N, C, H, W]
-    labels: Callable[[Any], Any]
-    classes: Callable[[Any], list[str]]
-    files: Callable[[Path], list[_File]]
-    image_size: tuple[int, int] | None = None
-    notes: tuple[str, ...] = ()
-
-
 def open_cifar10(argument: str, faults: Faults) -> Source:
     """Open CIFAR-10 (https://www.cs.toronto.edu/~kriz/cifar.html)."""
-    return _open(_cifar("cifar10", datasets.CIFAR10), argument)
+    return _cifar("cifar10", datasets.CIFAR10, argument)
 
 
 def open_cifar100(argument: str, faults: Faults) -> Source:
     """Open CIFAR-100 with its 100 fine classes."""
-    return _open(_cifar("cifar100", datasets.CIFAR100), argument)
+    return _cifar("cifar100", datasets.CIFAR100, argument)
 
 
 def open_svhn(argument: str, faults: Faults) -> Source:
     """Open the cropped digits of SVHN (http://ufldl.stanford.edu/housenumbers/)."""
     kind = datasets.SVHN
-    the_set = _Set(
-        name="svhn",
-        hub="ufldl-stanford/svhn/cropped_digits",
-        make=lambda root, train, download: kind(
-            root, split="train" if train else "test", download=download
-        ),
-        pixels=lambda found: found.data,
-        labels=lambda found: found.labels,
-        classes=lambda found: [str(digit) for digit in range(10)],
-        files=lambda root: [
-            _File(url, root / name, md5)
-            for url, name, md5 in (kind.split_list[split] for split in ("train", "test"))
-        ],
+    urls = [kind.split_list[split][0] for split in ("train", "test")]
+    train, test = _made("svhn", kind, argument, urls, [{"split": "train"}, {"split": "test"}])
+    return Source(
+        classes=tuple("0123456789"),
+        train=_table("svhn train", train.data, train.labels),
+        test=_table("svhn test", test.data, test.labels),
         notes=("the extra training images of SVHN are not used",),
     )
-    return _open(the_set, argument)
 
 
 def open_fashion_mnist(argument: str, faults: Faults) -> Source:
     """Open Fashion-MNIST (https://github.com/zalandoresearch/fashion-mnist)."""
     kind = datasets.FashionMNIST
-    the_set = _Set(
-        name="fashion_mnist",
-        hub="zalando-datasets/fashion_mnist",
-        make=lambda root, train, download: kind(root, train=train, download=download),
-        pixels=lambda found: found.data.numpy()[:, None],
-        labels=lambda found: found.targets.numpy(),
-        classes=lambda found: list(found.classes),
-        files=lambda root: [
-            _File(kind.mirrors[0] + name, root / kind.__name__ / "raw" / name, md5)
-            for name, md5 in kind.resources
-        ],
+    urls = [kind.mirrors[0] + name for name, _ in kind.resources]
+    train, test = _made("fashion_mnist", kind, argument, urls, below="FashionMNIST/raw")
+    return Source(
+        classes=tuple(train.classes),
+        train=_table("fashion_mnist train", train.data.numpy()[:, None], train.targets),
+        test=_table("fashion_mnist test", test.data.numpy()[:, None], test.targets),
         image_size=(32, 32),
         notes=("grey images, repeated to three channels",),
     )
-    return _open(the_set, argument)
 
 
-def _cifar(name: str, kind: Any) -> _Set:
-    return _Set(
-        name=name,
-        hub=f"uoft-cs/{name}",
-        make=lambda root, train, download: kind(root, train=train, download=download),
-        pixels=lambda found: found.data.transpose(0, 3, 1, 2),
-        labels=lambda found: found.targets,
-        classes=lambda found: list(found.classes),
-        files=lambda root: [_File(kind.url, root / kind.filename, kind.tgz_md5)],
+def _cifar(name: str, kind: Any, argument: str) -> Source:
+    train, test = _made(name, kind, argument, [kind.url])
+    return Source(
+        classes=tuple(train.classes),
+        train=_table(f"{name} train", train.data.transpose(0, 3, 1, 2), train.targets),
+        test=_table(f"{name} test", test.data.transpose(0, 3, 1, 2), test.targets),
     )
+
+
+def _table(what: str, pixels: NDArray[np.uint8], labels: Any) -> Arrays:
+    return Arrays(what, np.ascontiguousarray(pixels), np.asarray(labels, dtype=np.int64))
 
 
 def cache_folder() -> Path:
@@ -165,73 +127,35 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "keymix"
 
 
-def _open(the_set: _Set, argument: str) -> Source:
+def _made(
+    name: str,
+    kind: Any,
+    argument: str,
+    urls: list[str],
+    splits: Sequence[dict[str, Any]] = ({"train": True}, {"train": False}),
+    below: str = "",
+) -> list[Any]:
+    """Make torchvision's sets of train and test, and download what is missing.
+
+    Its files, at ``urls``, lie in the folder ``below`` the root.
+    """
     root = Path(argument).expanduser() if argument else cache_folder()
-    train, test = _made(the_set, root, argument)
-
-    def table(found: Any, split: str) -> Arrays:
-        pixels = np.ascontiguousarray(the_set.pixels(found))
-        labels = np.asarray(the_set.labels(found), dtype=np.int64)
-        return Arrays(f"{the_set.name} {split}", pixels, labels)
-
-    return Source(
-        classes=tuple(the_set.classes(train)),
-        train=table(train, "train"),
-        test=table(test, "test"),
-        image_size=the_set.image_size,
-        notes=the_set.notes,
-    )
-
-
-def _made(the_set: _Set, root: Path, argument: str) -> tuple[Any, Any]:
-    """Make both splits from what is there, or else download what is missing."""
-
-    def both(download: bool) -> tuple[Any, Any]:
-        return the_set.make(root, True, download), the_set.make(root, False, download)
-
-    try:
-        return both(False)
-    except _TROUBLE:
-        pass
-    spec = f"{the_set.name}:{argument}" if argument else the_set.name
+    with suppress(*_TROUBLE):
+        return [kind(root, **split) for split in splits]
     try:
         root.mkdir(parents=True, exist_ok=True)
         # processes that start together must not write the same file at once
-        with FileLock(root / f".{the_set.name}.lock"), _impatient():
-            return both(True)
+        with FileLock(root / f".{name}.lock"), _impatient():
+            return [kind(root, download=True, **split) for split in splits]
     except _TROUBLE as error:
-        raise UserError(_no_data(the_set, root, spec, error)) from error
-
-
-def _no_data(the_set: _Set, root: Path, spec: str, error: BaseException) -> str:
-    """Say in one line what is missing or damaged, and the ways out."""
-    wanted = [f for f in the_set.files(root) if not check_integrity(f.path, f.md5)]
-    if not wanted:  # all archives are whole, but what was unpacked from them is not
-        return (
-            f"data {spec}: the unpacked files in {root} are damaged ({_words(error)}). "
-            "Remove them, not the archives, and run the command again."
-        )
-    damaged = [str(f.path) for f in wanted if f.path.exists()]
-    urls = ", ".join(f.url for f in wanted)
-    trouble = f"cannot be downloaded ({_words(error)})"
-    if damaged:
-        are = "are damaged or incomplete (their MD5 differs)"
-        if len(damaged) == 1:
-            are = "is damaged or incomplete (its MD5 differs)"
-        trouble = f"{' and '.join(damaged)} {are}; the set {trouble}"
-    return (
-        f"data {spec}: {trouble}. Put {urls} into {wanted[0].path.parent}, "
-        f"or use hf:{the_set.hub} or parquet:PATH."
-    )
-
-
-def _words(error: BaseException) -> str:
-    reason = getattr(error, "reason", None)  # URLError wraps the socket's error
-    cause = reason if isinstance(reason, OSError) else error
-    text = getattr(cause, "strerror", None) or str(cause)
-    lines = [line for line in text.splitlines() if line.strip()]
-    message = lines[-1].strip().rstrip(".") if lines else type(error).__name__
-    return re.sub(r"<urlopen error (?:\[Errno -?\d+\] )?(.*)>", r"\1", message)
+        why = (str(error).strip() or type(error).__name__).splitlines()[-1].rstrip(".")
+        place = root / below
+        there = [str(place / file) for url in urls if (place / (file := Path(url).name)).exists()]
+        instead = f" instead of {some(there)}, where damaged" if there else ""
+        raise UserError(
+            f"data {name}: it is not whole in {root}, and downloading it failed ({why}). Put "
+            f"{', '.join(urls)} into {place}{instead}, or use hf:OWNER/NAME or parquet:PATH."
+        ) from error
 
 
 @contextmanager

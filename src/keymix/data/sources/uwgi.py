@@ -35,7 +35,6 @@ SPECS = (
         task="segmentation",
         target="mask",
         on_disk=True,
-        says_where=True,
     ),
 )
 
