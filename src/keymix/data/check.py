@@ -169,10 +169,7 @@ def _splits(
 def _words(entry: DataSpec) -> dict[str, tuple[str, str]]:
     """Put the kinds of faults of such data in words: what, and what to do."""
     items = entry.input_kind.nouns
-    words = {kind: (what, remedy.format(items=items)) for kind, (what, remedy) in FAULTS.items()}
-    if entry.target_kind.faults:
-        words |= look_up(entry.target_kind.faults)
-    return words
+    return {kind: (what, remedy.format(items=items)) for kind, (what, remedy) in FAULTS.items()}
 
 
 def _add_faults(

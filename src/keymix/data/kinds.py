@@ -116,7 +116,6 @@ class TargetKind:
     single: str = ""  # what the one of an input is called where copies of the input have several
     repeated: str = "with the same target"  # how copies of an input with the same target are called
     grouping: str = ""  # how groups of such inputs can be named, the beginning of a remedy
-    faults: str = ""  # where the kinds of their faults are put in words, ``module:mapping``
     # whether it says where something is in the image, so that what moves the image must move it
     # too
     placed: bool = False
@@ -139,7 +138,6 @@ MASK = TargetKind(
     single="mask",
     repeated="with the same mask",
     grouping="name the sequence of each in groups.csv, or ",
-    faults="keymix.data.segmentation.table:KINDS",
     placed=True,
     settings=Settings(
         names=("masks", "stack", "split_by", "test_fraction"),
@@ -157,7 +155,6 @@ BOXES = TargetKind(
     nouns="instances",
     single="set of instances",
     repeated="with the same instances",
-    faults="keymix.data.detection.table:KINDS",
     placed=True,
     augment=("multi_scale",),
     data="data for detection, such as coco:PATH",

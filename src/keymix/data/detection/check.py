@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from keymix.data.detection.table import (
     LARGE,
     SMALL,
-    InstanceSource,
     InstanceTable,
     InstanceTargets,
 )
@@ -35,26 +34,19 @@ from keymix.data.survey import Progress, Survey, survey_images
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
 
-_T = TypeVar("_T", bound=np.generic)
-
 
 def survey_source(
     source: Source, faults: Faults, options: Options, progress: Progress
 ) -> dict[str, Survey]:
     """Decode every image of a source, and list what is wrong with its entry and annotations."""
-    assert isinstance(source, InstanceSource)
     found = survey_images(source, faults, options, progress)
     for name, table in source.tables.items():
         assert isinstance(table, InstanceTable)
-        seen = found[name]
         for i in range(len(table)):
-            faults.found += table.stated(i)
-            if i not in seen.broken:
-                width, height = seen.sizes[i].tolist()
+            faults.found += table.unfit(i)
+            if i not in found[name].broken:
+                width, height = found[name].sizes[i].tolist()
                 faults.found += table.unlike(i, (height, width))
-            elif table.lost(i):
-                del seen.broken[i]
-                faults.found += table.inspect(i)[len(table.stated(i)) :]
     return found
 
 
@@ -62,6 +54,7 @@ def survey_source(
 class _Instances:
     """All instances of a data set in one row, and the images that they are in."""
 
+    splits: frozenset[str]  # those that there are
     split: NDArray[np.str_]  # of each instance
     image: IntArray  # of each instance, in the row of all images
     label: IntArray
@@ -77,26 +70,27 @@ class _Instances:
                 self.label[(self.split == split) & ~self.crowd], minlength=len(names)
             ).astype(np.int64)
             for split in SPLITS
-            if split in self.split
+            if split in self.splits
         }
 
 
 def _joined(every: Sequence[InstanceTargets], splits: NDArray[np.str_]) -> _Instances:
     """Take the instances of several tables or splits, in their order."""
-    count = np.concatenate([each.counts for each in every])
+    found = [each.annotations for each in every]
+    count = np.concatenate([each.counts for each in found])
     image = np.repeat(np.arange(len(count)), count)
 
-    def column(name: str, kind: type[_T]) -> NDArray[_T]:
-        parts = [getattr(each.annotations, name)[each.positions] for each in every]
-        return np.concatenate(parts).astype(kind)
+    def column(name: str) -> NDArray[Any]:
+        return np.concatenate([each.joined(name) for each in found])
 
     return _Instances(
+        splits=frozenset(splits.tolist()),
         split=splits[image],
         image=image,
-        label=column("labels", np.int64),
-        box=column("boxes", np.float64),
-        area=column("areas", np.float64),
-        crowd=column("crowd", np.bool_),
+        label=column("labels"),
+        box=column("boxes"),
+        area=column("areas"),
+        crowd=column("crowd"),
         count=count,
     )
 
@@ -132,9 +126,8 @@ def _add_counts(
 ) -> None:
     """Count instances by class and split, crowds, and images without any."""
     names = [split for split in SPLITS if images.of_split(split).any()]
-    nothing = np.zeros(len(images.classes), dtype=np.int64)
     report.facts["classes"] = {
-        name: {split: int(by_class.get(split, nothing)[c]) for split in names}
+        name: {split: int(by_class[split][c]) for split in names}
         for c, name in enumerate(images.classes)
     }
     instances = {split: int((found.split == split).sum()) for split in names}
@@ -193,15 +186,13 @@ def _add_lacking(
     report: Report, names: Sequence[str], by_class: Mapping[str, IntArray], kind: InputKind
 ) -> None:
     """Name the classes that a split lacks."""
-    nothing = np.zeros(len(names), dtype=np.int64)
-    counts = {split: by_class.get(split, nothing) for split in SPLITS}
     report.add(
         WARNING,
         "classes without training instances",
-        [names[c] for c in np.flatnonzero(counts["train"] == 0).tolist()],
+        [names[c] for c in np.flatnonzero(by_class["train"] == 0).tolist()],
         f"no model can learn them: add {kind.nouns}, or take their names out",
     )
-    add_unmeasured(report, names, counts, kind)
+    add_unmeasured(report, names, by_class, kind)
 
 
 def _add_twice(report: Report, images: Images, found: _Instances) -> None:
