@@ -24,6 +24,10 @@ SPLITS = {
     "test": ("test", "testing"),
 }
 """What folders, files and columns may call each split, in any case."""
+IMAGE_FOLDERS = ("images", "image", "imgs", "img", "jpegimages")
+"""What a folder of images with masks may be called, in any case."""
+MASK_FOLDERS = ("masks", "mask", "labels", "annotations", "segmentationclass")
+"""What the folder of their masks may be called, in any case."""
 _THREADS = 4
 _CHUNK = 256  # inputs a task: threads pay for larger files, and cost little for small ones
 _LONGEST = 1 << 26  # characters of a cell: run lengths of large images pass Python's 131,072
@@ -69,6 +73,12 @@ def existing_folder(spec_name: str, argument: str) -> Path:
 def folders(path: Path) -> list[str]:
     """List the visible folders inside, sorted."""
     return sorted(p.name for p in path.iterdir() if not is_hidden(p.name) and p.is_dir())
+
+
+def folder_named(path: Path, names: Sequence[str]) -> Path | None:
+    """Return the folder inside with one of some names, in any case; the first of several."""
+    inside = {name.lower(): path / name for name in folders(path)} if path.is_dir() else {}
+    return next((inside[name] for name in names if name in inside), None)
 
 
 def is_hidden(name: str) -> bool:

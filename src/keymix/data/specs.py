@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from keymix.data.files import IMAGE_FOLDERS, MASK_FOLDERS, folder_named
 from keymix.data.kinds import (
     CELLS,
     IMAGE,
@@ -324,8 +325,8 @@ def kind_of(path: Path) -> str:
     looks: tuple[tuple[str, Callable[[Path], bool]], ...] = (
         ("parquet", _holds_parquet),
         ("uwgi", _holds_scans),
-        ("masks", lambda at: any(_holds_masks(at / part) for part in ("", "train", "val", "test"))),
         ("coco", lambda at: any(any(at.glob(names)) for names in _OF_COCO)),
+        ("masks", lambda at: any(_holds_masks(at / part) for part in ("", "train", "val", "test"))),
         ("imagenet", _holds_imagenet),
         ("events", _holds_events),
     )
@@ -356,7 +357,10 @@ def _holds_events(path: Path) -> bool:
 
 
 def _holds_masks(path: Path) -> bool:
-    return (path / "images").is_dir() and (path / "masks").is_dir()
+    masks = folder_named(path, MASK_FOLDERS)
+    if masks is None or folder_named(path, IMAGE_FOLDERS) is None:
+        return False
+    return any(masks.glob("*.png")) or any(masks.glob("*/*.png"))
 
 
 def _holds_parquet(path: Path) -> bool:

@@ -86,7 +86,7 @@ def survey_scans(
                     survey.targets[i] = _hash(mask)
             except UserError as error:
                 if not faults:  # else its kind was reported
-                    faults.append(Fault("unreadable image", str(error), table.name(i)))
+                    faults.append(Fault("unreadable", str(error), table.name(i)))
             if faults:
                 own.faults[i] = faults
         return len(rows)

@@ -25,40 +25,6 @@ from keymix.errors import unknown
 
 Pixels = NDArray[np.uint8]
 
-KINDS = {
-    "missing scan": ("scans that are missing", "restore the files, or remove the rows"),
-    "unreadable image": ("broken images", "replace or remove them"),
-    "unreadable mask": ("broken masks", "replace or remove them"),
-    "size unlike the name": (
-        "images of another size than their name says",
-        "rename or replace them",
-    ),
-    "size unlike the neighbours": (
-        "images of another size than their neighbours in the stack",
-        "replace them, or take data.stack=1",
-    ),
-    "scans of one number": ("several scans of one slice", "keep one of them"),
-    "rows of one mask": ("masks that have several rows", "keep one row per slice and class"),
-    "undeclared class": ("classes that the data set does not have", "correct or remove the rows"),
-    "bad run lengths": ("run lengths that are no numbers of 1 or more", "correct the rows"),
-    "odd run lengths": ("run lengths of an odd count", "correct the rows"),
-    "run beyond the image": ("run lengths beyond the image", "correct the rows"),
-    "overlapping runs": ("run lengths that overlap", "correct the rows"),
-    "bad row": ("rows that cannot be read", "correct or remove them"),
-    "bad splits": ("mistakes in the list of splits", "correct the rows"),
-    "case in two splits": (
-        "cases in two splits",
-        "keep a case in one split, or split by slice: data.split_by=slice",
-    ),
-    "missing mask": ("images without mask", "add the masks, or remove the images"),
-    "missing image": ("masks without image", "add the images, or remove the masks"),
-    "images of one stem": ("several images of one stem", "keep one of them"),
-    "undeclared value": ("masks with values that classes.txt lacks", "correct the masks"),
-    "colour mask": ("masks in colour", "store class numbers in one channel"),
-    "size unlike the image": ("masks of another size than their image", "replace them"),
-    "bad groups": ("mistakes in the list of groups", "correct the rows"),
-}
-"""Kinds of faults of images with masks: words for many of one kind, and the remedy."""
 _CALLED = {"train": "training", "val": "validation", "test": "test"}
 
 
@@ -67,7 +33,7 @@ class Seen:
     """What was seen of an image and its mask.
 
     Args:
-        faults: What is wrong with them; the message has no remedy, which `KINDS` has.
+        faults: What is wrong with them.
         empty: Whether no pixel of the mask has a class but the background.
         overlap: Pixels that had several classes and kept one.
         replaced: Neighbours of a stack that others stand in for.
@@ -293,7 +259,7 @@ def report_shared_cases(tables: Mapping[str, ScanTable], faults: Faults) -> None
             if split != name and group not in seen:
                 seen.add(group)
                 faults.report(
-                    "case in two splits",
+                    "bad row",
                     group,
                     f"case {group!r} is in {split} ({where}) and in {name} ({table.name(i)}): what "
                     "is learned of it would be tested on it. Keep it in one split, or split by "

@@ -207,7 +207,8 @@ class _Reader:
         seen = set[Any]()
         for number, entry in enumerate(raw):
             key, said = _whole(entry, "id"), entry if isinstance(entry, dict) else {}
-            file, why = said.get("file_name"), ""
+            file: Any = said.get("file_name")
+            why = ""
             if key is None:
                 why = f"has the id {_short(said.get('id'))}, which is no whole number"
             elif not isinstance(file, str) or not file:
