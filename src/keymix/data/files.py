@@ -97,11 +97,7 @@ def is_image(name: str) -> bool:
 
 
 def read_rows(
-    path: Path,
-    columns: Sequence[str],
-    report: Callable[[str, object, str], None],
-    *,
-    kind: str = "bad row",
+    path: Path, columns: Sequence[str], report: Callable[[str, object, str], None]
 ) -> list[tuple[int, tuple[str, ...]]]:
     """Read some columns of a CSV file, wherever they stand.
 
@@ -136,7 +132,7 @@ def read_rows(
     for line, row in rows:
         if len(row) != len(head):
             report(
-                kind,
+                "bad row",
                 f"{path}:{line}",
                 f"{path}: line {line} has {len(row)} cells, not {len(head)}: {short(row)!r}. "
                 "Correct or remove it.",

@@ -406,7 +406,8 @@ class Pairs(ScanTable):
             message = f"{path} has {width}x{height} pixels, its image {size[1]}x{size[0]}"
             return Fault("wrong size", message, str(path))
         if self.kind.multilabel:
-            return (values != 0).astype(np.uint8)
+            inside: Pixels = (values != 0).astype(np.uint8)
+            return inside
         mask, unknown = self._numbered(values, coloured=coloured)
         if not unknown.any():
             return mask
