@@ -357,10 +357,7 @@ def _holds_events(path: Path) -> bool:
 
 
 def _holds_masks(path: Path) -> bool:
-    masks = folder_named(path, MASK_FOLDERS)
-    if masks is None or folder_named(path, IMAGE_FOLDERS) is None:
-        return False
-    return any(masks.glob("*.png")) or any(masks.glob("*/*.png"))
+    return all(folder_named(path, names) for names in (IMAGE_FOLDERS, MASK_FOLDERS))
 
 
 def _holds_parquet(path: Path) -> bool:

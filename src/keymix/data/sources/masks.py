@@ -27,6 +27,7 @@ from keymix.data.decode import (
 from keymix.data.files import (
     IMAGE_FOLDERS,
     MASK_FOLDERS,
+    SPLITS,
     existing_path,
     folder_named,
     folders,
@@ -146,8 +147,13 @@ def _place(at: Path) -> _Place | None:
 
 def _places(root: Path, argument: str) -> dict[str, _Place]:
     """Find where the images and masks of each split are."""
-    found = {split_named(name): _place(root / name) for name in folders(root)}
-    places = {split: place for split, place in found.items() if split and place is not None}
+    found: dict[str, list[_Place]] = {split: [] for split in SPLITS}
+    for name in folders(root):
+        if (split := split_named(name)) and (place := _place(root / name)) is not None:
+            found[split].append(place)
+    places = {split: several[0] for split, several in found.items() if several}
+    if twice := [split for split, several in found.items() if len(several) > 1]:
+        raise UserError(f"{root} has several folders of {twice[0]}. Keep one of them.")
     whole = _place(root)
     if whole is not None and places:
         raise UserError(f"{root} has images, and {'/, '.join(places)}/ have too. Keep one of them.")
