@@ -42,6 +42,7 @@ from keymix.tasks.detection.matching import Found
 from keymix.tasks.detection.page import OfComparison
 from keymix.tasks.detection.predictions import InstancePrediction, found_at
 from keymix.tasks.detection.reference import BOXES, frequent_boxes
+from keymix.train.files import weights_file
 from keymix.train.model import load_data
 from keymix.train.recipe import Recipe, replace_path
 from made_instances import CATEGORIES, write_instances
@@ -423,7 +424,7 @@ def test_where_data_have_boxes_alone_they_are_learned_scored_and_predicted(
         file.write_text(json.dumps(found), encoding="utf-8")
     run, scores = tmp_path / "run", {key for key in SCORES if key.startswith("box")}
     keymix.train(small(root), run)
-    assert not any("mask" in name for name in load_file(run / "last.safetensors"))
+    assert not any("mask" in name for name in load_file(run / weights_file("last")))
     assert "train_loss_mask" not in keymix.load_run(run).metrics()[0]
     assert set(keymix.load_run(run).summary.last.test.scores) == scores
     assert main(["eval", str(run)]) == 0

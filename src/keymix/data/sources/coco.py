@@ -237,8 +237,7 @@ class _Reader:
     def _annotations(self, raw: list[Any], images: Mapping[int, _Image]) -> None:
         """Read the annotations, each to its image."""
         ids, faults, fit = set[int](), list[Fault](), 0
-        for number in range(len(raw)):
-            entry, raw[number] = raw[number], None  # half of the memory that the text took
+        for number, entry in enumerate(raw):
             key, of = _whole(entry, "id"), _whole(entry, "image_id")
             what = f"annotations[{number}]" if key is None else f"annotation {key}"
             image = images.get(-1 if of is None else of)
@@ -364,8 +363,7 @@ def _outline(given: Any, size: Size) -> Outline:
     for points in polygons:
         if points.ndim != 1 or len(points) < 6 or len(points) % 2:
             raise ValueError(f"has a polygon of {points.size} numbers; three points have six")
-        corners = points.reshape(-1, 2)
-        least, most = corners.min(axis=0), corners.max(axis=0)
-        if not ((least >= -_OUTSIDE) & (most <= (size[1] + _OUTSIDE, size[0] + _OUTSIDE))).all():
+        right, bottom = points[::2].max() - size[1], points[1::2].max() - size[0]
+        if not (points.min() >= -_OUTSIDE and right <= _OUTSIDE and bottom <= _OUTSIDE):
             raise ValueError(f"has points beyond {size[1]}x{size[0]} pixels")
     return polygons
