@@ -66,15 +66,19 @@ def encoded(outline: Outline, own: Size, at: Size | None = None) -> RunLengths:
     return found
 
 
-def filled(outlines: Sequence[Outline], own: Size, at: Size) -> Tensor:
+def masks_of(outlines: Sequence[Outline], own: Size, at: Size) -> Tensor:
     """Make the masks of an image, uint8 ``[n, H, W]`` at a size.
 
     Polygons are scaled before they are filled; regions take the nearest pixel.
     """
-    made = torch.empty((len(outlines), *at), dtype=torch.uint8)
-    for k, outline in enumerate(outlines):
-        plane = torch.from_numpy(mask.decode(encoded(outline, own, at)))
-        if plane.shape != at:
-            plane = F.interpolate(plane[None, None], at, mode="nearest-exact")[0, 0]
-        made[k] = plane
+    made = torch.zeros((len(outlines), *at), dtype=torch.uint8)
+    for plane, outline in zip(made, outlines, strict=True):
+        runs = encoded(outline, own, at)
+        filled = torch.from_numpy(mask.decode(runs))
+        if filled.shape != at:
+            plane[:] = F.interpolate(filled[None, None], at, mode="nearest-exact")[0, 0]
+            continue
+        left, top, width, height = map(int, mask.toBbox(runs))
+        box = slice(top, top + height), slice(left, left + width)  # the rest is empty
+        plane[box] = filled[box]
     return made

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from keymix.data.augment import Augment
 from keymix.data.decode import DAMAGE, Size, reason, refuse_turned
-from keymix.data.detection.outlines import FloatArray, Outline, RunLengths, encoded, filled
+from keymix.data.detection.outlines import FloatArray, Outline, RunLengths, encoded, masks_of
 from keymix.data.kinds import BOXES
 from keymix.data.random_parameters import flips
 from keymix.data.sources.base import Fault, Source
@@ -219,7 +219,7 @@ class InstanceTargets(Targets):
             "area": torch.from_numpy((image.areas * grown).astype(np.float32)),
         }
         if self.annotations.outlined:
-            found["masks"] = filled(image.outlines, image.size, size)
+            found["masks"] = masks_of(image.outlines, image.size, size)
         return found
 
 
