@@ -44,6 +44,8 @@ class Score:
             else the unit itself, or nothing.
         unit_key: Where the task's own part of a record has the unit in place of `unit`.
         places: Decimal places of a value that is no fraction; None for three digits.
+        needs: The fact of the data, a field of `keymix.data.record.DataFacts`, without which it is
+            not defined; empty for none.
     """
 
     key: str
@@ -56,6 +58,7 @@ class Score:
     unit: str = "%"
     unit_key: str = ""
     places: int | None = None
+    needs: str = ""
 
     @property
     def scale(self) -> float:

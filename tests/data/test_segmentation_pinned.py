@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -52,9 +53,7 @@ def test_a_case_in_two_splits_is_refused_unless_slices_are_split(tmp_path: Path)
     root = pinned(tmp_path, "id", rows)
     faults = Faults(collect=True)
     open_source(str(root), faults)
-    assert [(fault.kind, fault.culprit) for fault in faults.found] == [
-        ("case in two splits", "case1")
-    ]
+    assert [fault.culprit for fault in faults.found] == ["case1"]
     with pytest.raises(UserError, match=r"case 'case1' is in train .* and in test .*slice_0001"):
         load(f"uwgi:{root}")
     data = load(f"uwgi:{root}", split_by="slice", val_fraction=0.3)
@@ -64,31 +63,22 @@ def test_a_case_in_two_splits_is_refused_unless_slices_are_split(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("head", "rows", "kind", "expected"),
+    ("head", "rows", "culprit"),
     [
-        ("case", [*CASES, ["case1", "test"]], "case in two splits",
-         "line 5: 'case1' is in test, but in train by line 2."),
-        ("id", [*SLICES, [SLICES[0][0], "val"]], "bad splits",
-         "line 8: 'case1_day0_slice_0001' is in val, but in train by line 2."),
-        ("case", [*CASES, ["case9", "test"]], "bad splits",
-         "line 5: 'case9' is no case and no id of train.csv."),
-        ("case", [*CASES[:2], ["case3", "dev"], ["case3", "test"]], "bad splits",
-         "line 4: split 'dev' is none of train, val, test."),
-        ("case", CASES[:2], "bad splits",
-         "has no split for 2 slices: case3_day0_slice_0001, case3_day0_slice_0002."),
+        ("case", [*CASES, ["case1", "test"]], "line 5: 'case1'"),
+        ("id", [*SLICES, [SLICES[0][0], "val"]], "line 8: 'case1_day0_slice_0001'"),
+        ("case", [*CASES, ["case9", "test"]], "line 5: 'case9'"),
+        ("case", [*CASES[:2], ["case3", "dev"], ["case3", "test"]], "line 4: split 'dev'"),
+        ("case", CASES[:2], "2 slices: case3_day0_slice_0001, case3_day0_slice_0002"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_in_a_list_of_splits_are_named(
-    tmp_path: Path, head: str, rows: list[list[str]], kind: str, expected: str
+    tmp_path: Path, head: str, rows: list[list[str]], culprit: str
 ) -> None:
     root = pinned(tmp_path, head, rows)
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=re.escape(culprit)) as caught:
         load(f"uwgi:{root}", split_by="slice")
-    assert expected in str(caught.value)
     assert str(root / "splits.csv") in str(caught.value)
-    faults = Faults(collect=True)
-    open_source(str(root), faults)
-    assert faults.found[0].kind == kind
 
 
 def test_the_fingerprint_differs_where_a_slice_is_left_out(tmp_path: Path) -> None:

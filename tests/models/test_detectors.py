@@ -175,6 +175,19 @@ def test_a_first_bias_that_was_trained_stays() -> None:
 
 
 @both
+def test_without_a_mask_head_boxes_alone_are_learned_and_found(name: str) -> None:
+    model, batch = small(name, masks=False), images()
+    targets = [{key: each[key] for key in ("boxes", "labels")} for each in instances(batch)]
+    assert not any("mask" in key for key in (*model.state_dict(), *model.train()(batch, targets)))
+    with torch.no_grad():
+        assert all("masks" not in found for found in model.eval()(batch))
+    model.reset_classifier(5)
+    whole = small(name)
+    with pytest.raises(UserError, match="'masks'"):
+        whole.train()(batch, targets)
+
+
+@both
 def test_images_without_instances_train(name: str) -> None:
     model = small(name)
     found = losses(model, count=0)

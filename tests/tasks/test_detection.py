@@ -19,6 +19,7 @@ from PIL import Image
 from pycocotools import mask as coco_masks
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
+from safetensors.torch import load_file
 from toy_tasks import quick_comparisons
 
 import keymix
@@ -41,6 +42,7 @@ from keymix.tasks.detection.matching import Found
 from keymix.tasks.detection.page import OfComparison
 from keymix.tasks.detection.predictions import InstancePrediction, found_at
 from keymix.tasks.detection.reference import BOXES, frequent_boxes
+from keymix.train.files import weights_file
 from keymix.train.model import load_data
 from keymix.train.recipe import Recipe, replace_path
 from made_instances import CATEGORIES, write_instances
@@ -395,13 +397,49 @@ def test_the_page_is_complete(compared: Path) -> None:
     kept = tuple(each for each in record.findings if each.kind != "nothing_learned")
     record = replace(record, findings=kept)  # in one epoch nothing is
     text = unescape(render(record, result.pictures))
-    for heading in ("Boxes and masks, by IoU and size", "By class", "What they detect"):
+    for heading in ("By IoU and size", "By class", "What they detect"):
         assert f"<h2>{heading}</h2>" in text
     for word in ("percentile bootstrap", "crowd", "box AP", "contrast(a, b)"):
         assert word in text
     assert not re.search(r"accurac|Accurac", text)
     assert "data:image/" in text
     assert "http://" not in text.replace("http://www.w3.org", "")
+    assert "mask AP" in text
+    boxed = replace(record, data=replace(record.data, outlines=False))
+    assert "mask AP" not in unescape(render(boxed, result.pictures))
+
+
+# ---- boxes alone -----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_where_data_have_boxes_alone_they_are_learned_scored_and_predicted(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = shutil.copytree(data, tmp_path / "boxes")
+    for file in (root / "annotations").iterdir():
+        found = json.loads(file.read_text(encoding="utf-8"))
+        for each in found["annotations"]:
+            del each["segmentation"]
+        file.write_text(json.dumps(found), encoding="utf-8")
+    run, scores = tmp_path / "run", {key for key in SCORES if key.startswith("box")}
+    keymix.train(small(root), run)
+    assert not any("mask" in name for name in load_file(run / weights_file("last")))
+    assert "train_loss_mask" not in keymix.load_run(run).metrics()[0]
+    assert set(keymix.load_run(run).summary.last.test.scores) == scores
+    assert main(["eval", str(run)]) == 0
+    assert "mask" not in capsys.readouterr().out
+    keymix.predict_instances(run, out=tmp_path / "out", split="test", score_threshold=0.0)
+    entries = json.loads((tmp_path / "out" / "detections.json").read_text(encoding="utf-8"))
+    assert entries
+    assert all("segmentation" not in each for each in entries)
+    for name in (f"{each['image_id']}.jpg" for each in entries):
+        assert (tmp_path / "out" / "overlays" / name).is_file()
+    loaded = load_data(small(root).data)
+    (reference,) = ANSWERS.references(loaded)
+    assert set(reference.evaluated.scores) == scores
+    (row, *_) = ANSWERS.details(keymix.load_run(run).summary.last.test).rows
+    assert len(row) == 4
 
 
 # ---- recipes ---------------------------------------------------------------------------------
@@ -426,6 +464,7 @@ def test_instances_are_read_at_their_own_size(data: Path) -> None:
     targets = instance_targets(loaded.test)
     for i in range(len(loaded.test)):
         found = instances_of(targets, i)
+        assert found.masks is not None
         assert all(tuple(mask["size"]) == targets.size(i) for mask in found.masks)
         assert len(found.masks) == len(found.labels) == len(found.area)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from keymix.cli import console, scores
@@ -88,7 +89,8 @@ def main(argv: list[str]) -> int:
     if given.time_steps is not None:
         heads.append("T")
         row.append(str(found["time_steps"]))
-    left, kind = len(heads), get_task(task_name(found["data"]))
+    left, task = len(heads), get_task(task_name(found["data"]))
+    kind = replace(task, scores=tuple(score for score in task.scores if score.key in found))
     row += [str(found["images"]), *scores.cells(found, kind)]
     heads += [kind_of_spec(found["data"]).nouns, *scores.heads(kind)]
     console.table(heads, [row], left=left)

@@ -24,6 +24,10 @@ SPLITS = {
     "test": ("test", "testing"),
 }
 """What folders, files and columns may call each split, in any case."""
+IMAGE_FOLDERS = ("images", "image", "imgs", "img", "jpegimages")
+"""What a folder of images with masks may be called, in any case."""
+MASK_FOLDERS = ("masks", "mask", "labels", "annotations", "segmentationclass")
+"""What the folder of their masks may be called, in any case."""
 _THREADS = 4
 _CHUNK = 256  # inputs a task: threads pay for larger files, and cost little for small ones
 _LONGEST = 1 << 26  # characters of a cell: run lengths of large images pass Python's 131,072
@@ -61,6 +65,12 @@ def folders(path: Path) -> list[str]:
     return sorted(p.name for p in path.iterdir() if not is_hidden(p.name) and p.is_dir())
 
 
+def folder_named(path: Path, names: Sequence[str]) -> Path | None:
+    """Return the folder inside with one of some names, in any case; the first of several."""
+    inside = {name.lower(): path / name for name in folders(path)} if path.is_dir() else {}
+    return next((inside[name] for name in names if name in inside), None)
+
+
 def is_hidden(name: str) -> bool:
     """Return whether a folder is no one's data: hidden, or what archives of macOS leave."""
     return name.startswith(".") or name == "__MACOSX"
@@ -81,7 +91,6 @@ def read_rows(
     columns: Sequence[str],
     report: Callable[[str, object, str], None],
     *,
-    kind: str = "bad row",
     optional: Sequence[str] = (),
 ) -> list[tuple[int, tuple[str, ...]]]:
     """Read some columns of a CSV file, wherever they stand.
@@ -119,7 +128,7 @@ def read_rows(
     for line, row in rows:
         if len(row) != len(head):
             report(
-                kind,
+                "bad row",
                 f"{path}:{line}",
                 f"{path}: line {line} has {len(row)} cells, not {len(head)}: {short(row)!r}. "
                 "Correct or remove it.",

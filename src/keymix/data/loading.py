@@ -51,7 +51,7 @@ from keymix.data.inputs import (
     WholeImages,
 )
 from keymix.data.kinds import CLASS, IMAGE
-from keymix.data.record import DataFacts
+from keymix.data.record import DataFacts, task_of
 from keymix.data.sources.base import REMEDY, Faults, Source, Table
 from keymix.data.specs import Options, look_up, parse
 from keymix.data.splits import Part, is_large, make_splits, sample
@@ -452,9 +452,8 @@ def load(
     train = made["train"].inputs
     mean, std, measured_on = train.statistics()
     fingerprint, fingerprint_of = _fingerprint(pairs, rows_left_out(left_out))
-    decided = task.decided_by(_class_inputs(made["train"].targets, len(source.classes)))
     facts = DataFacts(
-        compared_by=decided,
+        compared_by=task.decided_by(_class_inputs(made["train"].targets, len(source.classes))),
         split_seed=split_seed,
         val_fraction=val_fraction,
         limit=limit,
@@ -465,6 +464,7 @@ def load(
         left_out=named_left_out(left_out),
         left_out_count=len(left_out),
     )
+    facts = preparation.facts(facts)
     return ImageData(
         spec=spec,
         classes=source.classes,
@@ -475,8 +475,8 @@ def load(
         train=made["train"],
         val=made["val"],
         test=made["test"],
-        facts=preparation.facts(facts),
-        task=task.compared_by(decided),
+        facts=facts,
+        task=task_of(task.name, facts),
     )
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from keymix.data.kinds import BACKGROUND, RECORDING, InputKind, recorded_kind
 from keymix.errors import UserError
@@ -78,6 +78,7 @@ class DataFacts:
         event_split: Of events, name of the published split; None where there are none.
         compared_by: Key of the score that models are compared by; None for the task's first.
         class_ids: The source's own number of each class; None where it has none.
+        outlines: Of instances, whether they have outlines; else boxes alone.
         annotations_left_out: Of instances, number of annotations that were left out of images that
             are used; None where none were.
     """
@@ -107,7 +108,15 @@ class DataFacts:
     event_split: str | None = None
     compared_by: str | None = None
     class_ids: tuple[int, ...] | None = None
+    outlines: bool | None = None
     annotations_left_out: int | None = None
+
+
+def task_of(name: str, facts: DataFacts) -> Task:
+    """Return a task with the scores that data allow, the one that models are compared by first."""
+    task = get_task(name).compared_by(facts.compared_by)
+    scores = [s for s in task.scores if not s.needs or getattr(facts, s.needs) is not False]
+    return task if len(scores) == len(task.scores) else replace(task, scores=tuple(scores))
 
 
 def counts_left_out(facts: DataFacts, kind: InputKind) -> list[str]:
@@ -158,7 +167,7 @@ class DataRecord(DataFacts, _Shape):  # fields of the last base come first
     @property
     def task_kind(self) -> Task:
         """The task, with its scores; the first is that which models are compared by."""
-        return get_task(self.task).compared_by(self.compared_by)
+        return task_of(self.task, self)
 
     @property
     def kind(self) -> InputKind:
@@ -185,7 +194,7 @@ class DataRecord(DataFacts, _Shape):  # fields of the last base come first
                 name
                 for name in (
                     *("unfit", "white_level", "event_split", "compared_by", "class_ids"),
-                    "annotations_left_out",
+                    *("outlines", "annotations_left_out"),
                 )
                 if getattr(self, name) is None
             ),

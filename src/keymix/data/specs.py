@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from keymix.data.files import split_named
+from keymix.data.files import IMAGE_FOLDERS, MASK_FOLDERS, folder_named, split_named
 from keymix.data.kinds import (
     FILES,
     IMAGE,
@@ -320,9 +320,9 @@ def kind_of(path: Path) -> str:
     looks: tuple[tuple[str, Callable[[Path], bool]], ...] = (
         ("parquet", _holds_parquet),
         ("uwgi", _holds_scans),
-        ("masks", lambda at: any(_holds_masks(at / part) for part in ("", "train", "val", "test"))),
         ("coco", lambda at: any(any(at.glob(names)) for names in _OF_COCO)),
         ("csv", _holds_table),
+        ("masks", lambda at: any(_holds_masks(at / part) for part in ("", "train", "val", "test"))),
         ("imagenet", _holds_imagenet),
         ("events", _holds_events),
     )
@@ -360,7 +360,7 @@ def _holds_events(path: Path) -> bool:
 
 
 def _holds_masks(path: Path) -> bool:
-    return (path / "images").is_dir() and (path / "masks").is_dir()
+    return all(folder_named(path, names) for names in (IMAGE_FOLDERS, MASK_FOLDERS))
 
 
 def _holds_parquet(path: Path) -> bool:

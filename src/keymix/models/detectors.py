@@ -73,6 +73,7 @@ class Detector(OnBackbone):
         img_size: Side, or height and width, of the images, pixels; nothing learned depends on it.
         in_chans: Channels of the images.
         num_classes: Classes, without a background.
+        masks: Whether it finds masks too; without a mask head it finds boxes alone.
         out_channels: Channels of every level of the pyramid.
         map_norm: Normalise the backbone's maps by a LayerNorm each before the pyramid, as in the
             detectors of Swin and MetaFormer; None to do so unless the backbone has BatchNorms.
@@ -107,6 +108,7 @@ class Detector(OnBackbone):
         img_size: int | Grid = IMAGE,
         in_chans: int = 3,
         num_classes: int = CLASSES,
+        masks: bool = True,
         out_channels: int = 256,
         map_norm: bool | None = None,
         freeze_norm: bool = True,
@@ -152,6 +154,7 @@ class Detector(OnBackbone):
             pyramid,
             out_channels,
             num_classes,
+            masks=masks,
             proposals=proposals,
             samples=samples,
             score_threshold=score_threshold,
@@ -180,13 +183,14 @@ class Detector(OnBackbone):
         Args:
             images: ``[C, h, w]`` each, of any sizes.
             targets: In training, of each image: ``boxes`` [n, 4] (x1, y1, x2, y2), ``labels`` [n]
-                from 1 to ``num_classes``, ``masks`` [n, h, w]; n may be 0.
+                from 1 to ``num_classes``, ``masks`` [n, h, w] if it has a mask head; n may be 0.
 
         Returns:
             In training ``loss_objectness``, ``loss_rpn_box_reg``, and ``loss_classifier``,
             ``loss_box_reg``, ``loss_mask`` (``…_1`` to ``…_3`` of a cascade). In evaluation of each
             image ``boxes`` [n, 4], ``labels`` [n], ``scores`` [n] in descending order, ``masks``
-            [n, 28, 28], probabilities within the box, and ``size`` [2], its height and width.
+            [n, 28, 28], probabilities within the box, and ``size`` [2], its height and width;
+            without a mask head no ``loss_mask`` and no ``masks``.
         """
         if torch.compiler.is_exporting():
             raise UserError("a detector cannot be exported: what it runs depends on what it finds")
@@ -222,7 +226,7 @@ class Detector(OnBackbone):
             targets: The instances of each image, in training.
         """
         if self.training and has_numbers(batch):
-            _check_targets(targets, len(batch))
+            _check_targets(targets, len(batch), masks=self.decoder.stages[0].has_mask())
         found: list[Instances] | Losses = self.decoder(x, batch, sizes, targets)
         return found
 
@@ -356,7 +360,7 @@ def _try_other_size(encoder: nn.Module, backbone: str, in_chans: int) -> None:
         ) from error
 
 
-def _check_targets(targets: Sequence[Instances] | None, images: int) -> None:
+def _check_targets(targets: Sequence[Instances] | None, images: int, *, masks: bool) -> None:
     """Refuse to train without the instances of every image."""
     if targets is None or len(targets) != images:
         given = "none" if targets is None else len(targets)
@@ -365,9 +369,9 @@ def _check_targets(targets: Sequence[Instances] | None, images: int) -> None:
             "model(images, targets), or model.eval() to find them"
         )
     for target in targets:
-        for name in ("boxes", "labels", "masks"):
+        for name in ("boxes", "labels", *(["masks"] if masks else [])):
             if name not in target:
-                raise UserError(f"instances have no {name!r}; give boxes, labels and masks")
+                raise UserError(f"instances have no {name!r}; give it, or build with masks=False")
 
 
 VARIANTS: dict[str, dict[str, Any]] = {"mask_rcnn": {}}

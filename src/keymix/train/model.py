@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,8 +138,12 @@ def build_model(
     in_chans: int,
     image_size: Sequence[int],
     time_steps: int | None = None,
+    arguments: Mapping[str, Any] | None = None,
 ) -> nn.Module:
-    """Build a recipe's model, with weights drawn from the recipe's seed."""
+    """Build a recipe's model, with weights drawn from the recipe's seed.
+
+    `arguments` are further ones that the data decide.
+    """
     from keymix.mixers.spec import parse_mixer
     from keymix.models.factory import create_model
     from keymix.train.losses import MapSimilarity
@@ -149,10 +153,11 @@ def build_model(
     remedies = {"img_size": "set data.image_size"}
     if time_steps is not None:
         remedies["time_steps"] = "set data.time_steps"
-    for name in ("img_size", "in_chans", "num_classes", *remedies):
+    for name in ("img_size", "in_chans", "num_classes", *remedies, *(arguments or ())):
         if name in options:
             remedy = remedies.get(name, "leave it out")
             raise UserError(f"model.options.{name} is what the data says; {remedy}.")
+    options |= arguments or {}
     if config.mixer is not None:
         options |= parse_mixer(config.mixer).model_kwargs()
     if config.global_pool is not None:
@@ -198,9 +203,11 @@ def build_model(
 
 def model_for(recipe: Recipe, data: DataRecord) -> nn.Module:
     """Build a recipe's model for data: its head as the data's task wants it; see `build_model`."""
+    part = data.task_kind.load("training")
     return build_model(
         recipe,
-        num_classes=data.task_kind.load("training").outputs(data),
+        num_classes=part.outputs(data),
+        arguments=part.arguments(data),
         in_chans=data.in_chans,
         image_size=data.image_size,
         time_steps=data.time_steps,

@@ -55,6 +55,11 @@ class TrainingPart:
         """Outputs of the model's head; one per class unless the task says otherwise."""
         return len(data.classes)
 
+    def arguments(self, data: DataRecord) -> Mapping[str, Any]:
+        """Further arguments of the model that the data decide; none unless the task says so."""
+        del data
+        return {}
+
     def check(self, recipe: Recipe) -> None:
         """Refuse what a recipe asks and the task does not have.
 

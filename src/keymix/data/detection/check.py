@@ -22,12 +22,8 @@ def look_at_instances(
     """Decode some images, and list what is wrong with their entries and annotations."""
     assert isinstance(table, InstanceTable)
     for i, look in zip(rows, look_at_images(table, rows, source, options), strict=True):
-        if table.lost(i):
-            look.faults = table.inspect(i)
-        elif look.faults:
-            look.faults = [*look.faults, *table.stated(i)]
-        else:
-            look.faults = [*table.stated(i), *table.unlike(i, look.size[::-1])]
+        unlike = [] if look.faults else table.unlike(i, look.size[::-1])
+        look.faults = [*look.faults, *table.unfit(i), *unlike]
         yield look
 
 
@@ -35,10 +31,10 @@ def describe(report: Report, samples: Samples, about: Source | ImageData) -> dic
     """Report instances by split, class and size, and unfit annotations; count those of no crowd."""
     del about
     every = [each for each in samples.targets if isinstance(each, InstanceTargets)]
-    count = np.concatenate([each.counts for each in every])
+    count = np.concatenate([each.annotations.counts for each in every])
     split = np.repeat(samples.split, count)
     labels, areas, crowd = (
-        np.concatenate([getattr(each.annotations, name)[each.positions] for each in every])
+        np.concatenate([each.annotations.joined(name) for each in every])
         for name in ("labels", "areas", "crowd")
     )
     counts = samples.count(np.where(crowd, -1, labels), split)

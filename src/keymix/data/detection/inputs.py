@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 
 from keymix.data.decode import Size
 from keymix.data.detection.table import InstanceSource, InstanceTable
@@ -29,16 +27,8 @@ class InstancePreparation(Preparation):
     source: InstanceSource
 
     def __init__(self, source: Source, spec: str, options: Options, task: Task) -> None:
-        assert isinstance(source, InstanceSource)
         super().__init__(source, spec, options, task)
-        self._left_out: dict[str, list[Sequence[Fault]]] = {}
-        if options.skip_corrupt:
-            self.source = replace(
-                source,
-                train=source.train.without_unfit(),
-                val=None if source.val is None else source.val.without_unfit(),
-                test=None if source.test is None else source.test.without_unfit(),
-            )
+        self._left_out: dict[str, int] = {}
 
     def look(self, tables: Mapping[str, Table]) -> None:
         """Read the headers of all images."""
@@ -55,20 +45,19 @@ class InstancePreparation(Preparation):
     def check(self, tables: Mapping[str, Table]) -> None:
         """Refuse the first fault, and training images without any instance."""
         loose = self.source.loose
-        if self.options.skip_corrupt:
-            self._notes += [f"left out: {each}" for each in _counted(loose)]
-            for name, table in tables.items():
-                if found := _instances(table).left_out():
-                    self._left_out[name] = found
-        else:
+        for name, table in tables.items():
+            unfit = [_instances(table).unfit(i) for i in range(len(table))]
+            if self.options.skip_corrupt:
+                self._left_out[name] = sum(map(len, unfit))
+                continue
             refuse(loose, "entries")
-            for name, table in tables.items():
-                for i, faults in enumerate(self._seen[name]):
-                    unfit = [*chain(*_instances(table).unfit(i))]
-                    refuse([fault for fault in faults if fault not in unfit])
-                    refuse(unfit, "annotations")
+            for of_image, of_annotations in zip(self._seen[name], unfit, strict=True):
+                refuse(of_image)
+                refuse(of_annotations, "annotations")
+        if loose:
+            self._notes.append(f"entries that belong to no image left out: {len(loose):,}")
         train = _instances(tables["train"])
-        if train.annotations.crowd[train.instances.positions].all():
+        if train.annotations.joined("crowd").all():
             raise UserError(
                 f"data {self.spec}: none of the {len(train):,} training images has an instance "
                 "that is no crowd, so nothing can be learned. Name other data."
@@ -76,36 +65,31 @@ class InstancePreparation(Preparation):
 
     def sizes(self, table: Table) -> list[Size]:
         """Return the sizes that are stated, since `check` compared them with the images."""
-        instances = _instances(table)
-        return [instances.size(i) for i in range(len(instances))]
+        return [image.size for image in _instances(table).annotations.images]
 
     def facts(self, facts: DataFacts) -> DataFacts:
-        """Keep the source's own numbers of the classes."""
+        """Keep the source's own numbers of the classes, and whether instances have outlines."""
+        annotations = self.source.train.annotations
         return replace(
             facts,
-            class_ids=self.source.train.annotations.category_ids,
-            annotations_left_out=sum(map(len, self._left_out.values())) or None,
+            class_ids=annotations.category_ids,
+            outlines=annotations.outlined,
+            annotations_left_out=sum(self._left_out.values()) or None,
         )
 
     def notes(self, parts: Mapping[str, Part]) -> list[str]:
         """Say which annotations were left out, and how many images have no instances."""
-        if self._left_out:
-            every = [faults for of_split in self._left_out.values() for faults in of_split]
-            of = ", ".join(f"{len(found)} of {name}" for name, found in self._left_out.items())
-            why = ", ".join(_counted([faults[0] for faults in every]))
+        if any(self._left_out.values()):
+            of = ", ".join(f"{number:,} of {name}" for name, number in self._left_out.items())
             self._notes.append(
-                f"unfit annotations left out: {of}; what they mark counts as background; {why}"
+                f"unfit annotations left out: {of}; what they mark counts as background"
             )
-        counts = [_instances(part.table).instances.counts[part.rows] for part in parts.values()]
+        if not self.source.train.annotations.outlined:
+            self._notes.append("no annotation of train has an outline: boxes alone are learned")
+        counts = [_instances(part.table).annotations.counts[part.rows] for part in parts.values()]
         empty = sum(int((of == 0).sum()) for of in counts)
         noted = [f"{empty:,} images have no instances"] if empty else []
         return [*super().notes(parts), *noted]
-
-
-def _counted(faults: Iterable[Fault]) -> list[str]:
-    """Count faults by their kind."""
-    counts = Counter(fault.kind for fault in faults)
-    return [f"{kind} ({number:,})" for kind, number in counts.items()]
 
 
 def _seen(table: InstanceTable) -> list[Sequence[Fault]]:

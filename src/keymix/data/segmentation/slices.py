@@ -109,12 +109,12 @@ class SliceSet:
                     image.verify()
         except DAMAGE as error:
             message = f"cannot read image {path}: {reason(error)}"
-            return Fault("unreadable image", message, str(path))
+            return Fault("unreadable", message, str(path))
         if found != size:
             message = (
                 f"{path} has {found[1]}x{found[0]} pixels, not the {size[1]}x{size[0]} of its name"
             )
-            return Fault("size unlike the name", message, str(path))
+            return Fault("wrong size", message, str(path))
         return None
 
 
@@ -182,7 +182,7 @@ class Slices(ScanTable):
                     planes[file] = scaled(np.asarray(image))
             except DAMAGE as error:
                 message = f"cannot read image {path}: {reason(error)}"
-                refuse([Fault("unreadable image", message, str(path))])
+                refuse([Fault("unreadable", message, str(path))])
             if planes[file].shape != one.size:
                 refuse(self.inspect(i, decode=False).faults)
         return np.stack([planes[file] for file in files])
@@ -219,7 +219,7 @@ class Slices(ScanTable):
                     f"{path} has another size than its neighbour in the stack, "
                     f"{self.whole.root / one.file}"
                 )
-                found.append(Fault("size unlike the neighbours", message, str(path)))
+                found.append(Fault("wrong size", message, str(path)))
         overlap = 0
         covered = sum(int((runs[1] - runs[0]).sum()) for _, runs in one.runs)
         if not self._multilabel and len(one.runs) > 1:

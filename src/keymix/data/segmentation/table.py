@@ -259,7 +259,7 @@ def report_shared_cases(tables: Mapping[str, ScanTable], faults: Faults) -> None
             if split != name and group not in seen:
                 seen.add(group)
                 faults.report(
-                    "case in two splits",
+                    "bad row",
                     group,
                     f"case {group!r} is in {split} ({where}) and in {name} ({table.name(i)}): what "
                     "is learned of it would be tested on it. Keep it in one split, or split by "

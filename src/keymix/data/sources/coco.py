@@ -2,28 +2,28 @@
 """Images with instances in the format of COCO: annotation files and folders of images.
 
 Test is the validation split, on which results are reported; validation is split off from train.
-An annotation file is read once and kept as flat arrays; masks are made when they are needed.
+Where no annotation of train has an outline, instances are boxes alone.
 """
 
 from __future__ import annotations
 
 import json
-from array import array
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from pycocotools import mask
 
-from keymix.data.detection.outlines import Outlines, read_runs
-from keymix.data.detection.table import Annotations, InstanceSource, InstanceTable
-from keymix.data.files import existing_path, regular
+from keymix.data.decode import DAMAGE, Size, open_image
+from keymix.data.detection.outlines import FloatArray, Outline, encoded, read_region
+from keymix.data.detection.table import Annotated, Annotations, InstanceSource, InstanceTable
+from keymix.data.files import SPLITS, existing_path, regular
 from keymix.data.sources.base import Fault, Faults, some
 from keymix.data.specs import DataSpec
-from keymix.data.streams import IntArray
 from keymix.errors import UserError
 
 SPECS = (
@@ -38,7 +38,6 @@ SPECS = (
     ),
 )
 
-_SPLITS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 _FILE = "_annotations.coco.json"
 _LAYOUT = (
     "Arrange the data as annotations/instances_train2017.json with the images in train2017/, and "
@@ -46,8 +45,8 @@ _LAYOUT = (
 )
 _OUTSIDE = 1.0  # pixels by which a box or a polygon may leave its image: it is cut off
 _LEAST = 1e-3  # pixels of the side of a box, below which it has none
-_IDS = 1 << 63
-_KEYS = ("id", "category_id", "bbox", "area", "segmentation")
+_LARGEST = 1 << 63  # of an id
+_UNKNOWN = (0, 0)  # the size of an image that cannot be read
 
 
 def open_source(argument: str, faults: Faults) -> InstanceSource:
@@ -58,19 +57,33 @@ def open_source(argument: str, faults: Faults) -> InstanceSource:
     or ``PATH/train/_annotations.coco.json`` next to its images.
     """
     root = existing_path("coco", argument)
-    places = {name: place for name in _SPLITS if (place := _place(root, name)) is not None}
+    places = {name: place for name in SPLITS if (place := _place(root, name)) is not None}
     if "train" not in places:
         raise UserError(f"data coco:{argument}: {root} has no annotations to learn from. {_LAYOUT}")
-    classes: dict[int, str] = {}
+    whole = {name: _parsed(path) for name, (path, _) in places.items()}
+    classes = _categories(places["train"][0], whole["train"]["categories"])
+    for name, (path, _) in places.items():
+        for key, said in _categories(path, whole[name]["categories"]).items():
+            if said != classes.get(key, said):
+                raise UserError(
+                    f"{path}: category {key} is {said!r}, and {classes[key]!r} in train. Use one "
+                    "list of categories."
+                )
+    outlined = any(map(_has_outline, whole["train"]["annotations"]))
     tables, loose = {}, list[Fault]()
     for name, (path, folder) in places.items():
-        reader = _Reader(path, folder, classes)
-        tables[name] = InstanceTable(reader.read())
-        classes, loose = reader.classes, loose + reader.loose
+        reader = _Reader(path, folder, {key: k for k, key in enumerate(classes)}, outlined)
+        images = reader.read(whole.pop(name))
+        made = Annotations(images=images, category_ids=tuple(classes), outlined=outlined)
+        tables[name] = InstanceTable(folder, made)
+        loose += reader.loose
     if faults.collect:
         faults.found += loose
+    often = Counter(classes.values())
     return InstanceSource(
-        classes=_names(classes),
+        classes=tuple(
+            f"{name} ({key})" if often[name] > 1 else name for key, name in classes.items()
+        ),
         train=tables["train"],
         val=tables.get("val"),
         test=tables.get("test"),
@@ -78,32 +91,24 @@ def open_source(argument: str, faults: Faults) -> InstanceSource:
     )
 
 
-def _files(root: Path, split: str) -> list[tuple[Path, list[Path]]]:
-    """List the annotation files that may be a split's, each with the folders of its images."""
-    found: list[tuple[Path, list[Path]]] = []
-    notes = root / "annotations"
-    for name in _SPLITS[split]:
-        for path in sorted(notes.glob(f"instances_{name}*.json")):
-            stem = path.stem.removeprefix("instances_")
-            if name != "val" or not stem.startswith("valid"):
-                found.append((path, [root / stem, root / "images" / stem]))
-        for path in (notes / f"{name}.json", root / f"{name}.json"):
-            places = [root / name, root / "images" / name, root / "images"]
-            found += [(path, places)] if path.is_file() else []
-        path = root / name / _FILE
-        found += [(path, [root / name])] if path.is_file() else []
-    return found
-
-
 def _place(root: Path, split: str) -> tuple[Path, Path] | None:
     """Find the annotation file of a split and the folder of its images."""
-    found = _files(root, split)
+    found: dict[Path, list[Path]] = {}
+    notes = root / "annotations"
+    for name in SPLITS[split]:
+        for path in sorted(notes.glob(f"instances_{name}*.json")):
+            stem = path.stem.removeprefix("instances_")
+            found[path] = [root / stem, root / "images" / stem]
+        for path in (notes / f"{name}.json", root / f"{name}.json"):
+            found[path] = [root / name, root / "images" / name, root / "images"]
+        found[root / name / _FILE] = [root / name]
+    found = {path: folders for path, folders in found.items() if path.exists()}
     if not found:
         return None
     if len(found) > 1:
-        names = some([str(path.relative_to(root)) for path, _ in found])
+        names = some([str(path.relative_to(root)) for path in found])
         raise UserError(f"{root} has several annotation files for {split}: {names}. Keep one.")
-    path, folders = found[0]
+    ((path, folders),) = found.items()
     for folder in folders:
         if folder.is_dir():
             return path, folder
@@ -111,327 +116,253 @@ def _place(root: Path, split: str) -> tuple[Path, Path] | None:
     raise UserError(f"{path}: there is no {wanted} with its images. {_LAYOUT}")
 
 
-def _names(classes: Mapping[int, str]) -> tuple[str, ...]:
-    """Name classes in the order of their ids; those of one name get their ids too."""
-    often = Counter(classes.values())
-    return tuple(
-        f"{name} ({key})" if often[name] > 1 else name for key, name in sorted(classes.items())
-    )
+def _parsed(path: Path) -> dict[str, list[Any]]:
+    """Parse an annotation file and check its outermost form."""
+    try:
+        found: dict[str, list[Any]] = json.loads(regular(path).read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}. Restore it.") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is no JSON: {error}. Restore it.") from error
+    for key in ("images", "annotations", "categories"):
+        if not isinstance(found, dict) or not isinstance(found.get(key), list):
+            raise UserError(
+                f"{path} has no list {key!r}: it is no annotation file of COCO's format with "
+                "instances. Name other data."
+            )
+        if key != "annotations" and not found[key]:
+            raise UserError(f"{path}: its list {key!r} is empty. Add some.")
+    return found
+
+
+def _categories(path: Path, raw: list[Any]) -> dict[int, str]:
+    """Read the categories in the order of their ids."""
+    classes: dict[int, str] = {}
+    for number, entry in enumerate(raw):
+        key, name = _whole(entry, "id"), entry.get("name") if isinstance(entry, dict) else None
+        why = "has the id of another" if key in classes else ""
+        if key is None or not isinstance(name, str) or not name.strip():
+            why = f"is {_short(entry)}, without a whole number id and a name"
+        if why or key is None:
+            raise UserError(f"{path}: categories[{number}] {why}. Correct it.")
+        classes[key] = str(name).strip()
+    return dict(sorted(classes.items()))
+
+
+class _Instance(NamedTuple):
+    """An annotation as it was read."""
+
+    label: int
+    box: FloatArray
+    area: float
+    crowd: bool
+    outline: Outline | None
 
 
 @dataclass
-class _Columns:
-    """What is read of annotations, one after the other."""
+class _Image:
+    """An image while its annotations are read."""
 
-    ids: array[int] = field(default_factory=lambda: array("q"))
-    labels: array[int] = field(default_factory=lambda: array("q"))
-    boxes: array[float] = field(default_factory=lambda: array("d"))
-    areas: array[float] = field(default_factory=lambda: array("d"))
-    crowd: array[int] = field(default_factory=lambda: array("b"))
-    points: array[float] = field(default_factory=lambda: array("d"))
-    polygons: array[int] = field(default_factory=lambda: array("q", [0]))
-    first_polygon: array[int] = field(default_factory=lambda: array("q", [0]))
-    runs: array[int] = field(default_factory=lambda: array("q"))
-    first_run: array[int] = field(default_factory=lambda: array("q", [0]))
+    id: int
+    file: str
+    size: Size
+    instances: list[_Instance]
+    unfit: list[Fault]
 
-
-class _BadError(Exception):
-    """An annotation that cannot be read: the kind of its fault, and what is wrong with it."""
+    def made(self, *, outlined: bool) -> Annotated:
+        """Put the annotations together."""
+        found = self.instances
+        return Annotated(
+            id=self.id,
+            file=self.file,
+            size=self.size,
+            labels=np.array([each.label for each in found], dtype=np.int64),
+            boxes=np.array([each.box for each in found], dtype=np.float64).reshape(-1, 4),
+            areas=np.array([each.area for each in found], dtype=np.float64),
+            crowd=np.array([each.crowd for each in found], dtype=np.bool_),
+            outlines=tuple(each.outline for each in found if outlined and each.outline is not None),
+            unfit=tuple(self.unfit),
+        )
 
 
 class _Reader:
-    """Reads an annotation file, and goes on after each fault."""
+    """Reads an annotation file, and goes on after each fault; those of no image are loose."""
 
-    def __init__(self, path: Path, folder: Path, classes: Mapping[int, str]) -> None:
-        self.path, self.folder = path, folder
-        self.classes = dict(classes)
+    def __init__(
+        self, path: Path, folder: Path, label_of: Mapping[int, int], outlined: bool
+    ) -> None:
+        self.path, self.folder, self.label_of, self.outlined = path, folder, label_of, outlined
         self.loose: list[Fault] = []
-        self.faults: dict[int, list[Fault]] = {}
-        self.unfit: dict[int, dict[int, list[Fault]]] = {}
-        self.files: list[str] = []
-        self.columns = _Columns()
 
-    def read(self) -> Annotations:
-        """Read the file, or refuse what is no such file at all."""
-        whole = self._whole()
-        self._categories(whole["categories"])
-        ids, sizes = self._images(whole["images"])
-        if not len(ids):
-            raise UserError(f"{self.path}: none of its images can be read. Correct it.")
-        rows = self._annotations(whole["annotations"], ids, sizes)
-        columns = self.columns
-        made = Annotations(
-            folder=self.folder,
-            files=self.files,
-            image_ids=ids,
-            sizes=sizes,
-            first=np.searchsorted(rows, np.arange(len(ids) + 1)).astype(np.int64),
-            ids=_array(columns.ids),
-            labels=_array(columns.labels),
-            boxes=_array(columns.boxes).reshape(-1, 4),
-            areas=_array(columns.areas),
-            crowd=_array(columns.crowd).astype(np.bool_),
-            outlines=Outlines(
-                points=_array(columns.points),
-                polygons=_array(columns.polygons),
-                first_polygon=_array(columns.first_polygon),
-                runs=_array(columns.runs),
-                first_run=_array(columns.first_run),
-            ),
-            category_ids=tuple(sorted(self.classes)),
-            faults=self.faults,
-            unfit=self.unfit,
-        )
-        for a, kind, why in self._numbers(made, rows):
-            fault = self._fault(int(rows[a]), kind, f"annotation {made.ids[a]}", why)
-            self.unfit.setdefault(int(rows[a]), {}).setdefault(a, []).append(fault)
-        return made
+    def read(self, whole: dict[str, list[Any]]) -> list[Annotated]:
+        """Read images and annotations; refuse a file of which nothing can be used."""
+        images = self._images(whole["images"])
+        self._annotations(whole["annotations"], images)
+        return [image.made(outlined=self.outlined) for image in images.values()]
 
-    def _whole(self) -> dict[str, list[Any]]:
-        """Parse the file and check its outermost form."""
-        try:
-            found: dict[str, list[Any]] = json.loads(
-                regular(self.path).read_text(encoding="utf-8-sig")
-            )
-        except OSError as error:
-            raise UserError(f"{self.path} cannot be read: {error.strerror}. Restore it.") from error
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{self.path} is no JSON: {error}. Restore it.") from error
-        for key in ("images", "annotations", "categories"):
-            if not isinstance(found, dict) or not isinstance(found.get(key), list):
-                raise UserError(
-                    f"{self.path} has no list {key!r}: it is no annotation file of COCO's format "
-                    "with instances. Name other data."
-                )
-            if key != "annotations" and not found[key]:
-                raise UserError(f"{self.path}: its list {key!r} is empty. Add some.")
-        return found
-
-    def _entry(self, number: int, what: str, kind: str, why: str) -> None:
-        """Report an entry that belongs to no image."""
-        place = f"{self.path}: {what}[{number}]"
-        self.loose.append(Fault(kind, f"{place} {why}", place))
-
-    def _fault(self, row: int, kind: str, what: str, why: str) -> Fault:
-        """Say what is wrong with an image or one of its annotations."""
-        file = self.files[row]
-        message = f"{self.path}: {what} of {file!r} {why}" if file else f"{self.path}: {what} {why}"
-        return Fault(kind, message, str(self.folder / file) if file else message)
-
-    def _categories(self, raw: list[Any]) -> None:
-        """Read the categories; those of train hold for all splits."""
-        train, own = dict(self.classes), dict[int, str]()
+    def _images(self, raw: list[Any]) -> dict[int, _Image]:
+        """Read the images by their ids."""
+        images: dict[int, _Image] = {}
+        seen = set[Any]()
         for number, entry in enumerate(raw):
-            key = _integer(entry, "id")
-            name = entry.get("name") if isinstance(entry, dict) else None
-            if key is None or not isinstance(name, str) or not name.strip():
-                self._entry(number, "categories", "bad entry", "has no whole number id and name")
-            elif key in own:
-                self._entry(number, "categories", "duplicate id", f"has the id {key} of another")
-            elif train and train.get(key) != name.strip():
-                known = f"is {train[key]!r}" if key in train else "is none"
-                why = f"is {key}, {name!r}, which {known} in train"
-                self._entry(number, "categories", "other categories", why)
-            else:
-                own[key] = name.strip()
-        if not train and not own:
-            raise UserError(f"{self.path}: none of its categories can be read. Correct it.")
-        self.classes = train or own
-
-    def _images(self, raw: list[Any]) -> tuple[IntArray, IntArray]:
-        """Read the images: their ids, and heights and widths."""
-        ids: dict[int, None] = {}
-        sizes, seen = [], set[str]()
-        for number, entry in enumerate(raw):
-            key, file = _integer(entry, "id"), None
-            height, width = _integer(entry, "height"), _integer(entry, "width")
-            if isinstance(entry, dict):
-                file = entry.get("file_name")
-            if key is None or not isinstance(file, str) or not file or not height or not width:
-                why = "has no whole number id, file_name, height and width"
-                self._entry(number, "images", "bad entry", why)
-            elif height < 1 or width < 1:
-                self._entry(number, "images", "bad entry", f"has the size {width}x{height}")
-            elif key in ids:
-                self._entry(number, "images", "duplicate id", f"has the id {key} of another")
+            key, said = _whole(entry, "id"), entry if isinstance(entry, dict) else {}
+            file: Any = said.get("file_name")
+            why = ""
+            if key is None:
+                why = f"has the id {_short(said.get('id'))}, which is no whole number"
+            elif not isinstance(file, str) or not file:
+                why = f"has the file_name {_short(file)}"
+            elif key in images:
+                why = f"has the id {key} of another"
             elif file in seen:
-                self._entry(number, "images", "file listed twice", f"is {file!r} once more")
-            else:
-                seen.add(file)
-                row = len(ids)
-                ids[key] = None
-                sizes.append((height, width))
-                inside = _inside(file)
-                self.files.append(file if inside else "")
-                if not inside:
-                    fault = self._fault(row, "bad file name", f"images[{number}]", f"is {file!r}")
-                    self.faults[row] = [fault]
-        return np.array([*ids], dtype=np.int64), np.array(sizes, dtype=np.int64).reshape(-1, 2)
-
-    def _annotations(self, raw: list[Any], ids: IntArray, sizes: IntArray) -> IntArray:
-        """Read the annotations in the order of their images; their images, ascending."""
-        row_of = {key: row for row, key in enumerate(ids.tolist())}
-        rows = np.full(len(raw), -1, dtype=np.int64)
-        for number, entry in enumerate(raw):
-            image = _integer(entry, "image_id")
-            if not isinstance(entry, dict):
-                self._entry(number, "annotations", "bad entry", "is no mapping")
-            elif image is None:
-                self._entry(number, "annotations", "missing key", "has no whole number image_id")
-            elif image not in row_of:
-                why = f"is of the image {image}, which images lack"
-                self._entry(number, "annotations", "unknown image", why)
-            else:
-                rows[number] = row_of[image]
-        label_of = {key: label for label, key in enumerate(sorted(self.classes))}
-        taken = []
-        for number in np.argsort(rows, kind="stable").tolist():
-            row = int(rows[number])
-            if row < 0:
+                why = f"is {file!r} once more"
+            if why or key is None:
+                place = f"{self.path}: images[{number}]"
+                self.loose.append(Fault("bad row", f"{place} {why}", place))
                 continue
-            entry, raw[number] = raw[number], None  # half of the memory that the text took
-            size = sizes[row].tolist()
+            seen.add(file)
+            file = _below(self.folder, file)
+            height, width = (_whole(entry, side) or 0 for side in ("height", "width"))
+            known = height > 0 and width > 0
+            size = (height, width) if known else _header(self.folder / file)
+            images[key] = _Image(key, file, size, [], [])
+        if not images:
+            raise UserError(
+                f"{self.path}: none of its {len(raw):,} images can be used. The first: "
+                f"{self.loose[0].message.removeprefix(f'{self.path}: ')}. Correct them."
+            )
+        return images
+
+    def _annotations(self, raw: list[Any], images: Mapping[int, _Image]) -> None:
+        """Read the annotations, each to its image."""
+        ids, faults, fit = set[int](), list[Fault](), 0
+        for number, entry in enumerate(raw):
+            key, of = _whole(entry, "id"), _whole(entry, "image_id")
+            what = f"annotations[{number}]" if key is None else f"annotation {key}"
+            image = images.get(-1 if of is None else of)
+            if image is None:
+                place, says = f"{self.path}: {what}", isinstance(entry, dict)
+                why = f"is of the image {entry.get('image_id')!r}" if says else "is no mapping"
+                message = f"{place} {why}, which images lack" if says else f"{place} {why}"
+                self.loose.append(Fault("bad annotation", message, place))
+                faults.append(self.loose[-1])
+                continue
+            if image.size == _UNKNOWN:
+                continue  # the image is at fault
             try:
-                self._take(entry, label_of, (size[0], size[1]))
-                taken.append(row)
-            except _BadError as error:
-                key = _integer(entry, "id")
-                what = f"annotations[{number}]" if key is None else f"annotation {key}"
-                fault = self._fault(row, error.args[0], what, error.args[1])
-                self.unfit.setdefault(row, {})[-1 - number] = [fault]
-        return np.array(taken, dtype=np.int64)
+                if key is None or key in ids:
+                    raise ValueError("has no whole number id of its own")
+                image.instances.append(self._instance(entry, image.size))
+                ids.add(key)
+                fit += 1
+            except (ValueError, TypeError, OverflowError, KeyError) as error:
+                message = f"{self.path}: {what} of {image.file!r} {error}"
+                culprit = str(self.folder / image.file)
+                image.unfit.append(Fault("bad annotation", message, culprit))
+                faults.append(image.unfit[-1])
+        if faults and not fit:
+            first = faults[0].message.removeprefix(f"{self.path}: ")
+            raise UserError(
+                f"{self.path}: all {len(faults):,} annotations are at fault, so that none can be "
+                f"left out. The first: {first}. Correct them."
+            )
 
-    def _take(self, entry: dict[str, Any], label_of: Mapping[int, int], size: Any) -> None:
-        """Read one annotation into the columns, or raise and leave them as they are."""
-        columns = self.columns
-        key, category = _integer(entry, "id"), _integer(entry, "category_id")
-        lacking = [name for name in _KEYS if name not in entry]
-        if lacking:
-            raise _BadError("missing key", f"has no {', '.join(lacking)}")
-        if key is None or category is None:
-            raise _BadError("bad entry", "has an id or category_id that is no whole number")
-        if category not in label_of:
-            raise _BadError("unknown category", f"has the category {category}, which is none")
-        if entry.get("iscrowd", 0) not in (0, 1):
-            raise _BadError("bad entry", "has an iscrowd that is neither 0 nor 1")
-        box, area = _floats(entry["bbox"]), _floats([entry["area"]])
-        if box is None or len(box) != 4 or area is None:
-            raise _BadError("bad number", "has a bbox that is not four numbers, or no number area")
-        outline = entry["segmentation"]
-        polygons, runs = [], array("q")
-        if isinstance(outline, dict):
-            runs = _runs(outline, size)
-        elif isinstance(outline, list) and outline:
-            polygons = [_polygon(part) for part in outline]
-        else:
-            raise _BadError("no outline", "has a segmentation without polygons and run lengths")
-        columns.ids.append(key)
-        columns.labels.append(label_of[category])
-        columns.boxes.extend(box)
-        columns.areas.extend(area)
-        columns.crowd.append(int(entry.get("iscrowd", 0)))
-        for part in polygons:
-            columns.points.extend(part)
-            columns.polygons.append(len(columns.points))
-        columns.first_polygon.append(len(columns.polygons) - 1)
-        columns.runs.extend(runs)
-        columns.first_run.append(len(columns.runs))
-
-    def _numbers(self, made: Annotations, rows: IntArray) -> Iterator[tuple[int, str, str]]:
-        """Find the annotations whose numbers cannot be: which, the kind of fault, and why."""
-        height, width = made.sizes[rows].T
-        with np.errstate(invalid="ignore", over="ignore"):
-            x, y, w, h = made.boxes.T
-            most = (width + 2 * _OUTSIDE) * (height + 2 * _OUTSIDE)
-            finite = np.isfinite(made.boxes).all(1) & (made.areas >= 0) & (made.areas <= most)
-            inside_w = np.minimum(x + w, width) - np.maximum(x, 0)
-            inside_h = np.minimum(y + h, height) - np.maximum(y, 0)
-            out = (x < -_OUTSIDE) | (y < -_OUTSIDE)
-            out |= (x + w > width + _OUTSIDE) | (y + h > height + _OUTSIDE)
-            empty = (w < _LEAST) | (h < _LEAST)
-            out |= (inside_w < _LEAST) | (inside_h < _LEAST)
-        for a in np.flatnonzero(~finite).tolist():
-            box, area = made.boxes[a].tolist(), float(made.areas[a])
-            yield a, "bad number", f"has the bbox {box} and the area {area:g}"
-        for a in np.flatnonzero(finite & empty).tolist():
-            yield a, "empty box", f"has a bbox of {w[a]:g}x{h[a]:g} pixels"
-        for a in np.flatnonzero(finite & ~empty & out).tolist():
-            box = made.boxes[a].tolist()
-            yield a, "box outside the image", f"has the bbox {box} in {width[a]}x{height[a]} pixels"
-        yield from self._polygons(made, rows)
-        _, first = np.unique(made.ids, return_index=True)
-        for a in np.setdiff1d(np.arange(len(made.ids)), first).tolist():
-            yield a, "duplicate id", "has the id of another annotation"
-
-    def _polygons(self, made: Annotations, rows: IntArray) -> Iterator[tuple[int, str, str]]:
-        """Find the annotations whose polygons are not numbers, or leave their image."""
-        outlines = made.outlines
-        if not len(outlines.points):
-            return
-        of = np.repeat(np.arange(len(rows)), np.diff(outlines.first_polygon))
-        starts = outlines.polygons[:-1] // 2
-        points = outlines.points.reshape(-1, 2)
-        most = made.sizes[rows[of]][:, ::-1] + _OUTSIDE
-        least, largest = np.minimum.reduceat(points, starts), np.maximum.reduceat(points, starts)
-        odd = ~np.isfinite(largest - least).all(1)  # a number that is not makes both so
-        out = ~odd & ((least < -_OUTSIDE) | (largest > most)).any(1)
-        for a in np.unique(of[odd]).tolist():
-            yield a, "bad number", "has a polygon with numbers that are not finite"
-        for a in np.unique(of[out]).tolist():
-            size = made.sizes[rows[a]].tolist()
-            yield a, "polygon outside the image", f"has points beyond {size[1]}x{size[0]} pixels"
+    def _instance(self, entry: Mapping[str, Any], size: Size) -> _Instance:
+        """Read an annotation; ValueError says what is wrong with it."""
+        category, crowd = _whole(entry, "category_id"), entry.get("iscrowd", 0)
+        if category is None or category not in self.label_of:
+            raise ValueError(f"has the category {entry.get('category_id')!r}, which is none")
+        if crowd not in (0, 1):
+            raise ValueError(f"has an iscrowd of {_short(crowd)}, neither 0 nor 1")
+        outline: Outline | None = None
+        if self.outlined:
+            if not _has_outline(entry):
+                raise ValueError("has no outline (segmentation), which others have")
+            outline = _outline(entry["segmentation"], size)
+        box = _box(entry.get("bbox"), size)
+        area = entry.get("area")
+        if not isinstance(area, int | float) or not 0 <= area < math.inf:
+            area = box[2] * box[3] if outline is None else mask.area(encoded(outline, size))
+        return _Instance(self.label_of[category], box, float(area), bool(crowd), outline)
 
 
-def _integer(entry: Any, key: str) -> int | None:
-    """Return a whole number of an entry; None if it has none."""
+def _whole(entry: Any, key: str) -> int | None:
+    """Return a whole number of an entry, be it 7, 7.0 or '7'; None if it has none."""
     found = entry.get(key) if isinstance(entry, dict) else None
-    return found if type(found) is int and -_IDS <= found < _IDS else None
+    if isinstance(found, str) and found.strip().isdecimal():
+        found = int(found)
+    if isinstance(found, float) and found.is_integer():
+        found = int(found)
+    return found if isinstance(found, int) and abs(found) < _LARGEST else None
 
 
-def _inside(file: str) -> bool:
-    """Whether a file's name stays in the folder that it is below, on every system."""
-    anchored = PurePosixPath(file).is_absolute() or PureWindowsPath(file).anchor
-    return not anchored and "\0" not in file and ".." not in PureWindowsPath(file).parts
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
 
 
-def _floats(values: Any) -> array[float] | None:
-    """Take a list of numbers; None if it is none."""
+def _below(folder: Path, file: str) -> str:
+    """Return a file's name below its folder, whose own name may stand in front of it."""
+    name = PurePosixPath(file.replace("\\", "/"))
+    for n in range(1, len(name.parts)):
+        if folder.parts[-n:] == name.parts[:n] and not (folder / name).exists():
+            return str(PurePosixPath(*name.parts[n:]))
+    return str(name)
+
+
+def _header(path: Path) -> Size:
+    """Read height and width off an image's header."""
     try:
-        return array("d", values) if isinstance(values, list) else None
-    except (TypeError, OverflowError):
-        return None
+        with open_image(path) as image:
+            return image.height, image.width
+    except DAMAGE:
+        return _UNKNOWN
 
 
-def _polygon(part: Any) -> array[float]:
-    points = _floats(part)
-    if points is None:
-        raise _BadError("bad number", "has a polygon that is no list of numbers")
-    if len(points) < 6 or len(points) % 2:
-        why = f"has a polygon of {len(points)} numbers; three points have six"
-        raise _BadError("bad polygon", why)
-    return points
+def _has_outline(entry: Any) -> bool:
+    """Whether an annotation has polygons or run lengths, whatever they are."""
+    outline = entry.get("segmentation") if isinstance(entry, dict) else None
+    return bool(outline) and outline != [[]]
 
 
-def _runs(outline: dict[str, Any], size: tuple[int, int]) -> array[int]:
-    """Read run lengths, compressed or not, that cover an image of a height and width."""
-    stated, counts = outline.get("size"), outline.get("counts")
-    if stated != [*size]:
-        why = f"has run lengths of the size {stated!r}, not {[*size]!r} (height, width)"
-        raise _BadError("bad run lengths", why[:200])
-    runs: IntArray | None = None
-    if isinstance(counts, str):
-        runs = read_runs(counts)
-    elif isinstance(counts, list) and all(type(n) is int and 0 <= n < _IDS for n in counts):
-        runs = np.array(counts, dtype=np.int64)
-    if runs is None or (len(runs) and runs.min() < 0):
-        raise _BadError("bad run lengths", "has run lengths that cannot be read")
-    covered = sum(runs.tolist())
-    if covered != size[0] * size[1]:
-        why = f"has run lengths of {covered} pixels in all, and its image has {size[0] * size[1]}"
-        raise _BadError("bad run lengths", why)
-    return array("q", runs.tolist())
+def _numbers(values: Any) -> FloatArray:
+    found: FloatArray = np.asarray(values, dtype=np.float64)
+    return found
 
 
-def _array(values: array[Any]) -> NDArray[Any]:
-    """Take numbers as they lie in memory; they may be half of a gigabyte."""
-    return np.frombuffer(values, dtype=values.typecode) if values else np.zeros(0, values.typecode)
+def _box(given: Any, size: Size) -> FloatArray:
+    """Read left, top, width and height, which lie in the image."""
+    try:
+        box = _numbers(given)
+        x, y, w, h = box.tolist()
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"has the bbox {_short(given)}, not four numbers") from error
+    if not (w >= _LEAST and h >= _LEAST):
+        raise ValueError(f"has a bbox of {w:g}x{h:g} pixels")
+    height, width = size
+    inside = x >= -_OUTSIDE and x + w <= width + _OUTSIDE and width - x >= _LEAST <= x + w
+    inside &= y >= -_OUTSIDE and y + h <= height + _OUTSIDE and height - y >= _LEAST <= y + h
+    if not inside:
+        raise ValueError(f"has the bbox {box.tolist()} in {width}x{height} pixels")
+    return box
+
+
+def _outline(given: Any, size: Size) -> Outline:
+    """Read polygons, which lie in the image, or run lengths."""
+    if isinstance(given, dict):
+        try:
+            return read_region(given, size)
+        except (ValueError, TypeError, OverflowError, KeyError) as error:
+            raise ValueError(f"has run lengths {error}") from error
+    parts = [given] if isinstance(given, list) and isinstance(given[0], int | float) else given
+    try:
+        polygons = tuple(_numbers(part) for part in parts)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"has the segmentation {_short(given)}, not lists of numbers") from error
+    for points in polygons:
+        if points.ndim != 1 or len(points) < 6 or len(points) % 2:
+            raise ValueError(f"has a polygon of {points.size} numbers; three points have six")
+        right, bottom = points[::2].max() - size[1], points[1::2].max() - size[0]
+        if not (points.min() >= -_OUTSIDE and right <= _OUTSIDE and bottom <= _OUTSIDE):
+            raise ValueError(f"has points beyond {size[1]}x{size[0]} pixels")
+    return polygons

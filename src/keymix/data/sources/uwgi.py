@@ -161,10 +161,10 @@ def _slice(
     if not given:
         scans = f"train/{case}/{case}_day{day}/scans/slice_{match[3]}_*.png"
         message = f"{table}: line {rows[0][0]}: the scan of {name} is missing: {scans}"
-        found.append(Fault("missing scan", message, name))
+        found.append(Fault("missing", message, name))
     if len(given) > 1:
         message = f"{name} has {len(given)} scans: {some(given)}"
-        found.append(Fault("scans of one number", message, name))
+        found.append(Fault("bad row", message, name))
     runs: list[tuple[int, rle.Runs]] = []
     lines: dict[str, int] = {}
     for line, organ, text in rows:
@@ -172,19 +172,19 @@ def _slice(
         culprit = f"{table}:{line}"
         if organ not in ORGANS:
             message = f"{place}: class {organ!r} is none of {', '.join(ORGANS)}"
-            found.append(Fault("undeclared class", message, culprit))
+            found.append(Fault("bad row", message, culprit))
             continue
         if organ in lines:
             message = f"{place}: line {lines[organ]} has this mask already"
-            found.append(Fault("rows of one mask", message, culprit))
+            found.append(Fault("bad row", message, culprit))
             continue
         lines[organ] = line
         if not given:
             continue
         try:
             parsed = rle.parse(text, *size)
-        except rle.RunsError as error:
-            found.append(Fault(error.kind, f"{place}: {str(error).rstrip('.')}", culprit))
+        except (ValueError, OverflowError) as error:
+            found.append(Fault("bad annotation", f"{place}: {error}", culprit))
             continue
         if parsed.shape[1]:
             runs.append((ORGANS.index(organ), parsed))
@@ -234,10 +234,8 @@ def _pinned(path: Path, slices: list[Slice], faults: Faults) -> dict[str, IntArr
         of[one.id] = [i]
     given: dict[str, tuple[str, int]] = {}
     split_of: dict[int, str] = {}
-    for line, (name, split) in read_rows(
-        path, ("case|id", "split"), faults.report, kind="bad splits"
-    ):
-        culprit, why, kind = f"{path}:{line}", "", "bad splits"
+    for line, (name, split) in read_rows(path, ("case|id", "split"), faults.report):
+        why = ""
         before = given.setdefault(name, (split, line))
         if split not in _SPLITS:
             why = f"split {split!r} is none of {', '.join(_SPLITS)}"
@@ -245,17 +243,16 @@ def _pinned(path: Path, slices: list[Slice], faults: Faults) -> dict[str, IntArr
             why = f"{name!r} is no case and no id of train.csv"
         elif before[0] != split:
             why = f"{name!r} is in {split}, but in {before[0]} by line {before[1]}"
-            if not _ID.fullmatch(name):
-                kind = "case in two splits"
         if why:
-            faults.report(kind, culprit, f"{path}: line {line}: {why}. Correct or remove it.")
+            message = f"{path}: line {line}: {why}. Correct or remove it."
+            faults.report("bad row", f"{path}:{line}", message)
             continue
         for i in of[name]:
             split_of.setdefault(i, split)
     left = [one.id for i, one in enumerate(slices) if i not in split_of]
     if left:
         message = f"{path} has no split for {len(left)} slices: {some(left, 3)}. Add their rows."
-        faults.report("bad splits", path, message)
+        faults.report("bad row", path, message)
     return {
         name: np.array(
             [i for i, split in sorted(split_of.items()) if split == name], dtype=np.int64

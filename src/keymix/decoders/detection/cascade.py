@@ -98,10 +98,11 @@ class CascadeHeads(nn.Module):
                 matched, labels, wanted = _match(stage, boxes, targets)
             logits, shifts = stage.classify(features, boxes, sizes)
             of_class, of_box = fastrcnn_loss(logits, shifts, labels, wanted)
-            of_mask = _mask_loss(stage, features, boxes, sizes, (matched, labels), targets)
             losses[f"loss_classifier_{number}"] = weight * of_class
             losses[f"loss_box_reg_{number}"] = weight * of_box
-            losses[f"loss_mask_{number}"] = weight * of_mask
+            if stage.has_mask():
+                of_mask = _mask_loss(stage, features, boxes, sizes, (matched, labels), targets)
+                losses[f"loss_mask_{number}"] = weight * of_mask
             boxes = refined(stage, boxes, shifts, sizes)
         return losses
 
@@ -115,9 +116,10 @@ class CascadeHeads(nn.Module):
         mean = torch.stack(scores).mean(0)
         # the log of probabilities that sum to 1 are logits of theirs
         kept = self.stages[-1].postprocess_detections(mean.log(), shifts, last, sizes)
-        masks = self._masks(features, kept[0], kept[2], sizes)
-        names = ("boxes", "scores", "labels", "masks")
-        return [dict(zip(names, each, strict=True)) for each in zip(*kept, masks, strict=True)]
+        if self.stages[0].has_mask():
+            kept = (*kept, self._masks(features, kept[0], kept[2], sizes))
+        names = ("boxes", "scores", "labels", "masks")[: len(kept)]
+        return [dict(zip(names, each, strict=True)) for each in zip(*kept, strict=True)]
 
     def _masks(self, features: Maps, boxes: Boxes, labels: Boxes, sizes: Sizes) -> Boxes:
         """Average the masks of all stages on the final boxes."""

@@ -27,7 +27,8 @@ from keymix.decoders.detection.pyramid import COARSEST, FeaturePyramid, Maps, Si
 
 Instances = dict[str, Tensor]
 """Instances of an image: ``boxes`` [n, 4] (x1, y1, x2, y2 in pixels), ``labels`` [n] from 1, in the
-truth ``masks`` [n, H, W], in answers ``scores`` [n] and ``masks`` [n, 28, 28] within the boxes."""
+truth ``masks`` [n, H, W], in answers ``scores`` [n] and ``masks`` [n, 28, 28] within the boxes;
+no masks where there is no head of them."""
 Losses = dict[str, Tensor]
 Sizes = list[tuple[int, int]]
 
@@ -109,6 +110,7 @@ class Heads(RoIHeads):
         pools: Of boxes and of masks.
         width: Channels of a level.
         num_classes: Classes, without the background.
+        masks: Whether there is a head of masks.
         overlap: IoU with an instance from which on a proposal is one of it.
         box_weights: Of x, y, width and height in the regression of boxes.
         agnostic: One box for all classes.
@@ -133,6 +135,7 @@ class Heads(RoIHeads):
         width: int,
         num_classes: int,
         *,
+        masks: bool,
         overlap: float = 0.5,
         box_weights: Sequence[float] = (10.0, 10.0, 5.0, 5.0),
         agnostic: bool = False,
@@ -153,9 +156,9 @@ class Heads(RoIHeads):
             score_threshold,
             nms_threshold,
             detections,
-            pools[1],
-            MaskRCNNHeads(width, MASK_WIDTHS, 1),
-            MaskPredictor(MASK_WIDTHS[-1], MASK_WIDTHS[-1], num_classes + 1),
+            pools[1] if masks else None,
+            MaskRCNNHeads(width, MASK_WIDTHS, 1) if masks else None,
+            MaskPredictor(MASK_WIDTHS[-1], MASK_WIDTHS[-1], num_classes + 1) if masks else None,
         )
 
     def classify(self, features: Maps, boxes: list[Tensor], sizes: Sizes) -> tuple[Tensor, Tensor]:
@@ -173,17 +176,15 @@ class Heads(RoIHeads):
             return found
 
         logits, shifts = self.box_predictor(self.box_head(pooled(boxes, BOX_GRID)))
-        segmented = self.mask_predictor(self.mask_head(pooled(masks, MASK_GRID)))
-        return [logits, shifts, segmented]
+        if not self.has_mask():
+            return [logits, shifts]
+        return [logits, shifts, self.mask_predictor(self.mask_head(pooled(masks, MASK_GRID)))]
 
     def last_layers(self) -> list[tuple[nn.Module, str]]:
         """Return what depends on the number of classes: the owner of each layer and its name."""
         boxes = [] if self.box_predictor.agnostic else [(self.box_predictor, "bbox_pred")]
-        return [
-            (self.box_predictor, "cls_score"),
-            *boxes,
-            (self.mask_predictor, "mask_fcn_logits"),
-        ]
+        masks = [(self.mask_predictor, "mask_fcn_logits")] if self.has_mask() else []
+        return [(self.box_predictor, "cls_score"), *boxes, *masks]
 
 
 class InstanceDecoder(nn.Module):
@@ -193,6 +194,7 @@ class InstanceDecoder(nn.Module):
         pyramid: What makes levels of an encoder's maps.
         width: Channels of a level.
         num_classes: Classes, without the background.
+        masks: Whether instances have masks too.
         proposals: Most proposals of an image in evaluation; twice as many in training.
         samples: Those of them that train the heads.
         score_threshold: Least score of a detection.
@@ -208,6 +210,7 @@ class InstanceDecoder(nn.Module):
         width: int,
         num_classes: int,
         *,
+        masks: bool,
         proposals: int,
         samples: int,
         score_threshold: float,
@@ -232,6 +235,7 @@ class InstanceDecoder(nn.Module):
             pools,
             width,
             num_classes,
+            masks=masks,
             samples=samples,
             score_threshold=score_threshold,
             nms_threshold=nms_threshold,
@@ -267,10 +271,14 @@ class InstanceDecoder(nn.Module):
         boxes, losses = self.rpn(ImageList(images, sizes), features, targets)
         if self.training:
             boxes = [_or_whole(each, size) for each, size in zip(boxes, sizes, strict=True)]
+        found: list[Instances]
         found, more = self.roi_heads(features, boxes, sizes, targets)
         if self.training:
             return {**losses, **more}
-        return [{**each, "masks": each["masks"].squeeze(1)} for each in found]
+        for each in found:
+            if "masks" in each:
+                each["masks"] = each["masks"].squeeze(1)
+        return found
 
     def levels(self, maps: Sequence[Tensor]) -> Maps:
         """Return the pyramid of an encoder's maps, in full precision."""
@@ -288,13 +296,12 @@ class InstanceDecoder(nn.Module):
         if self.training:
             return {"loss": torch.stack([each.square().mean() for each in outputs]).sum()}
         empty = outputs[-1].new_zeros
+        shapes = {"boxes": (masks, 4), "scores": (masks,)}
+        if self.stages[0].has_mask():
+            shapes["masks"] = (masks, 2 * MASK_GRID, 2 * MASK_GRID)
         return [
-            {
-                "boxes": empty(masks, 4),
-                "labels": empty(masks, dtype=torch.int64),
-                "scores": empty(masks),
-                "masks": empty(masks, 2 * MASK_GRID, 2 * MASK_GRID),
-            }
+            {name: empty(shape) for name, shape in shapes.items()}
+            | {"labels": empty(masks, dtype=torch.int64)}
             for _ in range(images)
         ]
 

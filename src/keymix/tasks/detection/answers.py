@@ -83,6 +83,11 @@ class DetectionAnswers(Answers):
     _ranked: dict[tuple[str, str], list[Ranked]] = field(default_factory=dict, init=False)
 
     @property
+    def shapes(self) -> tuple[str, ...]:
+        """Those of `SHAPES` that were matched: boxes, and masks where there are some."""
+        return tuple(shape for shape in SHAPES if f"{shape}_matched" in self.found)
+
+    @property
     def units(self) -> int:
         """Number of images."""
         return len(self.index)
@@ -147,7 +152,7 @@ class DetectionAnswers(Answers):
         weights = resamples(self.units)
         return {
             f"{shape}_{key}": found[:, chosen].mean(axis=1)
-            for shape in SHAPES
+            for shape in self.shapes
             for found in (self.by_threshold(shape, weights),)
             for key, chosen in _AT.items()
         }
@@ -167,15 +172,15 @@ class DetectionAnswers(Answers):
         one = np.ones((1, self.units))
         found = {
             f"{shape}_{key}": float(of_shape[chosen].mean())
-            for shape in SHAPES
+            for shape in self.shapes
             for of_shape in (self.by_threshold(shape, one)[0],)
             for key, chosen in _AT.items()
         }
-        for shape in SHAPES:
+        for shape in self.shapes:
             for area in list(AREAS)[1:]:
                 of_area = averaged(self.ranked(shape, area), one)
                 found[f"{shape}_ap_{area}"] = float(of_area.mean())
-        return {each.key: known(found[each.key]) for each in TASK.scores}
+        return {each.key: known(found[each.key]) for each in TASK.scores if each.key in found}
 
     def by_class(self, shape: str) -> FloatArray:
         """AP of each class over all areas and thresholds, ``[K]``; NaN without true instances."""
@@ -219,7 +224,7 @@ class DetectionAnswers(Answers):
 
     def details(self) -> DetectionDetails:
         """AP of each class, and what was counted."""
-        boxes, masks = self.by_class("box"), self.by_class("mask")
+        precision = {shape: self.by_class(shape) for shape in self.shapes}
         instances, images = self.counts()
         small, medium, large = (
             sum(int(each.positives.sum()) for each in self.ranked("box", area))
@@ -234,8 +239,8 @@ class DetectionAnswers(Answers):
             classes=tuple(
                 ClassPrecision(
                     name=name,
-                    box_ap=known(boxes[k]),
-                    mask_ap=known(masks[k]),
+                    box_ap=known(precision["box"][k]),
+                    mask_ap=known(precision["mask"][k]) if "mask" in precision else None,
                     instances=int(instances[k]),
                     images=int(images[k]),
                 )
@@ -379,21 +384,21 @@ class DetectionAnswersPart(FolderAnswers[InstancePrediction]):
     def details(self, test: SplitScores) -> DetailsTable:
         """Return the scores of each class that has instances."""
         own = test.own.read(DetectionDetails)
+        shapes = [shape for shape in SHAPES if f"{shape}_ap" in test.scores]
         rows = [
             [
                 each.name,
-                percent(each.box_ap, 1),
-                percent(each.mask_ap, 1),
+                *(percent(getattr(each, f"{shape}_ap"), 1) for shape in shapes),
                 f"{each.instances:,}",
                 f"{each.images:,}",
             ]
             for each in own.classes
             if each.instances
         ]
-        overall = [percent(test.scores[key], 1) for key in ("box_ap", "mask_ap")]
+        overall = [percent(test.scores[f"{shape}_ap"], 1) for shape in shapes]
         return DetailsTable(
             title="each class with instances",
-            heads=("class", "box AP %", "mask AP %", "instances", "images"),
+            heads=("class", *(f"{shape} AP %" for shape in shapes), "instances", "images"),
             rows=[*rows, ["mean", *overall, f"{own.instances:,}", ""]],
             note=f"{own.detections:,} detections were scored, at most {MOST} of a class and image; "
             f"images without instances: {own.empty:,}; crowd regions, ignored: {own.crowds:,}.",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What detection is: a box and a mask for each instance in an image. No heavy import."""
+"""What detection is: a box for each instance in an image, and a mask where data have outlines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from keymix.task import Score, Task
 
 @dataclass(frozen=True, kw_only=True)
 class ClassPrecision:
-    """How well a class is found; None where no test image has an instance of it.
+    """How well a class is found; None where no test image has an instance of it, or no mask.
 
     Args:
         name: Of the class.
@@ -61,7 +61,8 @@ _PARTS = (
 def _score(shape: str, key: str, name: str) -> Score:
     """One of COCO's average precisions, of boxes or masks."""
     name = f"{shape} {name}"
-    return Score(key=f"{shape}_{key}", name=name, short=name, label=name)
+    needs = "outlines" if shape == "mask" else ""
+    return Score(key=f"{shape}_{key}", name=name, short=name, label=name, needs=needs)
 
 
 TASK = Task(

@@ -125,7 +125,7 @@ class _Drawing:
             **bits,
         }
         sure = _surest(found.scores)
-        masks = self._masks([found.masks[row] for row in sure], found.labels[sure])
+        masks = self._masks(found.chosen(sure).masks, found.labels[sure])
         return self._panel(label, self._boxes(stored, sure), layer=masks)
 
     def of_answers(self, label: str, answers: DetectionAnswers, row: int) -> Panel:
@@ -172,7 +172,7 @@ class _Drawing:
             kind=kind,
         )
 
-    def _masks(self, runs: Sequence[RunLengths], labels: NDArray[Any]) -> str | None:
+    def _masks(self, runs: Sequence[RunLengths] | None, labels: NDArray[Any]) -> str | None:
         """Draw masks as one transparent PNG, the first ones on top."""
         if not runs:
             return None

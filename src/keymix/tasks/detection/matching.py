@@ -55,23 +55,26 @@ class Instances:
     """The true instances of an image, at its own size.
 
     Shape: boxes ``[n, 4]``, left, top, right, bottom in pixels; labels from 1 on, areas in pixels
-    and crowd flags ``[n]``; ``n`` masks.
+    and crowd flags ``[n]``; ``n`` masks, None where the data have boxes alone.
     """
 
     boxes: FloatArray
     labels: IntArray
-    masks: Sequence[RunLengths]
+    masks: Sequence[RunLengths] | None
     area: FloatArray
     crowd: BoolArray
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Found:
-    """What a model detects in an image, at its own size; see `Instances`. Scores are ``[n]``."""
+    """What a model detects in an image, at its own size; see `Instances`. Scores are ``[n]``.
+
+    Masks are None of a model that finds boxes alone.
+    """
 
     boxes: FloatArray
     labels: IntArray
-    masks: Sequence[RunLengths]
+    masks: Sequence[RunLengths] | None
     scores: FloatArray
 
     def chosen(self, rows: IntArray) -> Found:
@@ -79,7 +82,7 @@ class Found:
         return Found(
             boxes=self.boxes[rows],
             labels=self.labels[rows],
-            masks=[self.masks[i] for i in rows],
+            masks=None if self.masks is None else [self.masks[i] for i in rows],
             scores=self.scores[rows],
         )
 
@@ -114,15 +117,18 @@ def matched(truth: Instances, found: Found) -> tuple[Found, dict[str, Bits]]:
     """Match the detections of an image, class by class, with its true instances.
 
     Gives the detections that count, and of each shape, as ``box_matched`` and ``box_ignored``,
-    whether they find an instance, and whether they count neither as right nor as wrong.
+    whether they find an instance, and whether they count neither as right nor as wrong; of masks
+    where both have them.
     """
     ours = wide(found.boxes)
     shapes = {  # what is found, what is true, and the areas of what is found
-        "box": (ours, wide(truth.boxes), ours[:, 2] * ours[:, 3]),
-        "mask": (np.array(found.masks), np.array(truth.masks), coco_masks.area([*found.masks])),
+        "box": (ours, wide(truth.boxes), ours[:, 2] * ours[:, 3])
     }
+    if found.masks is not None and truth.masks is not None:
+        areas = coco_masks.area([*found.masks])
+        shapes["mask"] = (np.array(found.masks), np.array(truth.masks), areas)
     kept = [np.zeros(0, dtype=np.int64)]
-    bits = {f"{shape}_{kind}": [packed(_NONE)] for shape in SHAPES for kind in KINDS}
+    bits = {f"{shape}_{kind}": [packed(_NONE)] for shape in shapes for kind in KINDS}
     for label in np.unique(found.labels):
         mine = np.flatnonzero(found.labels == label)
         mine = mine[np.argsort(-found.scores[mine], kind="stable")][:MOST]

@@ -20,7 +20,7 @@ from keymix.report.part import ClassScores, ImageOutputs, Page, RunAnswers, Sect
 from keymix.report.record import Results, Sparse
 from keymix.report.tables import Cell, Column, Table
 from keymix.tasks.detection import gallery
-from keymix.tasks.detection.facts import TASK, DetectionDetails
+from keymix.tasks.detection.facts import DetectionDetails
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -67,15 +67,17 @@ def intervals(runs: Sequence[DetectionAnswers]) -> dict[str, tuple[float, float]
 
 
 def precision_tables(record: Results) -> list[Table]:
-    """Make a table of boxes and one of masks: a row for each mixer, means over seeds."""
+    """Make a table of boxes and one of masks, if any: a row for each mixer, means over seeds."""
     intervals = record.own.read(OfComparison).intervals or {}
     tables = []
     for shape, title in (("box", "AP of boxes"), ("mask", "AP of masks")):
-        scores = [score for score in TASK.scores if score.key.startswith(f"{shape}_")]
-        columns = [Column("mixer", "mixer", "name")]
-        for score in scores:
-            heading = f"{score.short.removeprefix(shape).strip()}, %"
-            columns.append(Column(heading, score.key, "percent", most_first=True))
+        scores = [s for s in record.task_kind.scores if s.key.startswith(f"{shape}_")]
+        if not scores:
+            continue
+        columns = [
+            Column("mixer", "mixer", "name"),
+            *(Column(f"{s.short}, %", s.key, "percent", most_first=True) for s in scores),
+        ]
         rows = []
         for row in record.outcome.last:
             cells: list[object] = [row.mixer]
@@ -173,7 +175,8 @@ class DetectionPage(Page):
         names = {k: name for k, name in enumerate(own.classes.names) if any(instances[k : k + 1])}
         mask_ap = Column("mask AP, %", "mask_ap", "percent", most_first=True)
         counts = {"instances": instances, "test images": images}
-        found = class_scores(record, "box AP", names, counts, [mask_ap])
+        further = [mask_ap] if record.data.outlines is not False else []
+        found = class_scores(record, "box AP", names, counts, further)
         absent = len(own.classes.names) - len(names)
         return replace(found, about={"absent": absent}) if found and names else None
 
@@ -185,11 +188,10 @@ class DetectionPage(Page):
         return [
             Section(
                 name="Average precision",
-                heading="Boxes and masks, by IoU and size",
+                heading="By IoU and size",
                 about="Means over seeds, in %; in brackets the interval over test images, 95 % "
                 "(percentile bootstrap). AP is over IoU thresholds from 0.50 to 0.95. Of the test "
-                f"instances {small:,} are small, {medium:,} medium and {large:,} large. The first "
-                "table is of boxes, the second of masks.",
+                f"instances {small:,} are small, {medium:,} medium and {large:,} large.",
                 layout="narrow",
                 tables=precision_tables(record),
             )

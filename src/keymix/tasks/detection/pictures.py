@@ -27,21 +27,21 @@ def colour_of(label: int) -> Colour:
 def overlay(
     pixels: NDArray[np.uint8],
     boxes: NDArray[np.floating],
-    masks: NDArray[np.bool_],
+    masks: NDArray[np.bool_] | None,
     labels: Sequence[int],
     texts: Sequence[str],
 ) -> Image.Image:
     """Draw instances over an image, the first ones on top; `texts` stand at the boxes.
 
-    Shape: uint8 ``[C, h, w]`` of one or three channels; ``[n, 4]``, ``[n, h, w]``.
+    Shape: uint8 ``[C, h, w]`` of one or three channels; ``[n, 4]``, ``[n, h, w]`` or None.
     """
     drawn = np.ascontiguousarray(pixels[:3].transpose(1, 2, 0))
     drawn = np.repeat(drawn, 3 // drawn.shape[2], axis=2)
-    for i in reversed(range(len(labels))):
-        filled = np.array(colour_of(labels[i]))
-        mixed = drawn[masks[i]] * (1 - FILL) + filled * FILL
-        drawn[masks[i]] = mixed.round().astype(np.uint8)
-        drawn[rim(masks[i])] = filled
+    for mask, label in [] if masks is None else [*zip(masks, labels, strict=True)][::-1]:
+        filled = np.array(colour_of(label))
+        mixed = drawn[mask] * (1 - FILL) + filled * FILL
+        drawn[mask] = mixed.round().astype(np.uint8)
+        drawn[rim(mask)] = filled
     picture = Image.fromarray(drawn)
     draw = ImageDraw.Draw(picture)
     side = max(10, min(picture.size) // 32)

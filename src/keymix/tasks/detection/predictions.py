@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,7 +67,7 @@ class Result(TypedDict):
     category_id: int
     bbox: list[float]
     score: float
-    segmentation: ResultMask
+    segmentation: NotRequired[ResultMask]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,8 @@ class InstancePrediction(Prediction):
         numbers: Number of the class of each among the run's classes, from 1 on, ``[n]``.
         category_ids: The data's own number of the class of each.
         scores: Its probability, ``[n]``.
-        runs: Its mask as COCO's run lengths, ``size`` and ``counts``.
+        runs: Its mask as COCO's run lengths, ``size`` and ``counts``; empty of a run that finds
+            boxes alone.
         score_threshold: Score from which on a detection is drawn and counted.
         error: Why there is no answer, or None.
     """
@@ -102,7 +103,7 @@ class InstancePrediction(Prediction):
 
     @property
     def masks(self) -> NDArray[np.bool_]:
-        """The masks at the image's own size, ``[n, h, w]``."""
+        """The masks at the image's own size, ``[n, h, w]``; none if boxes alone are found."""
         return decoded(self.runs, self.size or (0, 0)).astype(bool)
 
     def surely(self) -> list[int]:
@@ -112,19 +113,19 @@ class InstancePrediction(Prediction):
     def results(self) -> list[Result]:
         """Return the detections as entries of COCO's results."""
         boxes = wide(self.boxes.astype(np.float64)).round(2).tolist()
-        return [
+        found: list[Result] = [
             {
                 "image_id": self.image_id,
                 "category_id": self.category_ids[i],
                 "bbox": boxes[i],
-                "score": round(self.scores[i], 5),
-                "segmentation": {
-                    "size": list(run["size"]),
-                    "counts": run["counts"].decode("ascii"),
-                },
+                "score": round(score, 5),
             }
-            for i, run in enumerate(self.runs)
+            for i, score in enumerate(self.scores)
         ]
+        for each, run in zip(found, self.runs, strict=False):
+            counts = run["counts"].decode("ascii")
+            each["segmentation"] = {"size": list(run["size"]), "counts": counts}
+        return found
 
 
 def found_at(output: Mapping[str, Tensor], size: Size) -> Found:
@@ -136,14 +137,14 @@ def found_at(output: Mapping[str, Tensor], size: Size) -> Found:
     boxes[:, 0::2] = boxes[:, 0::2].clamp(0, size[1])
     boxes[:, 1::2] = boxes[:, 1::2].clamp(0, size[0])
     runs: list[RunLengths] = []
-    for start in range(0, len(boxes), _PASTED):
+    for start in range(0, len(boxes) if "masks" in output else 0, _PASTED):
         some = slice(start, start + _PASTED)
         likely = paste_masks_in_image(output["masks"][some, None].float(), boxes[some], size)
         runs += encoded((likely[:, 0] >= _PROBABLE).byte().numpy())
     return Found(
         boxes=boxes.double().numpy(),
         labels=output["labels"].numpy().astype(np.int64),
-        masks=runs,
+        masks=runs if "masks" in output else None,
         scores=output["scores"].double().numpy(),
     )
 
@@ -220,7 +221,7 @@ class InstanceWriter(FolderWriter[InstancePrediction]):
             numbers=numbers,
             category_ids=tuple(ids[number - 1] for number in numbers),
             scores=tuple(found.scores.tolist()),
-            runs=tuple(found.masks),
+            runs=tuple(found.masks or ()),
         )
 
     def of_split(self, split: Split) -> list[Item[InstancePrediction]]:
@@ -247,7 +248,7 @@ class InstanceWriter(FolderWriter[InstancePrediction]):
                     path=each.path,
                     image_id=each.image_id,
                     overlay=f"{self.name(each)}.jpg",
-                    detections=None if each.size is None else len(each.runs),
+                    detections=None if each.size is None else len(each.scores),
                     error=each.error,
                 )
                 for each in found
@@ -281,7 +282,7 @@ def drawn(found: InstancePrediction, pixels: Pixels) -> Image.Image:
     return overlay(
         pixels,
         found.boxes[sure],
-        found.masks[sure],
+        found.masks[sure] if found.runs else None,
         [found.numbers[i] for i in sure],
         [f"{found.labels[i]} {found.scores[i]:.2f}" for i in sure],
     )

@@ -41,20 +41,12 @@ def frequent_boxes(targets: InstanceTargets, classes: int) -> FrequentBoxes:
     training images that the group has boxes for, 1 at most.
     """
     found = targets.annotations
-    images = np.repeat(targets.rows, np.diff(found.first)[targets.rows])
-    mine = np.concatenate(
-        [np.zeros(0, dtype=np.int64), *(np.r_[found.of(int(row))] for row in targets.rows)]
-    ).astype(np.int64)
-    single = ~found.crowd[mine]
-    mine, sides = mine[single], found.sizes[images[single]]
-    x, y, w, h = found.boxes[mine].T
-    down, across = sides.T
+    single = ~found.joined("crowd")
+    x, y, w, h = found.joined("boxes")[single].T
+    down, across = np.repeat(found.joined("size"), found.counts, axis=0)[single].T
     shares = np.stack([x / across, y / down, (x + w) / across, (y + h) / down], axis=1)
-    parts = [
-        (k, *_groups(shares[found.labels[mine] == k]))
-        for k in range(classes)
-        if (found.labels[mine] == k).any()
-    ]
+    of = found.joined("labels")[single]
+    parts = [(k, *_groups(shares[of == k])) for k in range(classes) if (of == k).any()]
     labels = np.concatenate([np.full(len(boxes), k + 1) for k, boxes, _ in parts])
     scores = np.concatenate([sizes for *_, sizes in parts]) / max(1, len(targets))
     order = np.argsort(-scores, kind="stable")[:MOST]

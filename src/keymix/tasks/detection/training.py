@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from keymix.analysis import passes
+from keymix.data.record import DataRecord
 from keymix.tasks.detection.facts import TASK
 from keymix.train.parts import TrainingPart
 from keymix.train.scoring import Inputs
@@ -35,7 +36,7 @@ class DetectionTask(TrainingTask):
 
 def without_crowds(target: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return what trains of an image's instances: boxes, labels and masks of those that are one."""
-    names = ("boxes", "labels", "masks")
+    names = [name for name in ("boxes", "labels", "masks") if name in target]
     if "iscrowd" not in target:
         return {name: target[name] for name in names}
     single = ~target["iscrowd"].bool()
@@ -47,6 +48,10 @@ class Detection(TrainingPart):
 
     module = DetectionTask
     dense = "detector"
+
+    def arguments(self, data: DataRecord) -> Mapping[str, Any]:
+        """Leave the mask head out where the data have boxes alone."""
+        return {"masks": False} if data.outlines is False else {}
 
     def example(self, shape: tuple[int, ...], batch_size: int) -> Inputs:
         """Make images of one size, as a list."""
