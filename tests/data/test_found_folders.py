@@ -26,6 +26,7 @@ from keymix.data.sources.folder import Files
 from keymix.data.specs import kind_of
 from keymix.data.targets import RaggedTargets
 from keymix.errors import KeymixWarning, UserError
+from keymix.studies.inputs import View, _of_table
 from keymix.train.evaluation import data_for
 from keymix.train.recipe import DataConfig
 
@@ -357,6 +358,9 @@ def test_values_of_fewer_bits_are_warned_of_and_scaled(tmp_path: Path) -> None:
         wanted = np.minimum(np.floor(values * 255 / white + 0.5), 255)
         assert (data.train.read(0)[0].numpy() == wanted).all()
         assert (read_file(path, data.record(), data.image_size) == data.train.read(0)).all()
+        view = View(size=(14, 20), in_chans=3, mean=(), std=(), crop_pct=1.0, white_level=white)
+        analysed = _of_table(data.train.table, "", view, None)
+        assert (analysed.read(0) == data.train.read(0)).all()
     one_by_one = load(f"folder:{root}", white_level="auto", image_size=140)
     assert one_by_one.train.images is None
     assert one_by_one.train.read(0).max() > 200
