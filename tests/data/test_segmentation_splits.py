@@ -13,11 +13,12 @@ from PIL import Image
 from scan_sets import mask_set, scan_path, scan_set
 
 from keymix.data import load
+from keymix.data.class_names import ClassNames
 from keymix.data.dataset import ImageData
 from keymix.data.kinds import MaskKind
 from keymix.data.segmentation import inputs as loading
 from keymix.data.segmentation.table import ScanSource
-from keymix.data.sources.masks import Meaning, Pair, Pairs
+from keymix.data.sources.masks import Pair, Pairs
 from keymix.data.splits import Part, choose_groups, make_splits
 from keymix.data.streams import Stream
 from keymix.errors import UserError
@@ -28,16 +29,13 @@ COUNTS = st.lists(st.integers(1, 12), min_size=3, max_size=12)
 def source_of(counts: list[int]) -> ScanSource:
     """Cases of so many images, which are not there."""
     pairs = [
-        Pair(stem=f"{case}_{k}", images=(), masks=(None,), wanted=(Path(),), group=f"case{case}")
+        Pair(stem=f"{case}_{k}", images=(), masks=(Path(),), group=f"case{case}")
         for case, count in enumerate(counts)
         for k in range(count)
     ]
-    meaning = Meaning(classes=2, multilabel=False, background=0)
-    return ScanSource(
-        classes=("background", "leaf"),
-        train=Pairs(pairs, meaning, 1),
-        masks=MaskKind(multilabel=False, background=0),
-    )
+    kind, names = MaskKind(multilabel=False, background=0), ("background", "leaf")
+    train = Pairs(pairs, kind, ClassNames(names, None, None), 1)
+    return ScanSource(classes=names, train=train, masks=kind)
 
 
 def divided(

@@ -138,7 +138,7 @@ def build_model(
     in_chans: int,
     image_size: Sequence[int],
     time_steps: int | None = None,
-    arguments: Mapping[str, Any] | None = None,
+    arguments: Mapping[str, bool] | None = None,
 ) -> nn.Module:
     """Build a recipe's model, with weights drawn from the recipe's seed.
 

@@ -55,7 +55,7 @@ class TrainingPart:
         """Outputs of the model's head; one per class unless the task says otherwise."""
         return len(data.classes)
 
-    def arguments(self, data: DataRecord) -> Mapping[str, Any]:
+    def arguments(self, data: DataRecord) -> Mapping[str, bool]:
         """Further arguments of the model that the data decide; none unless the task says so."""
         del data
         return {}

@@ -6,8 +6,8 @@ A mask is made when it is needed, at the size that is needed, by COCO's own code
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, TypedDict
+from collections.abc import Sequence
+from typing import TypeAlias, TypedDict
 
 import numpy as np
 import torch
@@ -30,11 +30,9 @@ class RunLengths(TypedDict):
     counts: bytes
 
 
-def read_region(given: Mapping[str, Any], size: Size) -> bytes:
+def read_region(counts: str | Sequence[int], size: Size) -> bytes:
     """Compress run lengths, as COCO writes them; ValueError unless they cover an image's size."""
-    counts, pixels = given["counts"], size[0] * size[1]
-    if [*map(int, given["size"])] != [*size]:
-        raise ValueError(f"of the size {given['size']}, not {[*size]} (height, width)")
+    pixels = size[0] * size[1]
     if isinstance(counts, str):
         runs: RunLengths = {"size": [*size], "counts": counts.encode()}
     elif sum(counts) != pixels:
@@ -49,13 +47,9 @@ def read_region(given: Mapping[str, Any], size: Size) -> bytes:
 
 
 def encoded(outline: Outline, own: Size, at: Size | None = None) -> RunLengths:
-    """Write a mask as COCO's tools take it.
+    """Write a mask as COCO's tools take it, of an image's own size or of another.
 
-    Args:
-        outline: The outline.
-        own: Height and width of its image.
-        at: Those of the mask, to which polygons are scaled; None for the image's own. Those of run
-            lengths are the image's own always.
+    Polygons are scaled to it; run lengths stay at the image's own.
     """
     if isinstance(outline, bytes):
         return {"size": [*own], "counts": outline}

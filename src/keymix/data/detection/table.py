@@ -30,29 +30,17 @@ SMALL, LARGE = 32**2, 96**2
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
 class Annotated:
-    """An image of an annotation file, with its annotations that are fit.
-
-    Args:
-        id: The image's id.
-        file: Its file below the folder of images.
-        size: Height and width, pixels.
-        labels: Class number of each instance, from 0, int64 ``[n]``.
-        boxes: Left, top, width and height of each, pixels, ``[n, 4]``.
-        areas: Area of each, pixels, ``[n]``.
-        crowd: Whether it is a crowd, ``[n]``.
-        outlines: Its outline; none where the data have boxes alone.
-        unfit: What is wrong with each annotation that is unfit.
-    """
+    """An image of an annotation file, with its annotations that are fit."""
 
     id: int
-    file: str
+    file: str  # below the folder of images
     size: Size
-    labels: IntArray
-    boxes: FloatArray
-    areas: FloatArray
-    crowd: NDArray[np.bool_]
-    outlines: tuple[Outline, ...]
-    unfit: tuple[Fault, ...]
+    labels: IntArray  # class number of each instance, from 0, ``[n]``
+    boxes: FloatArray  # left, top, width and height of each, pixels, ``[n, 4]``
+    areas: FloatArray  # of each, pixels
+    crowd: NDArray[np.bool_]  # whether it is a crowd
+    outlines: tuple[Outline, ...]  # of each; none where the data have boxes alone
+    unfit: tuple[Fault, ...]  # what is wrong with each annotation that is unfit
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -351,7 +351,9 @@ def _outline(given: Any, size: Size) -> Outline:
     """Read polygons, which lie in the image, or run lengths."""
     if isinstance(given, dict):
         try:
-            return read_region(given, size)
+            if [*map(int, given["size"])] != [*size]:
+                raise ValueError(f"of the size {given['size']}, not {[*size]} (height, width)")
+            return read_region(given["counts"], size)
         except (ValueError, TypeError, OverflowError, KeyError) as error:
             raise ValueError(f"has run lengths {error}") from error
     parts = [given] if isinstance(given, list) and isinstance(given[0], int | float) else given

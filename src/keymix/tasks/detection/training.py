@@ -49,7 +49,7 @@ class Detection(TrainingPart):
     module = DetectionTask
     dense = "detector"
 
-    def arguments(self, data: DataRecord) -> Mapping[str, Any]:
+    def arguments(self, data: DataRecord) -> Mapping[str, bool]:
         """Leave the mask head out where the data have boxes alone."""
         return {"masks": False} if data.outlines is False else {}
 
