@@ -24,7 +24,7 @@ from keymix.data.decode import (
     resized_image,
     to_array,
 )
-from keymix.data.events.files import read_frames
+from keymix.data.events.recordings import read_frames
 from keymix.data.kinds import RECORDING, SLICES, InputKind
 from keymix.data.loaders import Normaliser
 from keymix.data.pixels import picture_of

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from keymix.data.decode import Size
-from keymix.data.events.files import is_recording
+from keymix.data.events.recordings import is_recording
 from keymix.data.files import is_image
 from keymix.data.record import DataRecord
 from keymix.data.segmentation.table import Pixels

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from keymix.data.decode import checked_size
-from keymix.data.events.files import is_recording
+from keymix.data.events.recordings import is_recording
 from keymix.data.files import is_image
 from keymix.data.record import DataRecord
 from keymix.errors import UserError

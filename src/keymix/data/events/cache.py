@@ -15,9 +15,9 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -55,32 +55,23 @@ class Settings:
         return f"frames-T{self.time_steps}-{self.frames_by}-{self.size[0]}x{self.size[1]}"
 
 
-@dataclass
-class _Facts:
-    """What is known of frames besides their counts."""
-
-    broken: dict[int, str] = field(default_factory=dict)  # what is wrong with a recording
-    few: list[int] = field(default_factory=list)  # recordings of fewer events than frames
-    digests: list[str] = field(default_factory=list)
-
-
 class Frames:
     """The frames of all recordings of a set, in memory or mapped from a file."""
 
-    def __init__(
-        self,
-        array: NDArray[Any] | Path,
-        digests: list[str],
-        broken: dict[int, str],
-        few: Collection[int] = (),
-    ) -> None:
-        self.path = array if isinstance(array, Path) else None
-        self.digests, self.broken, self.few = digests, broken, frozenset(few)
-        self._array = None if isinstance(array, Path) else array
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+        self._array: NDArray[Any] | None = None
+        self.digests: list[str] = []  # of each recording's frames
+        self.broken: dict[int, str] = {}  # what is wrong with a recording
+        self.few: list[int] = []  # recordings of fewer events than frames
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel to a worker without the frames, where they are in a file."""
         return self.__dict__ | ({} if self.path is None else {"_array": None})
+
+    def hold(self, array: NDArray[Any]) -> None:
+        """Take frames that stay in memory."""
+        self._array = array
 
     @property
     def array(self) -> NDArray[Any]:
@@ -99,13 +90,12 @@ class Frames:
 def frames_of(recordings: RecordingSet, settings: Settings) -> Frames:
     """Make the frames of a set, or find those that were made before."""
     shape = (len(recordings), settings.time_steps, POLARITIES, *settings.size)
-    facts, home = _Facts(), recordings.home
+    frames, home = Frames(), recordings.home
     if home is None:
-        counts = [*_made(recordings, settings, facts)]
-        array = np.zeros(shape, dtype=max((each.dtype for each in counts), key=_width))
-        for row, found in enumerate(counts):
-            array[row] = found
-        return Frames(array, facts.digests, facts.broken, facts.few)
+        counts = [*_made(recordings, settings, frames)]
+        kind = max((each.dtype for each in counts), key=_width)
+        frames.hold(np.stack([np.broadcast_to(each, shape[1:]).astype(kind) for each in counts]))
+        return frames
     key = key_of(home, recordings.files, f"{_VERSION} {settings} {recordings.sensor}")
     name = f"{settings.stem}-{key}"
     for place in places(home):
@@ -113,13 +103,13 @@ def frames_of(recordings: RecordingSet, settings: Settings) -> Frames:
             return _opened(place / f"{name}.npy", shape)
 
     def write(file: BinaryIO) -> None:
-        nonlocal facts
+        nonlocal frames
         for kind in map(np.dtype, _KINDS):
-            facts = _Facts()
+            frames = Frames()
             file.seek(0)
             header = {"descr": kind.str, "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, header)
-            for found in _made(recordings, settings, facts, say=True):
+            for found in _made(recordings, settings, frames, say=True):
                 if _width(found.dtype) > kind.itemsize:
                     break  # start again with wider numbers
                 file.write(np.broadcast_to(found, shape[1:]).astype(kind).tobytes())
@@ -127,7 +117,8 @@ def frames_of(recordings: RecordingSet, settings: Settings) -> Frames:
                 return
 
     place = keep(home, f"{name}.npy", write)
-    keep(home, f"{name}.json", lambda file: file.write(json.dumps(asdict(facts)).encode()))
+    facts = {"digests": frames.digests, "broken": frames.broken, "few": frames.few}
+    keep(home, f"{name}.json", lambda file: file.write(json.dumps(facts).encode()))
     for old in place.glob(f"{settings.stem}-*"):  # of files that have changed
         if old.suffix in (".npy", ".json") and old.stem != name:
             old.unlink(missing_ok=True)
@@ -140,15 +131,16 @@ def _width(kind: np.dtype[Any]) -> int:
 
 def _opened(path: Path, shape: tuple[int, ...]) -> Frames:
     stored = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-    broken = {int(row): str(why) for row, why in stored["broken"].items()}
-    frames = Frames(path, list(stored["digests"]), broken, [int(row) for row in stored["few"]])
+    frames = Frames(path)
+    frames.digests, frames.few = stored["digests"], stored["few"]
+    frames.broken = {int(row): why for row, why in stored["broken"].items()}
     if frames.array.shape != shape or len(frames.digests) != shape[0]:
         raise ValueError(f"{path} has the shape {frames.array.shape}")
     return frames
 
 
 def _made(
-    recordings: RecordingSet, settings: Settings, facts: _Facts, *, say: bool = False
+    recordings: RecordingSet, settings: Settings, frames: Frames, *, say: bool = False
 ) -> Iterator[NDArray[Any]]:
     """Read all recordings and yield their frames in the narrowest numbers; 0 of broken ones."""
 
@@ -163,15 +155,15 @@ def _made(
         for start in range(0, len(groups), _AT_ONCE):
             done = start + _AT_ONCE
             for found in chain.from_iterable(pool.imap(work, groups[start:done])):
-                row = len(facts.digests)
+                row = len(frames.digests)
                 if isinstance(found, UserError):
-                    facts.broken[row] = str(found)
-                    facts.digests.append("")
+                    frames.broken[row] = str(found)
+                    frames.digests.append("")
                     yield np.zeros((), dtype=np.uint8)
                     continue
-                facts.digests.append(hashlib.sha256(found.tobytes()).hexdigest())
+                frames.digests.append(hashlib.sha256(found.tobytes()).hexdigest())
                 if int(found.sum()) < settings.time_steps:  # no event is lost in frames
-                    facts.few.append(row)
+                    frames.few.append(row)
                 yield found
             passed = time.monotonic() - began
             rest = passed / done * (len(groups) - done)

@@ -170,20 +170,17 @@ def few_events(data: ImageData) -> str:
 
     By number, floor(N / T) is 0 then: all events are in the last frame, and the others are empty.
     """
-    few = [
-        split.table.name(i)
-        for split in data.splits
-        if isinstance(split.table, Recordings) and split.frames is not None
-        for i, row in enumerate(split.table.rows.tolist())
-        if row in split.frames.few
-    ]
+    few: list[str] = []
+    for split in data.splits:
+        if isinstance(split.table, Recordings) and split.frames is not None:
+            rows = np.flatnonzero(np.isin(split.table.rows, split.frames.few))
+            few += [split.table.name(i) for i in rows.tolist()]
     if not few:
         return ""
-    every = sum(map(len, data.splits))
-    have, their = ("has", "its") if len(few) == 1 else ("have", "their")
     return (
-        f"{len(few):,} of {every:,} recordings {have} fewer events than T = {data.time_steps} "
-        f"(first: {few[0]}): some of {their} frames are empty; take fewer time steps"
+        f"recordings of fewer events than T = {data.time_steps}: {len(few):,} of "
+        f"{sum(map(len, data.splits)):,} (first: {few[0]}); frames of them are empty: take fewer "
+        "time steps"
     )
 
 

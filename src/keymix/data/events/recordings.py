@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a source of events is: one set of recordings, and tables that are views of it."""
+"""Recordings: one file is read by what it says that it is; a source is a set with tables of it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,25 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
 
-from keymix.data.events.frames import TIME_STEPS, starts
+from keymix.data.events.aedat import read_aedat2, read_aedat3
+from keymix.data.events.frames import TIME_STEPS, integrate, starts
+from keymix.data.events.npz import read_npz
 from keymix.data.events.stream import EVENT, Events, Size
+from keymix.data.files import regular
 from keymix.data.kinds import RECORDING, InputKind
 from keymix.data.looks import HASH, Look
+from keymix.data.record import DataRecord
 from keymix.data.sources.base import Fault, Source, Table
 from keymix.data.specs import Options
 from keymix.data.streams import IntArray
 from keymix.data.targets import ClassTargets, Targets
 from keymix.errors import UserError
+
+SUFFIXES = (".npz", ".aedat")
 
 Read = Events | UserError
 """A recording, or what is wrong with it."""
@@ -145,19 +153,14 @@ def digest_of(events: Events) -> bytes:
     return hashlib.sha256(head + events.data.astype(EVENT, copy=False).tobytes()).digest()
 
 
-def reading(read: Callable[[Path], Events], path: Path) -> Events | UserError:
+def reading(read: Callable[[Path], Events], path: Path) -> Read:
     """Read a recording, or give what is wrong with it in its place."""
     try:
         return read(path)
     except UserError as error:
         return error
     except OSError as error:
-        return unreadable(path, error)
-
-
-def unreadable(path: Path, error: OSError) -> UserError:
-    """Make the line for a file that the system does not give."""
-    return UserError(f"{path}: cannot be read: {error.strerror or error}.")
+        return UserError(f"{path}: cannot be read: {error.strerror or error}.")
 
 
 def look_at_recordings(
@@ -188,3 +191,50 @@ def _empty(events: Events, time_steps: int) -> str:
     first = starts(events["t"], time_steps, "time")
     empty = int((np.diff(first, append=count) == 0).sum())
     return f"{empty} of {time_steps} frames, by time" if empty else ""
+
+
+def is_recording(name: str) -> bool:
+    """Return whether by its name a file holds events and is not hidden."""
+    return Path(name).suffix.lower() in SUFFIXES and not name.startswith(".")
+
+
+def read_events(path: str | Path, sensor: Size | None = None) -> Events:
+    """Read a recording: AEDAT 2.0 of CIFAR10-DVS, AEDAT 3.1, or ``.npz``.
+
+    Args:
+        path: The file.
+        sensor: Height and width of the sensor, for files that do not say.
+
+    Raises:
+        UserError: If it cannot be read, is none of these, or is damaged; in one line that names the
+            file and, where there is one, the event.
+    """
+    path = Path(path)
+    try:
+        if path.suffix.lower() == ".npz":
+            return read_npz(path, sensor)
+        with regular(path).open("rb") as file:
+            head = file.read(12)
+        if head.startswith(b"#!AER-DAT3"):
+            return read_aedat3(path) if sensor is None else read_aedat3(path, sensor)
+        return read_aedat2(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}.") from None
+
+
+def read_frames(path: str | Path, record: DataRecord, size: Size) -> Tensor:
+    """Read a recording as the frames that a run was trained on.
+
+    Shape: -> int32 ``[T, 2, H, W]``.
+    """
+    if record.sensor_size is None or record.time_steps is None or record.frames_by is None:
+        raise UserError(f"{path}: is a recording of events; the run was trained on images.")
+    height, width = record.sensor_size
+    events = read_events(path, (height, width))
+    if events.sensor != (height, width):
+        raise UserError(
+            f"{path}: is of a sensor of {events.sensor[0]}x{events.sensor[1]} pixels, the run's "
+            f"data of {height}x{width}. Give recordings of the same sensor."
+        )
+    counts = integrate(events, time_steps=record.time_steps, frames_by=record.frames_by, size=size)
+    return torch.from_numpy(counts.astype(np.int32))
