@@ -101,9 +101,11 @@ def orientation(image: Image.Image) -> int:
 
 def refuse_turned(image: Image.Image, name: str) -> None:
     """Refuse, with one of `DAMAGE`, an opened image that EXIF turns: its targets would not turn."""
-    if orientation(image) != 1:
+    turned = orientation(image)
+    if turned != 1:
+        image.close()
         raise ValueError(
-            f"EXIF turns it (orientation {orientation(image)}), but not its mask or boxes; if they "
+            f"EXIF turns it (orientation {turned}), but not its mask or boxes; if they "
             f"fit the turned image, run mogrify -auto-orient {shlex.quote(name)}"
         )
 
