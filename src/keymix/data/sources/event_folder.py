@@ -92,19 +92,22 @@ def _sensor(root: Path, files: Sequence[str]) -> tuple[Size, tuple[str, ...]]:
         except UserError:
             return None  # reading it says what is wrong
 
-    least: list[Size] = []
     name = f"sensor-{key_of(root, files, '')}.json"
     for place in places(root):
         with suppress(OSError, ValueError):
             height, width = json.loads((place / name).read_text(encoding="utf-8"))
-            least = [(int(height), int(width))]
-    if not least:
-        with threads(_THREADS) as pool:
-            for found in pool.imap(look, files):
-                if found is not None and found[0] is not None:
-                    return found[0], ()
-                least += [] if found is None else [found[1]]
+            return (int(height), int(width)), _guessed(int(height), int(width))
+    least: list[Size] = []
+    with threads(_THREADS) as pool:
+        for found in pool.imap(look, files):
+            if found is not None and found[0] is not None:
+                return found[0], ()
+            least += [] if found is None else [found[1]]
     sensor = max((h for h, _ in least), default=1), max((w for _, w in least), default=1)
     keep(root, name, lambda file: file.write(json.dumps(sensor).encode()))
-    note = f"no file has sensor_size: the sensor is taken to be {sensor[0]}x{sensor[1]}, the "
-    return sensor, (f"{note}least that all events fit on",)
+    return sensor, _guessed(*sensor)
+
+
+def _guessed(height: int, width: int) -> tuple[str]:
+    note = f"no file has sensor_size: the sensor is taken to be {height}x{width}, the "
+    return (f"{note}least that all events fit on",)
