@@ -373,6 +373,15 @@ def test_a_clean_folder_is_fit(make_folder) -> None:
     assert steps[-1] == (22, 22)
 
 
+def test_classes_of_masks_are_not_counted_where_one_cannot_be_read(tmp_path: Path) -> None:
+    root = mask_set(tmp_path / "m", {"": 12})
+    assert "classes" in check(f"masks:{root}").facts
+    next((root / "masks").iterdir()).write_bytes(b"x")
+    report = check(f"masks:{root}")
+    assert not report.fit
+    assert "classes" not in report.facts
+
+
 def test_masks_are_reported_class_by_class(tmp_path: Path) -> None:
     spec = f"uwgi:{scans(tmp_path / 'uw')}"
     report, data = check(spec), load(spec, val_fraction=1 / 6)

@@ -81,9 +81,11 @@ def describe(report: Report, samples: Samples, about: Source | ImageData) -> dic
     found: dict[str, list[_Mask]] = {name: [] for name in SPLITS if name in samples.split}
     for k in sorted(samples.own):
         found[str(samples.split[k])].append(samples.own[k])
-    if not samples.faults:
-        seen = {name: [mask.seen for mask in masks] for name, masks in found.items()}
-        report.add("nothing", unfit(seen, about.masks, about.classes))
+    if samples.faults:
+        report.facts["notes"].append("classes are not counted: not all images and masks were read")
+        return {}
+    seen = {name: [mask.seen for mask in masks] for name, masks in found.items()}
+    report.add("nothing", unfit(seen, about.masks, about.classes))
     every = [mask for masks in found.values() for mask in masks]
     area, ignored = sum(mask.area for mask in every), sum(mask.ignored for mask in every)
     kind = "multilabel" if about.masks.multilabel else "exclusive"
