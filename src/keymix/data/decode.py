@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
 import shlex
 import struct
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -22,12 +24,13 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from keymix.data.files import regular
+from keymix.data.sample import REMEDY, Size, Stored
 from keymix.errors import KeymixWarning, UserError
 
-Size: TypeAlias = tuple[int, int]  # height, width
 Box: TypeAlias = tuple[float, float, float, float]  # left, top, right, bottom
 
 _ORIENTATION = 0x0112  # EXIF's tag
+_HEAD = 1 << 16  # bytes of an encoded image that enter a fingerprint
 TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
 WHITE = 65535
 """The 16-bit grey value that becomes white where nobody says another."""
@@ -128,41 +131,150 @@ def dim(largest: int) -> str:
     )
 
 
-def convert(image: Image.Image, in_chans: int, white: int | None = None) -> Image.Image:
-    """Decode and convert to upright 8-bit grey (``in_chans=1``) or RGB (``in_chans=3``).
+def pixels_of(image: Image.Image) -> Tensor:
+    """Decode an opened image, upright as EXIF says it.
 
-    16-bit grey is scaled so that ``white``, 65,535 by default, becomes 255; transparency is put on
-    white, palettes and CMYK go through Pillow. EXIF's orientation is applied, as viewers do.
+    Grey stays grey, of 8 or 16 bits; transparency is put on white, palettes and CMYK become RGB.
+
+    Shape: -> ``[1, H, W]`` uint8 or uint16, or ``[3, H, W]`` uint8.
     """
     if orientation(image) != 1:
         image = ImageOps.exif_transpose(image)
-    mode = "L" if in_chans == 1 else "RGB"
-    transparent = image.mode in TRANSPARENT or "transparency" in image.info
-    if image.mode == mode and not transparent:
-        image.load()
-        return image
     if image.mode in SIXTEEN_BIT:
-        values, white = np.asarray(image).astype(np.int64), white or WHITE
+        values = np.asarray(image).astype(np.int64)
         if values.min() < 0 or values.max() > WHITE:
             raise ValueError(f"32-bit integer pixels ({values.min()} to {values.max()})")
-        scaled = np.minimum((255 * values + white // 2) // white, 255)
-        image = Image.fromarray(scaled.astype(np.uint8))
-    elif image.mode == "F":
+        return torch.from_numpy(values.astype(np.uint16))[None]
+    if image.mode == "F":
         raise ValueError("floating-point pixels, which have no 8-bit meaning")
-    elif transparent:
+    if image.mode in TRANSPARENT or "transparency" in image.info:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return image.convert(mode)
+    return _tensor(image.convert("L" if image.mode in ("1", "L") else "RGB"))
 
 
-def fit(image: Image.Image, size: Size, crop_pct: float) -> Image.Image:
+def in_channels(pixels: Tensor, channels: int, white: int | None = None) -> Tensor:
+    """Bring pixels to 0..255 and to a number of channels: grey is repeated, RGB becomes grey.
+
+    16-bit grey is scaled so that ``white``, 65,535 by default, becomes 255.
+
+    Shape: ``[c, H, W]`` -> ``[channels, H, W]``, uint8, or float32 of float32.
+
+    Raises:
+        ValueError: If the channels do not fit.
+    """
+    if pixels.dtype == torch.uint16:
+        values, white = pixels.numpy().astype(np.int64), white or WHITE
+        scaled = np.minimum((255 * values + white // 2) // white, 255)
+        pixels = torch.from_numpy(scaled.astype(np.uint8))
+    elif pixels.is_floating_point():
+        pixels = 255 * pixels
+    if len(pixels) == channels:
+        return pixels
+    if len(pixels) == 1:
+        return pixels.repeat(channels, 1, 1)
+    if channels != 1 or len(pixels) != 3:
+        raise ValueError(f"{len(pixels)} channels, and {channels} are wanted")
+    weights = torch.tensor([19595, 38470, 7471]).view(3, 1, 1)  # of ITU-R 601, times 2^16
+    total = (pixels * weights).sum(0, keepdim=True)
+    whole = pixels.dtype == torch.uint8
+    return ((total + (1 << 15)) >> 16).to(torch.uint8) if whole else total / (1 << 16)
+
+
+def convert(image: Image.Image, in_chans: int, white: int | None = None) -> Image.Image:
+    """Decode and convert to upright 8-bit grey (``in_chans=1``) or RGB (``in_chans=3``)."""
+    return to_image(in_channels(pixels_of(image), in_chans, white))
+
+
+def to_image(pixels: Tensor) -> Image.Image:
+    """Make an image of uint8 pixels, ``[1, H, W]`` or ``[3, H, W]``."""
+    array = pixels.numpy()
+    return Image.fromarray(array[0] if len(array) == 1 else array.transpose(1, 2, 0))
+
+
+def _tensor(image: Image.Image) -> Tensor:
+    array = np.array(image)
+    return torch.from_numpy(array[None] if array.ndim == 2 else array.transpose(2, 0, 1).copy())
+
+
+@dataclass(frozen=True)
+class Encoded(Stored):
+    """An encoded image, in a file or in memory.
+
+    Args:
+        source: The file, or its content.
+        name: What messages call it.
+        key: What of its name enters a fingerprint.
+        placed: Whether a mask or boxes belong to it, so that EXIF must not turn it.
+    """
+
+    source: Path | bytes
+    name: str
+    key: str = ""
+    placed: bool = False
+
+    def open(self) -> Image.Image:
+        """Open it without decoding it. Pillow's errors pass through."""
+        image = open_image(self.source, self.name)
+        if self.placed:
+            refuse_turned(image, self.name)
+        return image
+
+    def __call__(self) -> Tensor:
+        """Decode it, as `pixels_of` does."""
+        with reading(self.name, REMEDY), self.open() as image:
+            return pixels_of(image)
+
+    def check(self, *, decode: bool) -> Size:
+        """Verify it, or decode it; of a JPEG file all is read, but fewer pixels are made of it."""
+        with self.open() as image:
+            size = upright_size(image)
+            if not decode:
+                image.verify()
+                return size
+            if image.format == "JPEG":
+                image.draft(image.mode, (1, 1))
+            pixels_of(image)
+        return size
+
+    def digest(self, *, content: bool = True) -> bytes:
+        """Hash its length, its key and, with ``content``, its first 64 KiB."""
+        if isinstance(self.source, bytes):
+            return head_digest(len(self.source), self.key.encode() + self.source)
+        head = b""
+        if content:
+            with regular(self.source).open("rb") as stream:
+                head = stream.read(_HEAD)
+        return head_digest(self.source.stat().st_size, self.key.encode() + head)
+
+
+def head_digest(length: int, head: bytes) -> bytes:
+    """Hash an encoded image's length and its first 64 KiB."""
+    return hashlib.sha256(length.to_bytes(8, "little") + head[:_HEAD]).digest()
+
+
+def fit(pixels: Tensor, size: Size, crop_pct: float) -> Tensor:
     """Resize (bicubic) so that the image covers ``size / crop_pct``, and crop the centre.
 
     timm's evaluation transform. An image that has the size already is left alone for crop_pct 1.
+
+    Shape: ``[C, h, w]`` -> the same at ``size``.
     """
+    if pixels.shape[-2:] == size and crop_pct == 1.0:
+        return pixels
+    return by_pillow(pixels, lambda image: _fitted(image, size, crop_pct))
+
+
+def by_pillow(pixels: Tensor, change: Callable[[Image.Image], Image.Image]) -> Tensor:
+    """Let Pillow change an image: at once where it is 8-bit grey or RGB, else plane by plane."""
+    if pixels.dtype == torch.uint8 and len(pixels) in (1, 3):
+        return _tensor(change(to_image(pixels)))
+    planes = [change(Image.fromarray(plane.numpy())) for plane in pixels]
+    return torch.cat([_tensor(plane) for plane in planes])
+
+
+def _fitted(image: Image.Image, size: Size, crop_pct: float) -> Image.Image:
     height, width = size
-    if image.size == (width, height) and crop_pct == 1.0:
-        return image
     scale = max(height / image.height, width / image.width) / crop_pct
     if crop_pct == 1.0:  # one step: the centre box that has the wanted shape
         return resize(image, size, _centre(image.size, width / scale, height / scale))
@@ -180,25 +292,6 @@ def resize(image: Image.Image, size: Size, box: Box) -> Image.Image:
     return image.resize((size[1], size[0]), Image.Resampling.BICUBIC, box=box)
 
 
-def one_colour(image: Image.Image) -> bool:
-    """Return whether all pixels of a decoded image are the same."""
-    low, high = np.reshape(image.getextrema(), (-1, 2)).T
-    return bool((low == high).all())
-
-
-def to_array(image: Image.Image) -> NDArray[np.uint8]:
-    """Arrange an 8-bit image as ``[C, H, W]``."""
-    array = np.asarray(image, dtype=np.uint8)
-    return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
-
-
-def evaluation_array(
-    image: Image.Image, size: Size, in_chans: int, crop_pct: float, white: int | None = None
-) -> NDArray[np.uint8]:
-    """Convert, resize and crop an opened image as evaluation does, to uint8 ``[C, H, W]``."""
-    return to_array(fit(convert(image, in_chans, white), size, crop_pct))
-
-
 def read_image(
     path: str | Path, image_size: int | Size, in_chans: int = 3, *, crop_pct: float = 1.0
 ) -> Tensor:
@@ -212,7 +305,7 @@ def read_image(
     if not 0.0 < crop_pct <= 1.0:
         raise UserError(f"{crop_pct=} is not in (0, 1].")
     with reading(str(path)), open_image(path) as image:
-        return torch.from_numpy(evaluation_array(image, size, in_chans, crop_pct).copy())
+        return fit(in_channels(pixels_of(image), in_chans), size, crop_pct)
 
 
 def checked_size(image_size: int | Size) -> Size:
@@ -241,15 +334,14 @@ def _centre(whole: tuple[int, int], width: float, height: float) -> Box:
     return (left, top, left + width, top + height)
 
 
-def resized_image(pixels: NDArray[np.uint8], size: Size) -> Tensor:
+def resized_image(image: Tensor, size: Size) -> Tensor:
     """Resize an image (bilinear, antialiased) to height and width, proportions or not.
 
-    Shape: uint8 ``[C, h, w]`` -> the same at ``size``.
+    Shape: ``[C, h, w]`` -> the same at ``size``.
     """
-    image = torch.from_numpy(pixels.copy())
     if image.shape[-2:] == size:
         return image
     small = F.interpolate(
         image[None].float(), size, mode="bilinear", antialias=True, align_corners=False
-    )
-    return small[0].round().clamp(0, 255).to(torch.uint8)
+    )[0]
+    return small if image.is_floating_point() else small.round().clamp(0, 255).to(torch.uint8)

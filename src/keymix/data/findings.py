@@ -89,6 +89,11 @@ KINDS: Mapping[str, tuple[str, str, str]] = {
         "restore the rows, or add rows without run lengths where the organ is absent: without a "
         "row the slice counts as one without the organ",
     ),
+    "unsure row": (
+        WARNING,
+        "slices without a row for an organ",
+        "restore the rows, or add rows without run lengths where the organ is absent",
+    ),
     "sequences": (
         FALSIFIES,
         IN_SEQUENCES,

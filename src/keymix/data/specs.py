@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data specs, ``NAME`` or ``NAME:ARGUMENT``. Listing them costs no heavy import.
 
-Each file of `keymix.data.sources` declares its own as ``SPECS`` below its imports; the folder is
-searched for them. `register_source` adds one's own, which then works wherever a data spec is taken.
+A source is a function under the decorator `source`. Those of keymix are in the files of
+`keymix.data.sources`; the folder is searched for them. One's own then works wherever a data spec is
+taken.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from keymix.data.files import IMAGE_FOLDERS, MASK_FOLDERS, folder_named, split_named
 from keymix.data.kinds import (
@@ -32,7 +34,7 @@ from keymix.errors import UserError, unknown
 from keymix.task import DEFAULT
 
 if TYPE_CHECKING:
-    from keymix.data.sources.base import Faults, Source
+    from keymix.data.sample import Faults, Source
 
 FRAMES_BY = ("number", "time")  # of events: equally many, or equally long
 MASKS = ("exclusive", "multilabel")  # one class per pixel, or any number of them
@@ -49,7 +51,8 @@ OF_ONE_KIND: Mapping[str, Settings] = {
 }
 """Settings that only some data have, and which."""
 _SOURCES = "keymix.data.sources"
-_DECLARED = re.compile(r"^SPECS = (\(\n.*?^\))", re.MULTILINE | re.DOTALL)
+Opener: TypeAlias = "Callable[..., Source]"
+_Opener = TypeVar("_Opener", bound=Opener)
 _OF_COCO = (
     "annotations/instances_train*.json",
     "annotations/train.json",
@@ -92,11 +95,6 @@ class Options:
         """Settings that only some data have, by name."""
         return {name: getattr(self, name) for name in OF_ONE_KIND}
 
-    @property
-    def of_opening(self) -> dict[str, int | str | None]:
-        """Settings that a source is opened with, by name."""
-        return {name: getattr(self, name) for name in ("masks", "stack", "split_by")}
-
 
 @dataclass(frozen=True, kw_only=True)
 class DataSpec:
@@ -107,10 +105,8 @@ class DataSpec:
         argument: What stands after it (``"PATH"``), in brackets where it may be left out
             (``"[ROOT]"``), or nothing.
         summary: One line of help.
-        module: The module that opens it.
-        function: Its function there, which takes the argument and a `sources.base.Faults`, and by
-            name those of the settings that are given.
-        open_with: Such a function itself, in place of module and function.
+        opener: Its function, which takes the argument and a `keymix.data.sample.Faults`, and by
+            name those fields of `Options` that its signature has; or where it is, ``module:name``.
         downloads: Whether it comes from the network the first time.
         on_disk: Whether the argument is a path to what it is made of.
         kind: Name of its kind of input, of `keymix.data.kinds.KINDS`.
@@ -123,10 +119,8 @@ class DataSpec:
 
     name: str
     summary: str
+    opener: Opener | str
     argument: str = ""
-    module: str = ""
-    function: str = "open_source"
-    open_with: Callable[..., Source] | None = None
     downloads: bool = False
     on_disk: bool = False
     kind: str = "image"
@@ -195,77 +189,57 @@ class DataSpec:
                 text += f"; {own.notes[name]}"
             raise UserError(f"data.{name} = {value!r}: data {spec} {own.lacks}. {text}.")
 
-    def open(self, argument: str, faults: Faults, **settings: object) -> Source:
+    def open(self, argument: str, faults: Faults, options: Options | None = None) -> Source:
         """Open the data.
 
         Args:
             argument: What stood after the colon.
             faults: What to do about faults of the data: raise, or collect them.
-            settings: Settings of `OF_ONE_KIND` that opening depends on; None is the source's own
-                default.
+            options: What loading is asked for; the function gets those of its signature that are
+                given.
 
         Raises:
             UserError: If nothing can be opened, or on a fault that is not collected.
         """
-        opener = self.open_with
-        if opener is None:
-            opener = look_up(f"{self.module}:{self.function}")
-        given = {name: value for name, value in settings.items() if value is not None}
+        opener = look_up(self.opener) if isinstance(self.opener, str) else self.opener
+        taken = inspect.signature(opener).parameters
+        asked = options or Options()
+        given = {f.name: getattr(asked, f.name) for f in fields(asked) if f.name in taken}
+        given = {name: value for name, value in given.items() if value is not None}
         return cast("Source", opener(argument, faults, **given))
 
 
 _OWN: dict[str, DataSpec] = {}
 
 
-@cache
-def built_in() -> Mapping[str, DataSpec]:
-    """Return what the files of sources declare, by name, in alphabetical order.
+def source(name: str, **facts: Any) -> Callable[[_Opener], _Opener]:
+    """Make a function a data source; of the same name again replaces it.
 
-    A file is read as text: importing it would load the libraries that open its data.
-    """
-    found = []
-    for file in sorted(Path(__file__).with_name("sources").glob("*.py")):
-        declared = _DECLARED.search(file.read_text(encoding="utf-8"))
-        if declared is not None:
-            found += _rows(declared[1], f"{_SOURCES}.{file.stem}")
-    return {row.name: row for row in sorted(found, key=lambda row: row.name)}
-
-
-def _rows(declared: str, module: str) -> list[DataSpec]:
-    """Make the specs that a file declares: calls of `DataSpec` whose arguments are constants."""
-    rows = cast("ast.Tuple", ast.parse(declared, mode="eval").body)
-    return [
-        DataSpec(
-            module=module,
-            **{str(given.arg): ast.literal_eval(given.value) for given in row.keywords},
-        )
-        for row in rows.elts
-        if isinstance(row, ast.Call)
-    ]
-
-
-def list_specs() -> list[DataSpec]:
-    """Return all data specs, built-in and registered."""
-    return [*built_in().values(), *_OWN.values()]
-
-
-def register_source(spec: DataSpec) -> DataSpec:
-    """Add a data spec of one's own; the same name again replaces it.
+    The function takes what stood after the colon and a `keymix.data.sample.Faults`, and returns a
+    `keymix.data.sample.Source`. It gets those options of loading that its signature names, such as
+    ``stack``.
 
     Args:
-        spec: Its facts; ``open_with``, or ``module`` and ``function``, returns a
-            `keymix.data.sources.base.Source`.
+        name: What stands before the colon.
+        facts: Other fields of `DataSpec`, ``summary`` at least.
 
     Raises:
-        UserError: If a built-in spec has the name, nothing opens it, or a kind or setting is
-            unknown.
+        UserError: If a built-in source has the name, or a kind or setting is unknown.
     """
+
+    def register(opener: _Opener) -> _Opener:
+        if not opener.__module__.startswith(f"{_SOURCES}."):  # those are found as text
+            _register(DataSpec(name=name, opener=opener, **facts))
+        return opener
+
+    return register
+
+
+def _register(spec: DataSpec) -> None:
     if spec.name in built_in():
         raise UserError(f"data {spec.name!r} is keymix's own: choose another name")
     if not spec.name or ":" in spec.name:
         raise UserError(f"data {spec.name!r}: a name has no colon and is not empty")
-    if spec.open_with is None and not spec.module:
-        raise UserError(f"data {spec.name!r}: nothing opens it: give open_with=")
     get_kind(spec.kind)
     if spec.target and spec.target not in TARGETS:
         raise unknown("kind of target", spec.target, TARGETS)
@@ -273,7 +247,30 @@ def register_source(spec: DataSpec) -> DataSpec:
         if name not in OF_ONE_KIND:
             raise unknown("setting of data", name, OF_ONE_KIND)
     _OWN[spec.name] = spec
-    return spec
+
+
+@cache
+def built_in() -> Mapping[str, DataSpec]:
+    """Return what the files of sources declare, by name, in alphabetical order.
+
+    A file is read as text, so the arguments of its decorators are constants: importing it would
+    load the libraries that open its data.
+    """
+    found = []
+    for file in sorted(Path(__file__).with_name("sources").glob("*.py")):
+        for statement in ast.parse(file.read_text(encoding="utf-8")).body:
+            for call in getattr(statement, "decorator_list", ()):
+                if isinstance(call, ast.Call) and getattr(call.func, "id", "") == source.__name__:
+                    name, facts = ast.literal_eval(call.args[0]), call.keywords
+                    opener = f"{_SOURCES}.{file.stem}:{cast('ast.FunctionDef', statement).name}"
+                    given = {str(each.arg): ast.literal_eval(each.value) for each in facts}
+                    found.append(DataSpec(name=name, opener=opener, **given))
+    return {row.name: row for row in sorted(found, key=lambda row: row.name)}
+
+
+def list_specs() -> list[DataSpec]:
+    """Return all data specs, built-in and registered."""
+    return [*built_in().values(), *_OWN.values()]
 
 
 def find_spec(name: str | None) -> DataSpec | None:
