@@ -6,7 +6,7 @@ Masks are made when they are needed, by COCO's own code (``pycocotools``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypedDict
 
@@ -18,6 +18,7 @@ from pycocotools import mask
 from torch import Tensor
 from torchvision import tv_tensors
 
+from keymix.data.findings import Report
 from keymix.data.sample import Fault, Size
 from keymix.data.streams import IntArray
 
@@ -161,3 +162,99 @@ def _arrays(outlines: Sequence[Outline]) -> Iterator[NDArray[Any]]:
     yield np.concatenate([np.zeros(0), *points])
     yield np.array([len(region) for region in regions], dtype=np.int64)
     yield np.frombuffer(b"".join(regions), dtype=np.uint8)
+
+
+BySplit: TypeAlias = Mapping[str, Sequence[Instances]]
+"""The instances of the images of each split."""
+
+
+def nothing_to_learn(train: Sequence[Instances]) -> str:
+    """Say that no training image has an instance that can be learned; nothing if one has."""
+    if not all(each.crowd.all() for each in train):
+        return ""
+    return (
+        f"none of the {len(train):,} training images has an instance that is no crowd, so nothing "
+        "can be learned"
+    )
+
+
+def instance_notes(found: BySplit, *, left_out: bool) -> list[str]:
+    """Say which annotations were left out, if they were, and how many images have no instances."""
+    notes = []
+    unfit = {name: sum(len(each.unfit) for each in some) for name, some in found.items()}
+    if left_out and any(unfit.values()):
+        of = ", ".join(f"{number:,} of {name}" for name, number in unfit.items())
+        notes.append(f"unfit annotations left out: {of}; what they mark counts as background")
+    if empty := sum(not len(each) for some in found.values() for each in some):
+        notes.append(f"{empty:,} images have no instances")
+    return notes
+
+
+def describe(
+    report: Report, found: BySplit, classes: Sequence[str], items: str
+) -> dict[str, IntArray]:
+    """Report instances by split, class and size, and unfit annotations; count those of no crowd.
+
+    Args:
+        report: The report to add to.
+        found: The instances.
+        classes: Names of the classes.
+        items: What several images are called.
+
+    Returns:
+        Instances of each class that are no crowd, by split.
+    """
+    every = [each for some in found.values() for each in some]
+    counts = {
+        name: sum(
+            (np.bincount(each.labels[~each.crowd], minlength=len(classes)) for each in some),
+            np.zeros(len(classes), dtype=np.int64),
+        )
+        for name, some in found.items()
+    }
+    report.facts["classes"] = {
+        name: {of: int(counts[of][c]) for of in found} for c, name in enumerate(classes)
+    }
+    instances = {name: sum(map(len, some)) for name, some in found.items()}
+    without = {name: sum(not len(each) for each in some) for name, some in found.items()}
+    crowds = sum(int(each.crowd.sum()) for each in every)
+    unfit = [len(each.unfit) for each in every]
+    areas = np.concatenate([each.areas[~each.crowd] for each in every])
+    shares = {
+        "small": float((areas < SMALL).mean()) if areas.size else 0.0,
+        "large": float((areas > LARGE).mean()) if areas.size else 0.0,
+    }
+    report.facts["instances"] = {
+        **instances,
+        "crowds": crowds,
+        "images_without": without,
+        "unfit": sum(unfit),
+        "sizes": shares,
+    }
+    fewest, most = int(counts["train"].argmin()), int(counts["train"].argmax())
+    report.lines += [
+        ("instances", f"{_listed(instances)}; of these crowds {crowds:,}"),
+        ("empty", f"{_listed(without)} {items} without instances"),
+        (
+            "classes",
+            f"{len(classes)}; fewest instances {classes[fewest]} "
+            f"({counts['train'][fewest]:,}), most {classes[most]} ({counts['train'][most]:,})",
+        ),
+        (
+            "areas",
+            f"{shares['small']:.0%} small (below 32x32 pixels), {shares['large']:.0%} large "
+            "(above 96x96)",
+        ),
+    ]
+    if sum(unfit):
+        images = sum(number > 0 for number in unfit)
+        text = f"{sum(unfit):,} annotations of {images:,} {items}; "
+        text += "--data.skip_corrupt true leaves them out and keeps images that are fit"
+        report.lines.append(("unfit", text))
+    if text := nothing_to_learn(found["train"]):
+        report.add("nothing", [f"{text}; annotate some"])
+    return counts
+
+
+def _listed(numbers: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {number:,}" for name, number in numbers.items())
