@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import numpy as np
 import torch
@@ -19,8 +19,14 @@ from torch import Tensor
 from torchvision import tv_tensors
 
 from keymix.data.findings import Report
-from keymix.data.sample import Fault, Size
+from keymix.data.sample import SPLITS, Fault, Row, Size, Source, refuse
+from keymix.data.specs import Options
 from keymix.data.streams import IntArray
+from keymix.errors import UserError
+
+if TYPE_CHECKING:
+    from keymix.data.check import Samples
+    from keymix.data.dataset import ImageData
 
 SMALL, LARGE = 32**2, 96**2
 """Areas, pixels, below which COCO calls an instance small, and above which large."""
@@ -130,7 +136,7 @@ class Instances:
 
     def content(self) -> bytes:
         """Return bytes that identify the instances, whatever image they are of."""
-        parts = (self.labels, self.boxes, *_arrays(self.outlines or ()))
+        parts = (self.labels, self.boxes, self.areas, self.crowd, *_arrays(self.outlines or ()))
         return b"".join(each.tobytes() for each in parts)
 
     def _sides(self) -> FloatArray:
@@ -164,46 +170,50 @@ def _arrays(outlines: Sequence[Outline]) -> Iterator[NDArray[Any]]:
     yield np.frombuffer(b"".join(regions), dtype=np.uint8)
 
 
-BySplit: TypeAlias = Mapping[str, Sequence[Instances]]
-"""The instances of the images of each split."""
+def facts(
+    rows: Mapping[str, Sequence[Row]], seen: object, source: Source, options: Options
+) -> tuple[dict[str, Any], list[str]]:
+    """Say what was left out of the instances of each split: `keymix.data.record.DataFacts`, notes.
 
-
-def nothing_to_learn(train: Sequence[Instances]) -> str:
-    """Say that no training image has an instance that can be learned; nothing if one has."""
-    if not all(each.crowd.all() for each in train):
-        return ""
-    return (
-        f"none of the {len(train):,} training images has an instance that is no crowd, so nothing "
-        "can be learned"
-    )
-
-
-def instance_notes(found: BySplit, *, left_out: bool) -> list[str]:
-    """Say which annotations were left out, if they were, and how many images have no instances."""
-    notes = []
+    Raises:
+        UserError: If an annotation is unfit and not left out, or nothing can be learned.
+    """
+    del seen
+    found = {name: [row.target for row in some] for name, some in rows.items()}
+    if not options.skip_corrupt:
+        for each in (each for some in found.values() for each in some):
+            refuse(each.unfit, "annotations")
+    if all(each.crowd.all() for each in found["train"]):
+        raise UserError(
+            f"none of the {len(found['train']):,} training images ({rows['train'][0].id}, ...) has "
+            "an instance that is no crowd, so nothing can be learned. Name other data."
+        )
     unfit = {name: sum(len(each.unfit) for each in some) for name, some in found.items()}
-    if left_out and any(unfit.values()):
+    notes = []
+    if source.loose:
+        notes.append(f"entries that belong to no image left out: {len(source.loose):,}")
+    if any(unfit.values()):
         of = ", ".join(f"{number:,} of {name}" for name, number in unfit.items())
         notes.append(f"unfit annotations left out: {of}; what they mark counts as background")
     if empty := sum(not len(each) for some in found.values() for each in some):
         notes.append(f"{empty:,} images have no instances")
-    return notes
+    return {"annotations_left_out": sum(unfit.values()) or None}, notes
 
 
-def describe(
-    report: Report, found: BySplit, classes: Sequence[str], items: str
-) -> dict[str, IntArray]:
-    """Report instances by split, class and size, and unfit annotations; count those of no crowd.
-
-    Args:
-        report: The report to add to.
-        found: The instances.
-        classes: Names of the classes.
-        items: What several images are called.
-
-    Returns:
-        Instances of each class that are no crowd, by split.
-    """
+def describe(report: Report, samples: Samples, about: Source | ImageData) -> dict[str, IntArray]:
+    """Report instances by split, class and size, and unfit annotations; count those of no crowd."""
+    found: dict[str, list[Instances]] = {name: [] for name in SPLITS if name in samples.split}
+    unfit: list[dict[str, str]] = []
+    for k, split in enumerate(samples.split.tolist()):
+        found[split].append(samples.row(k).target)
+        unfit += [
+            {**samples.item(k), "id": fault.culprit, "reason": fault.message}
+            for fault in found[split][-1].unfit
+        ]
+    told = isinstance(about, Source)  # else they are left out
+    if told:
+        report.add("bad annotation", unfit)
+    classes, items = samples.classes, samples.kind.nouns
     every = [each for some in found.values() for each in some]
     counts = {
         name: sum(
@@ -218,7 +228,6 @@ def describe(
     instances = {name: sum(map(len, some)) for name, some in found.items()}
     without = {name: sum(not len(each) for each in some) for name, some in found.items()}
     crowds = sum(int(each.crowd.sum()) for each in every)
-    unfit = [len(each.unfit) for each in every]
     areas = np.concatenate([each.areas[~each.crowd] for each in every])
     shares = {
         "small": float((areas < SMALL).mean()) if areas.size else 0.0,
@@ -228,7 +237,7 @@ def describe(
         **instances,
         "crowds": crowds,
         "images_without": without,
-        "unfit": sum(unfit),
+        "unfit": len(unfit),
         "sizes": shares,
     }
     fewest, most = int(counts["train"].argmin()), int(counts["train"].argmax())
@@ -246,14 +255,14 @@ def describe(
             "(above 96x96)",
         ),
     ]
-    if sum(unfit):
-        images = sum(number > 0 for number in unfit)
-        text = f"{sum(unfit):,} annotations of {images:,} {items}; "
+    if unfit:
+        images = len({each["id"] for each in unfit})
+        text = f"{len(unfit):,} annotations of {images:,} {items}; "
         text += "--data.skip_corrupt true leaves them out and keeps images that are fit"
         report.lines.append(("unfit", text))
-    if text := nothing_to_learn(found["train"]):
-        report.add("nothing", [f"{text}; annotate some"])
-    return counts
+    if all(each.crowd.all() for each in found["train"]):
+        report.add("nothing", ["no training image has an instance that is no crowd; annotate some"])
+    return {} if unfit and told else counts  # a class may be of what is unfit
 
 
 def _listed(numbers: Mapping[str, int]) -> str:

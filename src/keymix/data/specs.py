@@ -75,7 +75,7 @@ class Options:
     """What loading or a check is asked for; see `keymix.data.loading.load`.
 
     Raises:
-        UserError: If masks or splits are asked for that there are not.
+        UserError: If masks are asked for that there are not.
     """
 
     image_size: tuple[int, int] | None = None
@@ -97,11 +97,6 @@ class Options:
     def __post_init__(self) -> None:
         if self.masks not in (None, *MASKS):
             raise unknown("task.options.masks", str(self.masks), MASKS)
-        if self.split_by not in (None, *SPLIT_BY):
-            raise unknown("data.split_by", str(self.split_by), SPLIT_BY)
-        if self.test_fraction is not None and not 0.0 < self.test_fraction < 1.0:
-            share = self.test_fraction
-            raise UserError(f"test_fraction={share} is not between 0 and 1, both excluded.")
 
     @property
     def of_one_kind(self) -> dict[str, int | float | str | None]:
