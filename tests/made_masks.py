@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from keymix.data.segmentation.rle import encode
+from keymix.data.rle import encode
 
 ORGANS = ("large_bowel", "small_bowel", "stomach")
 

@@ -19,7 +19,7 @@ from keymix.analysis import overlap
 from keymix.data import load
 from keymix.data.dataset import ImageData
 from keymix.data.loaders import Loader
-from keymix.data.segmentation.rle import encode
+from keymix.data.rle import encode
 from keymix.tasks.segmentation.answers import ANSWERS, MaskAnswers
 from keymix.tasks.segmentation.facts import MaskDetails
 from keymix.tasks.segmentation.scoring import (
