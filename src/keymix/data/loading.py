@@ -548,7 +548,7 @@ def _counts(images: Tensor) -> NDArray[Any]:
         values = (images.double() / 255).transpose(0, 1).flatten(1)
         number = torch.full((len(values),), values.shape[1], dtype=torch.float64)
         sums = torch.stack([number, values.sum(1), values.square().sum(1)], dim=1)
-        return np.asarray(sums)
+        return sums.numpy()  # type: ignore[no-any-return]
     counts = np.zeros((images.shape[1], 256), dtype=np.int64)
     step = max(1, _CHANNEL_CHUNK // (images.shape[2] * images.shape[3]))
     for start in range(0, len(images), step):
