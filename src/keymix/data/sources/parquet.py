@@ -219,14 +219,14 @@ class _Rows(Sequence[Row]):
     starts: list[int]  # number of each part's first row, and of all rows
     column: str  # of the images
     labels: IntArray  # of all rows
-    index: IntArray  # which of all rows these are
+    chosen: IntArray  # which of all rows these are
     images: tuple[Any, Any] | None = None  # of these, encoded, and their files; Arrow's arrays
 
     def __len__(self) -> int:
-        return len(self.index)
+        return len(self.chosen)
 
     def __getitem__(self, i: Any) -> Any:
-        row = int(self.index[i])
+        row = int(self.chosen[i])
         part = bisect_right(self.starts, row) - 1
         split, file = self.parts[part]
         name = f"{file} row {row - self.starts[part]}"
@@ -244,7 +244,7 @@ class _Rows(Sequence[Row]):
         Raises:
             UserError: If a file cannot be read; it is named.
         """
-        rows = self.index[index]
+        rows = self.chosen[index]
         halves = [(pa.nulls(0, pa.large_binary()), pa.nulls(0, pa.string()))]
         for (_, file), start, stop in zip(self.parts, self.starts, self.starts[1:], strict=False):
             wanted = _between(rows, start, stop) - start
@@ -255,7 +255,7 @@ class _Rows(Sequence[Row]):
                 if first + len(cells) > wanted[-1]:
                     break
         data, paths = (pa.concat_arrays(of) for of in zip(*halves, strict=True))
-        return replace(self, index=rows, images=(data, paths))
+        return replace(self, chosen=rows, images=(data, paths))
 
 
 def _unread() -> Tensor:
