@@ -27,6 +27,7 @@ from keymix.data.files import regular
 from keymix.data.sample import REMEDY, Size, Stored
 from keymix.errors import KeymixWarning, UserError
 
+Pixels: TypeAlias = NDArray[np.uint8]
 Box: TypeAlias = tuple[float, float, float, float]  # left, top, right, bottom
 
 _ORIENTATION = 0x0112  # EXIF's tag
