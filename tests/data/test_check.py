@@ -26,7 +26,7 @@ from event_files import (
 from film import save_frames
 from pictures import encoded, picture, seed_of
 from PIL import Image
-from scan_sets import add_scan, mask_set, rows_of, scan_path, scan_set, write_rows
+from scan_sets import add_scan, mask_set, lines_of, scan_path, scan_set, write_rows
 
 from each import together
 from keymix import recipes
@@ -264,7 +264,7 @@ FOUND: Mapping[Callable[[Path], str], Mapping[str, tuple[int, str]]] = {
     uneven: {"single": (1, "rare"), "uneven": (1, "a has 40 training images, rare 1")},
     parquet: {
         "bad label": (2, "row 5"),
-        "unreadable": (2, "row 8: the image is empty"),
+        "unreadable": (2, "row 8: it is empty"),
         "leak": (2, "row 4 (train, a) = "),
     },
     bad_scans: {},
@@ -397,7 +397,7 @@ def test_masks_are_reported_class_by_class(tmp_path: Path) -> None:
     assert sum(of["share_of_pixels"] for of in facts["classes"].values()) == pytest.approx(1)
     add_scan(tmp_path / "uw", 4, 0, 4)
     rows = read(tmp_path / "uw" / "train.csv")
-    write(tmp_path / "uw" / "train.csv", [*rows, *rows_of("case4_day0_slice_0004")])
+    write(tmp_path / "uw" / "train.csv", [*rows, *lines_of("case4_day0_slice_0004")])
     report = check(spec, masks="multilabel", stack=3)
     assert (report.facts["masks"]["kind"], report.facts["masks"]["empty"]) == ("multilabel", 1)
 

@@ -9,31 +9,111 @@ frames of sequences, uneven classes. What there was no time for is named.
 
 from __future__ import annotations
 
+import os
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
-from keymix.data.dataset import ImageData
-from keymix.data.decode import DAMAGE, dim
-from keymix.data.files import threads
+from keymix.data.dataset import ImageData, Split
+from keymix.data.decode import DAMAGE, Encoded, dim, in_channels, pixels_of, upright_size
+from keymix.data.files import ranges, threads
 from keymix.data.findings import Balance, Report
-from keymix.data.looks import SPLITS, Look, Samples, hash_of
+from keymix.data.kinds import CLASS, RECORDING, InputKind, TargetKind
+from keymix.data.looks import HASH, Seen, blank, hash_of, look_whole, target_bytes
+from keymix.data.sample import SPLITS, Fault, Faults, Row, Source, digest_of, select
 from keymix.data.sequences import Sequences, sequences_of
-from keymix.data.sources.base import Fault, Faults, Source
 from keymix.data.specs import DataSpec, Options, find_spec, kind_of, look_up, parse
-from keymix.data.splits import make_splits
+from keymix.data.splits import Table, make_splits
 from keymix.data.streams import IntArray
 from keymix.errors import UserError
 
 Progress: TypeAlias = Callable[[int, int], None]
 _TINY = 8  # pixels per side
 _TINY_SHARE = 0.25  # of the median side
+_AT_ONCE = 4096  # rows whose encoded images may be in memory
+_CHUNK = 32  # samples per task
+_THREADS = min(8, os.cpu_count() or 1)
+
+
+@dataclass(eq=False, kw_only=True)
+class Samples:
+    """All samples of a data set in one row, and what was seen of each."""
+
+    row: Callable[[int], Row]
+    origin: NDArray[np.str_]  # the source's own table of each sample
+    split: NDArray[np.str_]
+    strata: IntArray
+    groups: Sequence[str]  # none where nothing binds samples together
+    classes: Sequence[str]
+    kind: InputKind
+    target: TargetKind
+    seen: dict[int, Seen] = field(default_factory=dict)  # those with more than a hash and a size
+
+    def __post_init__(self) -> None:
+        self.hashes = np.zeros(len(self), dtype=f"V{HASH}")
+        self.sizes = np.zeros((len(self), 2), dtype=np.int64)  # width and height, pixels
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def keep(self, k: int, seen: Seen) -> None:
+        """Keep what was seen of sample ``k``."""
+        self.hashes[k] = np.void(seen.hash)
+        self.sizes[k] = (seen.size or (0, 0))[::-1]
+        if seen.faults or seen.remarks or seen.own is not None or seen.brightest:
+            self.seen[k] = seen
+
+    @property
+    def decoded(self) -> NDArray[np.bool_]:
+        """Mark the samples that could be decoded."""
+        marked: NDArray[np.bool_] = np.any(self.hashes.view(np.uint64).reshape(-1, 2), axis=1)
+        return marked
+
+    def faulty(self) -> list[int]:
+        """List the samples with faults."""
+        return sorted(k for k, seen in self.seen.items() if seen.faults)
+
+    def remarks(self) -> dict[str, dict[int, str]]:
+        """List the samples with something odd, by kind."""
+        found: dict[str, dict[int, str]] = {}
+        for k, seen in sorted(self.seen.items()):
+            for kind, words in seen.remarks.items():
+                found.setdefault(kind, {})[k] = words
+        return found
+
+    def content(self, k: int) -> bytes | None:
+        """Return bytes that identify the target of sample ``k``; None if it cannot be read."""
+        try:
+            return target_bytes(self.row(k).read_target())
+        except (UserError, *DAMAGE):
+            return None
+
+    def item(self, k: int, reason: str = "") -> dict[str, str]:
+        """Name sample ``k``, its split, and its class or case."""
+        item = {"id": self.row(k).id, "split": str(self.split[k])}
+        if self.classes and self.target is CLASS and self.strata[k] >= 0:
+            item["class"] = self.classes[self.strata[k]]
+        elif len(self.groups):
+            item["case"] = self.groups[k]
+        return {**item, "reason": reason} if reason else item
+
+    def count(self, strata: IntArray, of: NDArray[np.str_]) -> dict[str, IntArray]:
+        """Count numbers of classes in the splits (or origins) ``of`` each; below 0 is none."""
+        counts = {
+            name: np.bincount(strata[(of == name) & (strata >= 0)], minlength=len(self.classes))
+            for name in SPLITS
+            if (of == name).any()
+        }
+        return {name: number.astype(np.int64) for name, number in counts.items()}
 
 
 def check(
@@ -66,7 +146,7 @@ def check(
     report = Report(spec=spec, kind=entry.input_kind, target=entry.target_kind)
     faults = Faults(collect=True)
     try:
-        source = entry.open(argument, faults, **options.of_opening)
+        source = entry.open(argument, faults, options)
     except UserError as error:
         there = entry.on_disk and Path(argument).expanduser().exists()
         if not there or any((masks, stack, split_by)):
@@ -74,30 +154,37 @@ def check(
         _add_faults(report, faults, None)
         report.add("unopened", [str(error)])
         return report
-    tables = source.tables
-    counts = {name: len(table) for name, table in tables.items()}
+    target = entry.target_kind
+    table = Table.of(source.rows, by_class=target is CLASS)
+    counts = {name: int((table.split == name).sum()) for name in SPLITS}
+    counts = {name: number for name, number in counts.items() if number}
     report.state("images", counts, _listed(counts))
     report.lines[-1] = (source.kind.nouns, _listed(counts))
+    report.kind = source.kind
     report.facts["notes"] = list(source.notes)
-    origin = np.repeat([*tables], [*counts.values()])
     samples = Samples(
-        tables,
-        [table.targets for table in tables.values()],
-        origin,
-        _splits(report, source, options, origin, faulty=bool(faults.found)),
+        row=source.rows.__getitem__,
+        origin=table.split,
+        split=_splits(report, source, table, options, faulty=bool(faults.found)),
+        strata=table.strata,
+        groups=[*table.groups] if table.keys else (),
         classes=source.classes,
         kind=source.kind,
+        target=target,
     )
-    report.target = samples.target
-    samples.look_at_all(source, options, progress or (lambda done, total: None))
+    _look_at_all(samples, source, progress or (lambda done, total: None))
+    faults.found += source.loose
     _add_faults(report, faults, samples)
-    for kind, reasons in sorted(samples.remarks.items()):
-        report.add(kind, [samples.item(k, reasons[k]) for k in sorted(reasons)])
+    for kind, reasons in sorted(samples.remarks().items()):
+        report.add(kind, [samples.item(k, reasons[k]) for k in reasons])
+    for kind, items in source.found.items():
+        report.add(kind, items)
     _add_rules(report, samples, source, grouped=source.grouped, sound=not faults.found)
-    if samples.groups == [] or not source.grouped:
-        _add_sequences(report, sequences_of(tables), own_split=len(tables) > 1)
+    if not len(samples.groups) or not source.grouped:
+        found = sequences_of(samples.row, samples.origin.tolist())
+        _add_sequences(report, found, own_split=len(counts) > 1)
     _add_sizes(report, samples)
-    if text := dim(samples.brightest):
+    if text := dim(max((seen.brightest for seen in samples.seen.values()), default=0)):
         report.add("dark", [text])
     report.add("stranger", faults.strangers)
     report.lines += [("note", note) for note in report.facts["notes"]]
@@ -112,30 +199,53 @@ def resolve(what: str) -> tuple[DataSpec, str]:
     return parse(what)
 
 
+def _look_at_all(samples: Samples, source: Source, progress: Progress) -> None:
+    """Look at every sample; the encoded images of a few are in memory at a time."""
+    done = 0
+    with warnings.catch_warnings(), threads(_THREADS) as pool:
+        warnings.simplefilter("ignore")  # Pillow's, on odd files that it reads
+        for stretch in ranges(len(samples), _AT_ONCE):
+            index = np.arange(stretch.start, stretch.stop, dtype=np.int64)
+            try:
+                rows = select(source.rows, index)
+            except UserError as error:  # a file of many images
+                for k in stretch:
+                    fault = Fault("unreadable", str(error), samples.row(k).id)
+                    samples.keep(k, Seen(faults=[fault]))
+                done += len(stretch)
+                progress(done, len(samples))
+                continue
+
+            def work(chunk: range, rows: Sequence[Row] = rows, first: int = stretch.start) -> int:
+                for i in chunk:
+                    seen = look_whole(rows[i], samples.target, source.kind, source.in_chans)
+                    samples.keep(first + i, seen)
+                return len(chunk)
+
+            for number in pool.imap(work, ranges(len(rows), _CHUNK)):
+                done += number
+                progress(done, len(samples))
+
+
 def _splits(
-    report: Report, source: Source, options: Options, origin: NDArray[np.str_], *, faulty: bool
+    report: Report, source: Source, table: Table, options: Options, *, faulty: bool
 ) -> NDArray[np.str_]:
     """Return the split of every sample: as split, or its table where nothing can be split."""
-    if faulty and source.train.targets.groups is None:
-        return origin  # there may be inputs without a stratum
+    if faulty and not table.keys:
+        return table.split  # there may be inputs without a stratum
+    if report.target.val_fraction:
+        options = replace(options, val_fraction=report.target.val_fraction)
     try:
-        parts, notes = make_splits(
-            source,
-            report.spec,
-            None,
-            source.checked_fraction,
-            0,
-            split_by=options.split_by,
-            test_fraction=options.test_fraction,
-        )
+        by_class = report.target is CLASS
+        parts, notes = make_splits(source, table, report.spec, options, by_class=by_class)
     except UserError as error:
-        if options.test_fraction is not None and len(source.tables) > 1:
+        if options.test_fraction is not None and len(set(table.split)) > 1:
             raise  # the option is at fault, not the data
         report.add("unsplit", [str(error)])
-        return origin
-    splits = origin.astype("<U5")
+        return table.split
+    splits = table.split.copy()
     for name, part in parts.items():
-        splits[np.flatnonzero(origin == part.origin)[part.rows]] = name
+        splits[part.index] = name
     counts = {name: len(part.rows) for name, part in parts.items()}
     report.state("splits", counts, _listed(counts))
     report.facts["notes"] = notes
@@ -151,8 +261,9 @@ def _add_faults(report: Report, faults: Faults, samples: Samples | None) -> None
     found: dict[str, dict[tuple[str, str], dict[str, str]]] = {}
     each: list[tuple[Fault, dict[str, str]]] = [(fault, {}) for fault in faults.found]
     if samples is not None:  # one file may be of several stacks
-        rows = sorted(samples.faults)
-        each += [(fault, samples.item(k)) for k in rows for fault in samples.faults[k]]
+        each += [
+            (fault, samples.item(k)) for k in samples.faulty() for fault in samples.seen[k].faults
+        ]
     for fault, place in each:
         item = {**place, "id": fault.culprit, "reason": fault.message}
         found.setdefault(fault.kind, {}).setdefault((fault.culprit, fault.message), item)
@@ -168,19 +279,18 @@ def _add_rules(
     Classes are compared where all could be read (`sound`): others may be of what is missing.
     """
     _add_copies(report, samples)
-    if grouped and samples.groups:
+    if grouped and len(samples.groups):
         _add_groups(report, samples)
-    described = samples.targets[0].described
-    if described:
-        counts = look_up(described)(report, samples, about)
-        if sound and not samples.faults:
+    if samples.target.described:
+        counts = look_up(samples.target.described)(report, samples, about)
+        if sound and not samples.faulty():
             _add_classes(report, samples.classes, counts)
 
 
 def _add_copies(report: Report, samples: Samples) -> None:
     """Group equal samples: in several splits, with several targets, or plain copies."""
     whole = samples.decoded
-    whole[list(samples.remarks.get("blank", ()))] = False
+    whole[[*samples.remarks().get("blank", ())]] = False
     _, group, times = np.unique(samples.hashes, return_inverse=True, return_counts=True)
     groups: dict[int, list[int]] = {}
     for k in np.flatnonzero((times[group] > 1) & whole).tolist():
@@ -282,7 +392,7 @@ def _add_sizes(report: Report, samples: Samples) -> None:
     if len(counted) > 1:
         text = f"{len(counted)} different; common {width}x{height} ({times} images)"
     for which, at in (("smallest", area.argmin()), ("largest", area.argmax())):
-        (w, h), name = sizes[at].tolist(), samples.id(int(known[at]))
+        (w, h), name = sizes[at].tolist(), samples.row(int(known[at])).id
         facts[which] = {"width": w, "height": h, "id": name}
         text += f"; {which} {w}x{h} ({name})" if len(counted) > 1 else ""
     report.state("sizes", facts, text)
@@ -294,8 +404,8 @@ def _add_sizes(report: Report, samples: Samples) -> None:
 
 SECONDS = 10.0
 """Time for images that are read one by one; of those in memory all are looked at."""
-_AT_ONCE = 64  # images between two looks at the clock
-_THREADS = 4
+_TURN = 64  # images between two looks at the clock
+_SIDE = 64  # pixels per side from which a JPEG file may be decoded smaller
 _FIRST = 0.8  # share of the time for a first look; the rest is for the copies that it finds
 
 
@@ -315,27 +425,43 @@ def quick_check(
     def late(share: float = 1.0) -> bool:
         return clock() - start > share * seconds
 
-    tables = {split.name: split.table for split in data.splits}
+    starts = np.cumsum([0, *map(len, data.splits)])
+
+    def place(k: int) -> tuple[Split, int]:
+        number = int(np.searchsorted(starts, k, side="right")) - 1
+        return data.splits[number], k - int(starts[number])
+
+    def row(k: int) -> Row:
+        split, i = place(k)
+        return split.rows[i]
+
     sizes = [len(split) for split in data.splits]
+    of_class = data.train.target_kind is CLASS
+    strata = [split.labels.numpy() for split in data.splits] if of_class else []
     samples = Samples(
-        tables,
-        [split.targets for split in data.splits],
-        np.repeat([split.origin for split in data.splits], sizes),
-        np.repeat([split.name for split in data.splits], sizes),
+        row=row,
+        origin=np.repeat([split.origin for split in data.splits], sizes),
+        split=np.repeat([split.name for split in data.splits], sizes),
+        strata=np.concatenate(strata) if of_class else np.zeros(sum(sizes), dtype=np.int64),
+        groups=[group for split in data.splits for group in split.groups],
         classes=data.classes,
         kind=data.kind,
+        target=data.train.target_kind,
     )
     report = Report(spec=data.spec, kind=data.kind, target=samples.target)
     missed = []
     grouped = data.facts.grouped is not False
     if not samples.groups or not grouped:
         try:
-            found = sequences_of(tables, late=late)
+            found = sequences_of(row, samples.split.tolist(), late=late)
             _add_sequences(report, found, own_split=data.test.origin != "train")
         except TimeoutError:
             missed.append(f"whether {data.kind.nouns} are frames of sequences")
-    tried = _look(data, samples, (lambda share: False) if data.train.inputs.quick else late)
-    report.add("blank", [samples.item(k) for k in sorted(samples.remarks.get("blank", ()))])
+    quick = data.train.images is not None or data.kind is RECORDING
+    tried = _look(data, samples, place, (lambda share: False) if quick else late)
+    report.add("blank", [samples.item(k) for k in samples.remarks().get("blank", ())])
+    for kind, items in data.found.items():
+        report.add(kind, items)
     _add_rules(report, samples, data, grouped=grouped, sound=True)
     every = len(samples)
     if tried < every:
@@ -345,27 +471,31 @@ def quick_check(
     return report
 
 
-def _look(data: ImageData, samples: Samples, late: Callable[[float], bool]) -> int:
+def _look(
+    data: ImageData,
+    samples: Samples,
+    place: Callable[[int], tuple[Split, int]],
+    late: Callable[[float], bool],
+) -> int:
     """Hash images in an order that is always the same until it is late; say how many."""
     tried = np.zeros(len(samples), dtype=np.bool_)
 
     def see(k: int, whole: bool = False) -> None:
         tried[k] = not late(1.0 if whole else _FIRST)
-        samples.hashes[k] = np.void(bytes(samples.hashes.itemsize))
+        samples.hashes[k] = np.void(bytes(HASH))
         if tried[k]:
-            number, i = samples.place(k)
-            with suppress(*DAMAGE):  # a broken image is no copy, and training names it
-                content, blank = data.splits[number].inputs.content(i, whole=whole)
-                remarks = {"blank": ""} if blank else {}
-                samples.keep(k, Look(hash=hash_of(content), remarks=remarks))
+            with suppress(UserError, *DAMAGE):  # a broken image is no copy, and training names it
+                content, is_blank = _content(*place(k), whole=whole)
+                remarks = {"blank": ""} if is_blank else {}
+                samples.keep(k, Seen(hash=hash_of(content), remarks=remarks))
 
     with threads(_THREADS) as pool:
-        for chunk in _chunks(data):
+        for chunk in _turns(data):
             for _ in pool.imap(see, chunk):
                 pass
             if late(_FIRST):
                 break
-        if data.train.inputs.drafted:  # those that were decoded smaller and equal another so
+        if data.train.images is None:  # those that were decoded smaller and equal another so
             _, group, times = np.unique(samples.hashes, return_inverse=True, return_counts=True)
             alike = np.flatnonzero((times[group] > 1) & samples.decoded).tolist()
             for _ in pool.imap(lambda k: see(k, whole=True), alike):
@@ -373,11 +503,32 @@ def _look(data: ImageData, samples: Samples, late: Callable[[float], bool]) -> i
     return int(tried.sum())
 
 
-def _chunks(data: ImageData) -> Iterator[list[int]]:
+def _content(split: Split, i: int, *, whole: bool) -> tuple[Tensor | bytes, bool]:
+    """Return what identifies image ``i``, of a draft unless whole, and whether it is of one colour.
+
+    A draft of one colour may have details, so the whole is read.
+    """
+    image = split.rows[i].image
+    if split.kind is RECORDING:
+        return digest_of(image), False
+    if split.images is not None or not isinstance(image, Encoded):
+        pixels = split.picture(i)
+        return pixels, blank(pixels)
+    with image.open() as opened:
+        size = upright_size(opened)
+        if not whole:
+            opened.draft(None, (_SIDE, _SIDE))
+        pixels = in_channels(pixels_of(opened), split.in_chans, split.view.white_level)
+    if blank(pixels) and not whole:
+        return _content(split, i, whole=True)
+    return f"{size}".encode() + pixels.numpy().tobytes(), blank(pixels)
+
+
+def _turns(data: ImageData) -> Iterator[list[int]]:
     """Go through images to learn from and images to measure on by turns, so that copies meet."""
     random = np.random.default_rng(0)
     learned = random.permutation(len(data.train)).tolist()
     others = (len(data.train) + random.permutation(len(data.val) + len(data.test))).tolist()
-    half = _AT_ONCE // 2
+    half = _TURN // 2
     for at in range(0, max(len(learned), len(others)), half):
         yield learned[at : at + half] + others[at : at + half]

@@ -3,73 +3,81 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
+from torchvision import tv_tensors
 
-from keymix.data.decode import Size
-from keymix.data.events.cache import Frames
-from keymix.data.inputs import Inputs
-from keymix.data.kinds import InputKind, MaskKind
+from keymix.data.decode import reading
+from keymix.data.instances import Instances
+from keymix.data.kinds import CLASS, VALUE, InputKind, MaskKind, TargetKind, mask_kind
+from keymix.data.pixels import picture, prepared
 from keymix.data.record import DataFacts, DataRecord
-from keymix.data.segmentation.table import MaskTargets, ScanTable, Unlisted
-from keymix.data.sources.base import Table
+from keymix.data.sample import REMEDY, Row, Size, size_of
 from keymix.data.splits import digest
 from keymix.data.streams import IntArray
-from keymix.data.targets import ClassTargets, Targets
+from keymix.data.view import View, resized
 from keymix.errors import UserError
 from keymix.task import Task
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Split:
-    """The inputs of one split with their targets.
+    """The samples of one split, by position.
 
     Args:
         name: ``train``, ``val`` or ``test``.
-        inputs: Images, frames of recordings or stacks of slices, by position.
-        targets: What a model is to learn of each, by position.
-        rows: Rows of the source's table ``origin`` that the split consists of, ascending.
+        rows: The samples.
+        index: Their places in the table ``origin`` of the source, ascending.
         origin: The table: the source's train, val or test.
-        table: Where the inputs are opened.
+        kind: The kind of input.
+        target_kind: The kind of target.
+        view: How a model sees the images.
+        images: All of them as evaluation sees them, ``[N, C, H, W]``, where they are in memory.
+        masks: All masks at that size, where they are.
+        outside: What a mask shows where a moved image shows nothing.
+        listed: Whether a batch is a list of images, each of its own size.
     """
 
     name: str
-    inputs: Inputs
-    targets: Targets
-    rows: IntArray
+    rows: Sequence[Row]
+    index: IntArray
     origin: str
-    table: Table
+    kind: InputKind
+    target_kind: TargetKind
+    view: View
+    images: Tensor | None = None
+    masks: Tensor | None = None
+    outside: int = 0
+    listed: bool = False
 
     def __len__(self) -> int:
-        return len(self.targets)
-
-    @property
-    def kind(self) -> InputKind:
-        """The kind of input."""
-        return self.inputs.kind
+        return len(self.rows)
 
     @property
     def image_size(self) -> Size:
         """Height and width in pixels."""
-        return self.inputs.image_size
+        return self.view.size
 
     @property
     def in_chans(self) -> int:
         """Channels."""
-        return self.inputs.in_chans
+        return self.view.channels
 
-    @property
-    def crop_pct(self) -> float:
-        """Share of the resized image's side that the evaluation crop keeps."""
-        return self.inputs.crop_pct
-
-    @property
-    def images(self) -> Tensor | None:
-        """uint8 ``[N, C, H, W]`` if the set is in memory, else None."""
-        return self.inputs.images
+    @cached_property
+    def values(self) -> Tensor | None:
+        """All targets as one tensor ``[N, ...]``; None of ragged ones and of those with a place."""
+        if self.target_kind is CLASS:
+            return torch.from_numpy(classes_of(self.rows))
+        if self.target_kind is not VALUE:
+            return None
+        found = [row.read_target() for row in self.rows]
+        return torch.stack(found) if len({each.shape for each in found}) == 1 else None
 
     @property
     def labels(self) -> Tensor:
@@ -78,26 +86,40 @@ class Split:
         Raises:
             UserError: If the targets are no classes.
         """
-        if not isinstance(self.targets, ClassTargets):
+        if self.target_kind is not CLASS or self.values is None:
             raise UserError(
-                f"the {self.inputs.kind.nouns} of {self.name} have {self.targets.kind.nouns}, no "
-                "class each: this works on data for classification."
+                f"the {self.kind.nouns} of {self.name} have {self.target_kind.nouns}, no class "
+                "each: this works on data for classification."
             )
-        return self.targets.values
+        return self.values
 
-    @property
-    def frames(self) -> Frames | None:
-        """The frames of the whole set, where inputs are recordings of events."""
-        return self.inputs.frames
-
-    @property
-    def scans(self) -> ScanTable | None:
-        """The table as one of images with masks, where it is."""
-        return self.table if isinstance(self.table, ScanTable) else None
+    @cached_property
+    def groups(self) -> tuple[str, ...]:
+        """The group of each, such as a patient; empty where nothing binds samples together."""
+        groups = tuple(row.group for row in self.rows)
+        return groups if any(groups) else ()
 
     def ids(self, i: int) -> str:
-        """Say where input ``i`` comes from: its file, or its file and row."""
-        return self.table.name(i)
+        """Say where sample ``i`` comes from: its file, or its file and row."""
+        return self.rows[i].id
+
+    def size(self, i: int) -> Size:
+        """Return height and width of image ``i`` before it is resized."""
+        row = self.rows[i]
+        if isinstance(row.target, Instances):
+            return row.target.size
+        with reading(row.id, REMEDY):
+            return size_of(row.image)
+
+    def own(self, i: int) -> Tensor:
+        """Read image ``i`` at its own size, of 0..255 and the data's channels.
+
+        Raises:
+            UserError: If it is damaged; it is named.
+        """
+        row = self.rows[i]
+        with reading(row.id, REMEDY):
+            return self.view.values(row.image())
 
     def read(self, i: int) -> Tensor:
         """Read image ``i`` as evaluation sees it, uint8 ``[C, H, W]``; frames are ``[T, C, H, W]``.
@@ -105,17 +127,17 @@ class Split:
         Raises:
             UserError: If the image is damaged; it is named.
         """
-        return self.inputs.read(i)
+        return self.view.shown(self.own(i)) if self.images is None else self.images[i].clone()
 
-    def frames_of(self, index: IntArray) -> Tensor:
-        """Copy the frames of some recordings, counts ``[n, T, C, H, W]``.
-
-        Raises:
-            ValueError: If the split has images.
-        """
-        if self.inputs.frames is None:
-            raise ValueError(f"the split {self.name!r} has images, no frames")
-        return self.inputs.batch(index)
+    def target(self, i: int) -> Any:
+        """Read the target of image ``i`` at the size at which evaluation sees the image."""
+        if self.masks is not None:
+            return tv_tensors.Mask(self.masks[i].clone())
+        target = self.rows[i].read_target()
+        if not self.target_kind.placed:
+            return target
+        own = self.size(i)
+        return resized(target, own, self.view.size_of(own))
 
     def mask(self, i: int) -> Tensor:
         """Read the mask of image ``i`` at the size of the images, uint8.
@@ -127,9 +149,11 @@ class Split:
             UserError: If image or mask is damaged; it is named.
             ValueError: If the split has no masks.
         """
-        if not isinstance(self.targets, MaskTargets):
+        found = self.target(i)
+        if not isinstance(found, tv_tensors.Mask):
             raise ValueError(f"the split {self.name!r} has no masks")
-        return self.targets.read(i)
+        mask: Tensor = found.as_subclass(Tensor)
+        return mask
 
     def picture(self, i: int) -> Tensor:
         """Read image ``i`` for a person to look at, uint8 ``[C, H, W]``.
@@ -137,15 +161,12 @@ class Split:
         Of frames, red where it became darker and blue where brighter, over all time; of a stack of
         slices, the middle one.
         """
-        return self.inputs.picture(i)
+        return picture(self.read(i), self.kind)
 
-    def decoded(self, i: int) -> Image.Image:
-        """Decode image ``i`` at its own size, for transforms that crop before they resize.
 
-        Raises:
-            UserError: If the image is damaged; it is named.
-        """
-        return self.inputs.decoded(i)
+def classes_of(rows: Sequence[Row]) -> IntArray:
+    """Collect the class numbers of rows, int64 ``[N]``."""
+    return np.fromiter((row.target for row in rows), dtype=np.int64, count=len(rows))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -165,6 +186,7 @@ class ImageData:
         test: The split that is read once, at the end.
         facts: What loading found and did.
         task: What is learned from it.
+        found: What the source found that does not stop training, by kind of finding.
     """
 
     spec: str
@@ -178,6 +200,7 @@ class ImageData:
     test: Split
     facts: DataFacts
     task: Task
+    found: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     @property
     def kind(self) -> InputKind:
@@ -192,14 +215,7 @@ class ImageData:
     @property
     def masks(self) -> MaskKind | None:
         """What the masks are, where targets are masks; else None."""
-        targets = self.train.targets
-        return targets.masks if isinstance(targets, MaskTargets) else None
-
-    @property
-    def unlisted(self) -> tuple[Unlisted, ...]:
-        """Slices for which the table of masks lacks rows."""
-        targets = self.train.targets
-        return targets.unlisted if isinstance(targets, MaskTargets) else ()
+        return mask_kind(self.facts.masks, self.classes)
 
     @property
     def splits(self) -> tuple[Split, Split, Split]:
@@ -209,18 +225,14 @@ class ImageData:
     @property
     def crop_pct(self) -> float:
         """Share of the resized image's side that the evaluation crop keeps."""
-        return self.test.crop_pct
+        return self.test.view.crop_pct
 
     def prepared(self, pixels: Tensor) -> Tensor:
         """Make of ``[B, C, H, W]`` read by a split what a model is given, float32.
 
         Images are normalised. Frames ``[B, T, C, H, W]`` stay the counts that they are.
         """
-        if not self.kind.normalised:
-            return pixels.float()
-        mean = torch.tensor(self.mean, dtype=torch.float64).view(1, -1, 1, 1)
-        std = torch.tensor(self.std, dtype=torch.float64).view(1, -1, 1, 1)
-        return ((pixels.double() / 255 - mean) / std).float()
+        return prepared(pixels, self.kind, mean=self.mean, std=self.std)
 
     def record(self) -> DataRecord:
         """Everything about the data that a result depends on.
@@ -238,8 +250,8 @@ class ImageData:
             crop_pct=self.crop_pct,
             cached=self.train.images is not None,
             sizes={split.name: len(split) for split in self.splits},
-            index_sha256={split.name: digest(split.origin, split.rows) for split in self.splits},
+            index_sha256={split.name: digest(split.origin, split.index) for split in self.splits},
             task=self.task.name,
-            multilabel=self.train.targets.multilabel,
+            multilabel=None if self.masks is None else self.masks.multilabel,
             **vars(self.facts),
         )

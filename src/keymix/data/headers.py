@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keymix.data.decode import DAMAGE, Size, upright_size
-from keymix.data.sources.base import Faults
+from keymix.data.decode import DAMAGE, Encoded, upright_size
+from keymix.data.sample import Faults, Size, select
 from keymix.data.specs import parse
 
 SAMPLE = 200
@@ -39,17 +39,18 @@ def read_headers(spec: str) -> Headers:
     """Read sizes and colour of a sample of images; broken ones are passed over."""
     entry, argument = parse(spec)
     source = entry.open(argument, Faults())
-    table, tables = source.train, source.tables.values()
-    sizes, modes = [], set()
-    rows = np.unique(np.linspace(0, len(table) - 1, SAMPLE).astype(np.int64))
-    table = table.select(rows)
-    for i in range(len(rows)):
-        if table.in_memory is not None:
-            sizes.append(table.in_memory.shape[2:])
-            modes.add("L" if table.in_memory.shape[1] == 1 else "RGB")
+    train = np.flatnonzero([row.split in ("", "train") for row in source.rows])
+    chosen = np.unique(np.linspace(0, len(train) - 1, SAMPLE).astype(np.int64))
+    sizes: list[Size] = []
+    modes: set[str] = set()
+    for row in select(source.rows, train[chosen]):
+        if not isinstance(row.image, Encoded):
+            pixels = row.image()
+            sizes.append((pixels.shape[-2], pixels.shape[-1]))
+            modes.add("L" if len(pixels) == 1 else "RGB")
             break
         try:
-            with table.open(i) as image:
+            with row.image.open() as image:
                 sizes.append(upright_size(image))
                 modes.add(image.mode)
         except DAMAGE:
@@ -57,7 +58,7 @@ def read_headers(spec: str) -> Headers:
     found = np.array(sizes or [source.image_size or (0, 0)])
     height, width = (int(side) for side in np.median(found, axis=0))
     return Headers(
-        count=sum(map(len, tables)),
+        count=len(source.rows),
         size=(height, width),
         same=len(np.unique(found, axis=0)) == 1,
         grey=bool(modes) and all(mode in _GREY for mode in modes),

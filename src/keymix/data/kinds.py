@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from keymix.errors import unknown
@@ -125,11 +125,22 @@ class TargetKind:
     data: str = ""  # which data have such targets
     # which recipes to take for another augmentation
     instead: str = "targets that have no place in the image"
+    # functions of such targets, ``module:name``, empty for none: what is kept of one that was read;
+    # what a record says of a set (`keymix.data.loading`); what a check says (`keymix.data.check`)
+    seen: str = ""
+    facts: str = ""
+    described: str = ""
+    val_fraction: float | None = None  # what recipes for such data validate on, where not a tenth
 
 
 _OF_MASKS = ("vertical_flip", "shift_scale_rotate", "coarse_dropout", "brightness_contrast")
 CLASS = TargetKind(
-    name="class", noun="class", nouns="labels", single="label", repeated="within a class"
+    name="class",
+    noun="class",
+    nouns="labels",
+    single="label",
+    repeated="within a class",
+    described="keymix.data.check:describe_classes",
 )
 MASK = TargetKind(
     name="mask",
@@ -148,6 +159,10 @@ MASK = TargetKind(
     data="data for segmentation, such as masks:PATH",
     instead="a recipe for segmentation, such as small_masks_setr; augment.flip, "
     f"{', '.join(f'augment.{name}' for name in _OF_MASKS)} are for images with masks",
+    seen="keymix.data.mask_facts:seen_of",
+    facts="keymix.data.mask_facts:facts",
+    described="keymix.data.mask_facts:describe",
+    val_fraction=1 / 6,  # 80:16:4 with the test split
 )
 BOXES = TargetKind(
     name="boxes",
@@ -160,6 +175,8 @@ BOXES = TargetKind(
     data="data for detection, such as coco:PATH",
     instead="a recipe for detection, such as mask_rcnn_small; augment.flip and "
     "augment.multi_scale are for images with instances",
+    facts="keymix.data.instances:facts",
+    described="keymix.data.instances:describe",
 )
 VALUE = TargetKind(name="value", noun="value", nouns="values", single="value")
 PLACE = TargetKind(name="place", noun="target", nouns="targets", single="target", placed=True)
@@ -181,3 +198,12 @@ class MaskKind:
     # number of the class ``background`` of exclusive masks, which no mean over classes counts;
     # None where there is none
     background: int | None
+
+
+def mask_kind(masks: str | None, classes: Sequence[str]) -> MaskKind | None:
+    """Return what masks are, by the fact of the data; None of data without any."""
+    if masks is None:
+        return None
+    multilabel = masks == "multilabel"
+    background = None if multilabel or BACKGROUND not in classes else classes.index(BACKGROUND)
+    return MaskKind(multilabel=multilabel, background=background)

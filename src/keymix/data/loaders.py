@@ -8,7 +8,7 @@ import multiprocessing
 import multiprocessing.process
 import signal
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -18,37 +18,29 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from keymix.data.augment import Augment, check_augment
+from keymix.data.augment import Augment
 from keymix.data.dataset import ImageData, Split
-from keymix.data.inputs import ImagesInMemory, Inputs, Made, Order
-from keymix.data.pixels import Noise, erase, shift_and_flip
+from keymix.data.pixels import Noise, Normaliser, erase, shift_and_flip
 from keymix.data.rand_augment import Plan, RandAugment, plans
 from keymix.data.random_parameters import crop_corners, erased_boxes, flips
 from keymix.data.streams import IntArray, Stream, hash64
-from keymix.data.targets import Batched, Target, Targets, each_tensor
+from keymix.data.transforms import check_split, collate, each_tensor, sample
 from keymix.errors import UserError
 
-Make: TypeAlias = Callable[[Order], Made]
+Order: TypeAlias = tuple[int, IntArray]  # epoch, positions in the split
+Make: TypeAlias = "Callable[[Order], Made]"
 _GROUP_BYTES = 4 << 20  # pixels augmented at once: few kernels for many batches, little memory
 
 
-class Normaliser:
-    """Normalises pixels, (x / 255 - mean) / std, by one multiplication and one addition.
+class Made(NamedTuple):
+    """A batch on the device, before it is normalised."""
 
-    Training, evaluation and prediction share it: ties that rounding breaks fall alike.
-    """
-
-    def __init__(
-        self, mean: Sequence[float], std: Sequence[float], device: torch.device | str
-    ) -> None:
-        middle = torch.tensor(mean, dtype=torch.float64).view(1, -1, 1, 1)
-        spread = torch.tensor(std, dtype=torch.float64).view(1, -1, 1, 1)
-        self._scale = (1 / (255 * spread)).float().to(device)
-        self._shift = (-middle / spread).float().to(device)
-
-    def __call__(self, pixels: Tensor) -> Tensor:
-        """Normalise pixels: uint8 ``[B, C, H, W]`` -> float32."""
-        return pixels.to(torch.float32).mul_(self._scale).add_(self._shift)
+    # uint8 ``[B, C, H, W]``; frames ``[B, T, C, H, W]``; or a list of images
+    pixels: Tensor | list[Tensor]
+    index: Tensor  # type: ignore[assignment]  # hides tuple.index, which nobody wants here
+    boxes: Tensor | None  # rectangles to erase, int64 ``[B, 4]``; None for none
+    # the targets, where they were read with their inputs
+    targets: Any = None
 
 
 class Batch(NamedTuple):
@@ -140,28 +132,19 @@ class Loader:
                 f"{batch_size=} leaves no full batch of the {len(split)} images of {split.name} on "
                 f"{world_size} rank(s). Make it smaller."
             )
-        inputs, targets = split.inputs, split.targets
         self._normaliser = Normaliser(data.mean, data.std, self.device)
-        values = targets.values
-        self._values = None if values is None else values.to(self.device)
+        self._values = None if split.values is None else split.values.to(self.device)
         self._noise = None
-        if self.augment is not None and self.augment.erasing_fill == "noise":
-            size = (split.in_chans, *split.image_size)
-            self._noise = Noise(*size, seed, self.device)
         if self.augment is not None:
-            check_augment(
-                self.augment,
-                inputs.kind,
-                targets.kind,
-                moves=targets.moves,
-                whole=inputs.listed,
-            )
-            inputs.refuse(self.augment)
+            check_split(self.augment, split)
+            if self.augment.erasing_fill == "noise":
+                size = (split.in_chans, *split.image_size)
+                self._noise = Noise(*size, seed, self.device)
         self._server: InMemoryBatches | WorkerBatches
-        if isinstance(inputs, ImagesInMemory):
-            self._server = InMemoryBatches(inputs.images, self.augment, seed, self.device)
+        if split.images is not None and split.values is not None:
+            self._server = InMemoryBatches(split.images, self.augment, seed, self.device)
         else:
-            self._server = WorkerBatches(inputs, targets, self.augment, seed, workers, self.device)
+            self._server = WorkerBatches(split, self.augment, seed, workers, self.device)
         self.workers = self._server.workers
 
     def __len__(self) -> int:
@@ -219,21 +202,17 @@ class Loader:
         return Batch(images, self._targets(made), made.index)
 
     def _normalised(self, pixels: Tensor) -> Tensor:
-        normalised = self.split.inputs.kind.normalised
-        return self._normaliser(pixels) if normalised else pixels.float()
+        return self._normaliser(pixels) if self.split.kind.normalised else pixels.float()
 
-    def _targets(self, made: Made) -> Batched:
+    def _targets(self, made: Made) -> Any:
         """Take the targets that were read with their inputs, or those at their positions."""
         if made.targets is None and self._values is not None:
             return self._values.index_select(0, made.index)
         found = made.targets
-        if found is None:
-            batch = self.split.targets.batch(made.index.cpu().numpy())
-            found = each_tensor(partial(_moved, device=self.device), batch)
         return [_whole(each) for each in found] if isinstance(found, list) else _whole(found)
 
 
-def _whole(target: Target) -> Target:
+def _whole(target: Any) -> Any:
     """Make whole numbers int64; in a mapping each has the type that it should have."""
     if isinstance(target, dict) or target.is_floating_point():
         return target
@@ -341,15 +320,14 @@ class WorkerBatches:
 
     def __init__(
         self,
-        inputs: Inputs,
-        targets: Targets,
+        split: Split,
         augment: Augment | None,
         seed: int,
         workers: int,
         device: torch.device,
     ) -> None:
         self.device, self.workers = device, workers
-        self._make: Make = partial(inputs.make, targets=targets, augment=augment, seed=seed)
+        self._make: Make = partial(_made, split, augment, seed)
         self._orders: list[Order] = []
         self._processes: list[multiprocessing.process.BaseProcess] = []
         self._ahead = self._start(workers) if workers else None
@@ -406,6 +384,19 @@ class WorkerBatches:
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator(),  # its own: the global stream belongs to the model
         )
+
+
+def _made(split: Split, augment: Augment | None, seed: int, order: Order) -> Made:
+    """Read and augment a batch; workers with copies of a split make the same."""
+    epoch, index = order
+    samples = [sample(split, i, augment, seed=seed, epoch=epoch) for i in index.tolist()]
+    pixels, targets = collate(samples, listed=split.listed)
+    boxes = None
+    if augment is not None and augment.erasing:
+        size = split.image_size
+        drawn = erased_boxes(index, augment.erasing, *size, seed=seed, epoch=epoch)
+        boxes = torch.from_numpy(drawn)
+    return Made(pixels, torch.from_numpy(index), boxes, targets)
 
 
 def _let_go(ahead: DataLoader[Made | UserError] | None) -> None:

@@ -7,9 +7,12 @@ outside the image, which is black.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from keymix.data.kinds import RECORDING, SLICES, InputKind
 from keymix.data.streams import Stream, device_uniforms
 
 
@@ -83,3 +86,45 @@ def picture_of(frames: Tensor) -> Tensor:
     counts = frames.sum(0).double()  # [2, H, W]
     shown = (counts / counts.amax().clamp(min=1)).sqrt().mul(255).to(torch.uint8)
     return torch.stack([shown[0], torch.zeros_like(shown[0]), shown[1]])
+
+
+class Normaliser:
+    """Normalises pixels, (x / 255 - mean) / std, by one multiplication and one addition.
+
+    Training, evaluation and prediction share it: ties that rounding breaks fall alike.
+    """
+
+    def __init__(
+        self, mean: Sequence[float], std: Sequence[float], device: torch.device | str
+    ) -> None:
+        middle = torch.tensor(mean, dtype=torch.float64).view(1, -1, 1, 1)
+        spread = torch.tensor(std, dtype=torch.float64).view(1, -1, 1, 1)
+        self._scale = (1 / (255 * spread)).float().to(device)
+        self._shift = (-middle / spread).float().to(device)
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """Normalise pixels, 0..255: ``[B, C, H, W]`` -> float32."""
+        return pixels.to(torch.float32, copy=True).mul_(self._scale).add_(self._shift)
+
+
+def prepared(
+    pixels: Tensor, kind: InputKind, *, mean: Sequence[float], std: Sequence[float]
+) -> Tensor:
+    """Turn what was read, ``[*, C, H, W]``, into what a model takes, float32.
+
+    Recordings are the counts that they are; images are normalised.
+    """
+    if not kind.normalised:
+        return pixels.float()
+    batch = pixels.reshape(-1, *pixels.shape[-3:])
+    return Normaliser(mean, std, pixels.device)(batch).reshape(pixels.shape)
+
+
+def picture(pixels: Tensor, kind: InputKind) -> Tensor:
+    """Make of what was read what a person looks at, uint8 ``[C, H, W]``.
+
+    Of frames, where it became darker and brighter; of a stack of slices, the middle one.
+    """
+    if kind is RECORDING:
+        return picture_of(pixels)
+    return pixels[len(pixels) // 2][None] if kind is SLICES else pixels

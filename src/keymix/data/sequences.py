@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from keymix.data.decode import DAMAGE, convert
-from keymix.data.sources.base import Table
+from keymix.data.decode import DAMAGE, Encoded, convert
+from keymix.data.sample import Row
 
 Grey: TypeAlias = NDArray[np.float64]
 Order: TypeAlias = dict[str, list[int]]
@@ -92,24 +92,35 @@ def find_sequences(
 
 
 def sequences_of(
-    tables: Mapping[str, Table], *, late: Callable[[], bool] = lambda: False
+    row: Callable[[int], Row],
+    parts: Sequence[str],
+    *,
+    late: Callable[[], bool] = lambda: False,
 ) -> Sequences | None:
-    """Find the images of tables that are frames of sequences, whatever split they are in."""
-    rows = [
-        (part, table, i) for part, table in tables.items() for i in range(min(_LARGE, len(table)))
-    ]
-    names = [table.numbered(i) for _, table, i in rows]
+    """Find the samples that are frames of sequences, whatever split they are in.
 
-    def picture(k: int) -> Grey | None:
-        _, table, i = rows[k]
+    Args:
+        row: Gives sample ``k``.
+        parts: The split of each.
+        late: Whether it is late; raises TimeoutError then.
+    """
+    of_part = [np.flatnonzero(np.asarray(parts) == name)[:_LARGE] for name in dict.fromkeys(parts)]
+    places = np.concatenate(of_part).tolist()
+    rows = {k: row(k) for k in places}
+
+    def picture(i: int) -> Grey | None:
+        image = rows[places[i]].image
+        if not isinstance(image, Encoded):
+            return None
         try:
-            with table.open(i) as image:
-                image.draft(None, (SIDE, SIDE))
-                return small(convert(image, 1))
+            with image.open() as opened:
+                opened.draft(None, (SIDE, SIDE))
+                return small(convert(opened, 1))
         except DAMAGE:
             return None  # it is reported by itself
 
-    return find_sequences(names, [part for part, _, _ in rows], picture, late=late)
+    names = [rows[k].name for k in places]
+    return find_sequences(names, [str(parts[k]) for k in places], picture, late=late)
 
 
 def small(image: Image.Image) -> Grey:

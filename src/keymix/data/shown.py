@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,24 +12,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from keymix.data.decode import (
-    SIXTEEN_BIT,
-    Size,
-    convert,
-    fit,
-    fitted_size,
-    open_image,
-    reading,
-    resized_image,
-    to_array,
-)
+from keymix.data.decode import SIXTEEN_BIT, Pixels, in_channels, open_image, pixels_of, reading
 from keymix.data.events.recordings import read_frames
-from keymix.data.kinds import RECORDING, SLICES, InputKind
-from keymix.data.loaders import Normaliser
-from keymix.data.pixels import picture_of
-from keymix.data.segmentation.slices import ScanFile, scaled
-from keymix.data.segmentation.table import Pixels
+from keymix.data.kinds import RECORDING
+from keymix.data.sample import Size
+from keymix.data.slices import ScanFile, scaled
 from keymix.data.specs import parse
+from keymix.data.view import view_of
 from keymix.errors import UserError
 
 if TYPE_CHECKING:
@@ -52,7 +40,7 @@ def file_pixels(path: Path, record: DataRecord) -> Pixels:
     if record.multilabel is not None:
         return scan_file(path, record).pixels()
     with reading(str(path)), open_image(path) as image:
-        return to_array(convert(image, record.in_chans, record.white_level))
+        return in_channels(pixels_of(image), record.in_chans, record.white_level).numpy()
 
 
 def scan_file(path: Path, record: DataRecord) -> ScanFile:
@@ -69,7 +57,7 @@ def memory_pixels(image: Image.Image | NDArray[Any], record: DataRecord) -> Pixe
     if isinstance(image, Image.Image):
         if not scans and wanted in (1, 3):
             with reading("in memory", "Give another."):
-                return to_array(convert(image, wanted, record.white_level))
+                return in_channels(pixels_of(image), wanted, record.white_level).numpy()
         if image.mode not in ("L", *SIXTEEN_BIT):
             raise UserError(f"an image of mode {image.mode}: {_wanted(record)}")
         image = np.asarray(image)
@@ -85,7 +73,8 @@ def memory_pixels(image: Image.Image | NDArray[Any], record: DataRecord) -> Pixe
         return np.stack([scaled(each) for each in planes]) if scans else planes
     if scans or wanted not in (1, 3) or channels not in (1, 2, 3, 4):
         raise UserError(f"an array of shape {image.shape}: {_wanted(record)}")
-    return to_array(convert(Image.fromarray(array[..., 0] if channels == 1 else array), wanted))
+    image = Image.fromarray(array[..., 0] if channels == 1 else array)
+    return in_channels(pixels_of(image), wanted).numpy()
 
 
 def fitted(pixels: Pixels, record: DataRecord, size: Size) -> Tensor:
@@ -94,15 +83,7 @@ def fitted(pixels: Pixels, record: DataRecord, size: Size) -> Tensor:
     Shape: uint8 ``[C, h, w]`` -> the same at ``size``, with its proportions within it, or as it is
     where images keep their sizes; what the task says.
     """
-    task = record.task_kind
-    if task.fits:
-        return resized_image(pixels, fitted_size((pixels.shape[-2], pixels.shape[-1]), size))
-    if task.whole_images:
-        return torch.from_numpy(pixels.copy())
-    if record.multilabel is not None:
-        return resized_image(pixels, size)
-    image = Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
-    return torch.from_numpy(to_array(fit(image, size, record.crop_pct)).copy())
+    return view_of(record, size).shown(torch.from_numpy(pixels.copy()))
 
 
 def _of_scans(record: DataRecord) -> bool:
@@ -118,26 +99,3 @@ def _wanted(record: DataRecord) -> str:
             f"[h, w, {record.in_chans}], or a file next to its neighbours."
         )
     return "give an image as [h, w] (grey), [h, w, 3] (RGB) or [h, w, 4] (RGBA)."
-
-
-def prepared(
-    pixels: Tensor, kind: InputKind, *, mean: Sequence[float], std: Sequence[float]
-) -> Tensor:
-    """Turn what was read, ``[*, C, H, W]``, into what a model takes, float32.
-
-    Recordings are the counts that they are; images are normalised.
-    """
-    if kind is RECORDING:
-        return pixels.float()
-    batch = pixels.reshape(-1, *pixels.shape[-3:])
-    return Normaliser(mean, std, pixels.device)(batch).reshape(pixels.shape)
-
-
-def picture(pixels: Tensor, kind: InputKind) -> Tensor:
-    """Make of what was read what a person looks at, uint8 ``[C, H, W]``.
-
-    Of frames, where it became darker and brighter; of a stack of slices, the middle one.
-    """
-    if kind is RECORDING:
-        return picture_of(pixels)
-    return pixels[len(pixels) // 2][None] if kind is SLICES else pixels

@@ -7,32 +7,68 @@ The choice is the same for ever: a function of strata or groups, number and seed
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from keymix.data.kinds import CLASS
-from keymix.data.sources.base import Source, Table, some
+from keymix.data.sample import SPLITS, Row, Source, some
+from keymix.data.sample import select as select_rows
+from keymix.data.specs import SPLIT_BY, Options
 from keymix.data.streams import IntArray, Stream, hash64
-from keymix.errors import UserError
+from keymix.errors import UserError, unknown
 
 _TEST_SEED = 0  # the test split is one and the same whatever the split seed
 
 
+@dataclass(frozen=True, eq=False)
+class Table:
+    """What choices depend on of all rows of a source, ``[N]`` each."""
+
+    split: NDArray[np.str_]  # train, val or test
+    strata: IntArray  # class numbers; 0 where targets are others
+    groups: NDArray[np.object_]
+    keys: Sequence[str]  # what choices by hash are made by; none where rows have no groups
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], *, by_class: bool) -> Table:
+        """Collect it, in one pass: very many rows are built one by one."""
+        split = np.empty(len(rows), dtype="<U5")
+        groups = np.empty(len(rows), dtype=object)
+        strata = np.zeros(len(rows), dtype=np.int64)
+        keys = []
+        for i, row in enumerate(rows):
+            split[i], groups[i] = row.split or "train", row.group
+            if by_class:
+                strata[i] = row.target
+            if row.group:
+                keys.append(row.key)
+        return cls(split, strata, groups, keys)
+
+
 @dataclass(frozen=True)
 class Part:
-    """Some rows of a source's table, ascending."""
+    """Some rows of a source's table of one split, ascending."""
 
     origin: str  # the table: the source's train, val or test
-    table: Table
-    rows: IntArray
+    whole: Table
+    rows: IntArray  # their numbers in that table
+
+    @property
+    def index(self) -> IntArray:
+        """Their numbers among all rows of the source."""
+        return np.flatnonzero(self.whole.split == self.origin)[self.rows]
 
     @property
     def strata(self) -> IntArray:
         """The strata of the rows, such as class numbers."""
-        return self.table.targets.strata[self.rows]
+        return self.whole.strata[self.index]
+
+    def names(self, *, by_group: bool) -> list[str]:
+        """Name the group of each row, or each row."""
+        named = self.whole.groups if by_group else np.array(self.whole.keys, dtype=object)
+        return [str(each) for each in named[self.index]]
 
     def keep(self, chosen: IntArray) -> Part:
         """Keep the rows at the positions ``chosen``."""
@@ -42,40 +78,44 @@ class Part:
         """Keep the rows at all positions but ``chosen``."""
         return self.keep(rest(len(self.rows), chosen))
 
+    def select(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Take the rows themselves."""
+        return select_rows(rows, self.index)
+
 
 def make_splits(
-    source: Source,
-    spec: str,
-    limit: int | None,
-    val_fraction: float,
-    seed: int,
-    *,
-    split_by: str | None = None,
-    test_fraction: float | None = None,
+    source: Source, table: Table, spec: str, options: Options, *, by_class: bool
 ) -> tuple[dict[str, Part], list[str]]:
     """Choose the rows of train, val and test.
 
-    Splits that the data bring are kept. Where targets have groups, these stay whole; otherwise
-    every stratum gets its share of every split.
+    Splits that the data bring are kept. Where rows have groups, these stay whole; otherwise every
+    stratum gets its share of every split.
 
     Returns the parts by name, and notes for the record.
     """
-    if source.train.targets.groups is None:
-        return _stratified(source, spec, limit, val_fraction, seed)
-    shares = val_fraction, test_fraction
-    return _grouped(source, spec, limit, shares, seed, by_group=split_by in (None, "case"))
+    if options.split_by not in (None, *SPLIT_BY):
+        raise unknown("data.split_by", str(options.split_by), SPLIT_BY)
+    origins = [name for name in SPLITS if (table.split == name).any()]
+    if "train" not in origins:
+        raise UserError(f"data {spec}: no {source.items} to learn from. Add some to train.")
+    parts = {
+        name: Part(name, table, np.arange(int((table.split == name).sum()), dtype=np.int64))
+        for name in origins
+    }
+    if table.keys:
+        return _grouped(source, parts, spec, options)
+    return _stratified(source, parts, spec, options, by_class=by_class)
 
 
 def _stratified(
-    source: Source, spec: str, limit: int | None, val_fraction: float, seed: int
+    source: Source, parts: dict[str, Part], spec: str, options: Options, *, by_class: bool
 ) -> tuple[dict[str, Part], list[str]]:
     """Choose rows so that every stratum has its share; targets but classes are one stratum."""
     notes = list(source.notes)
-    by_class = source.train.targets.kind is CLASS
-    train = _whole("train", source.train)
-    val = _whole("val", source.val) if source.val is not None else None
-    if source.test is not None:
-        test = _whole("test", source.test)
+    limit, seed = options.limit, options.split_seed
+    train, val = parts["train"], parts.get("val")
+    if "test" in parts:
+        test = parts["test"]
     elif val is not None:
         test, val = val, None
         notes.append("test = the source's validation split; validation split off from train")
@@ -93,7 +133,7 @@ def _stratified(
             raise UserError(f"{limit=} is below two {source.items}{each}. Give at least {least}.")
         test = test.keep(choose(test.strata, limit, seed=_TEST_SEED, stream=Stream.LIMIT))
     budget = len(train.rows) if limit is None else min(limit, len(train.rows))
-    number = max(1, round(val_fraction * budget))
+    number = max(1, round(options.val_fraction * budget))
     if val is not None:
         notes.append("validation = the source's validation split")
         if limit is not None:
@@ -121,18 +161,12 @@ def _stratified(
 
 
 def _grouped(
-    source: Source,
-    spec: str,
-    limit: int | None,
-    shares: tuple[float, float | None],
-    seed: int,
-    *,
-    by_group: bool,
+    source: Source, parts: dict[str, Part], spec: str, options: Options
 ) -> tuple[dict[str, Part], list[str]]:
     """Choose whole groups: test is taken from all, always the same, and val from the rest."""
-    val_fraction, test_fraction = shares
+    test_fraction = options.test_fraction
+    by_group = options.split_by in (None, SPLIT_BY[0])
     notes = list(source.notes)
-    parts = {name: _whole(name, table) for name, table in source.tables.items()}
     if "test" in parts or "val" in parts:
         if test_fraction is not None:
             raise UserError(
@@ -145,7 +179,7 @@ def _grouped(
     wanted = [name for name in ("test", "val") if name not in parts]
     by_group = by_group and source.grouped
     least = 1 + len(wanted)
-    found = len(set(_names(parts["train"], by_group)))
+    found = len(set(parts["train"].names(by_group=by_group)))
     if found < least:
         unit = "case" if by_group else source.kind.noun
         raise UserError(
@@ -158,9 +192,9 @@ def _grouped(
     for name in wanted:
         train = parts["train"]
         chosen = choose_groups(
-            _names(train, by_group),
-            share if name == "test" else val_fraction,
-            seed=_TEST_SEED if name == "test" else seed,
+            train.names(by_group=by_group),
+            share if name == "test" else options.val_fraction,
+            seed=_TEST_SEED if name == "test" else options.split_seed,
             stream=Stream.TEST if name == "test" else Stream.VALIDATION,
             leave=2 if name == "test" else 1,
         )
@@ -171,17 +205,11 @@ def _grouped(
         notes.append(f"test = {count} {items} split off from train, fixed")
     if "val" not in wanted:
         notes.append("validation = the source's validation split")
-    if limit is not None:
-        parts = _limited(parts, limit, seed, source.items)
-    return {name: parts[name] for name in ("train", "val", "test")}, notes
-
-
-def _names(part: Part, by_group: bool) -> list[str]:
-    """Name the group of each row, or each row."""
-    groups = part.table.targets.groups
-    if by_group and groups is not None:
-        return [groups[i] for i in part.rows.tolist()]
-    return [part.table.key(i) for i in part.rows.tolist()]
+    if options.limit is not None:
+        parts = _limited(parts, options.limit, options.split_seed, source.items)
+    if not by_group:
+        notes += _shared_note(parts)
+    return {name: parts[name] for name in SPLITS}, notes
 
 
 def _limited(parts: dict[str, Part], limit: int, seed: int, items: str) -> dict[str, Part]:
@@ -197,26 +225,22 @@ def _limited(parts: dict[str, Part], limit: int, seed: int, items: str) -> dict[
     kept = {}
     for name, part in parts.items():
         stream_seed = _TEST_SEED if name == "test" else seed
-        hashes = hash64(stream_seed, Stream.LIMIT, keys(_names(part, by_group=False)))
+        hashes = hash64(stream_seed, Stream.LIMIT, keys(part.names(by_group=False)))
         order = np.argsort(hashes, kind="stable")
         kept[name] = part.keep(np.sort(order[: numbers[name]]).astype(np.int64))
     return kept
 
 
-def shared_note(parts: Mapping[str, Part]) -> list[str]:
+def _shared_note(parts: dict[str, Part]) -> list[str]:
     """Say which groups are in several splits, as splitting by slice makes it."""
     of: dict[str, set[str]] = {}
     for name, part in parts.items():
-        for group in _names(part, by_group=True):
+        for group in part.names(by_group=True):
             of.setdefault(group, set()).add(name)
     shared = sorted(group for group, names in of.items() if len(names) > 1)
     if not shared:
         return []
     return [f"split by slice: {len(shared)} cases are in several splits ({some(shared)})"]
-
-
-def _whole(origin: str, table: Table) -> Part:
-    return Part(origin, table, np.arange(len(table), dtype=np.int64))
 
 
 STATISTICS_SAMPLE = 2000

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from keymix.data.record import DataRecord
-    from keymix.data.sources.base import Table
+    from keymix.data.sample import Row
     from keymix.train.runs import Run
 
 RANDOM = "random weights"
@@ -42,7 +42,7 @@ class View:
 
     def normalised(self, pixels: Tensor) -> Tensor:
         """Turn what was read, ``[*, C, H, W]``, into what the model takes, float32."""
-        from keymix.data.shown import prepared
+        from keymix.data.pixels import prepared
 
         return prepared(pixels, self.kind, mean=self.mean, std=self.std)
 
@@ -108,7 +108,7 @@ class Images:
 
     def picture(self, pixels: Tensor) -> Tensor:
         """Make of what `pixels` gives what a person looks at, uint8 ``[C, H, W]``."""
-        from keymix.data.shown import picture
+        from keymix.data.pixels import picture
 
         return picture(pixels, self.kind)
 
@@ -235,7 +235,7 @@ def load_images(
     if time_steps is not None and "T" in kind.axes:
         config = replace(config, time_steps=time_steps)
     if _opens_alone(config.spec):
-        return _of_table(_test_images(config), f"test images of {config.spec}", view, limit)
+        return _of_rows(_test_rows(config, limit), f"test images of {config.spec}", view)
     return _of_test_split(config, view, limit)
 
 
@@ -383,34 +383,35 @@ def _config(loaded: Loaded, spec: str | None) -> DataConfig:
     return own if spec == own.spec else replace(of_other_data(own, spec), event_split=None)
 
 
-def _test_images(data: DataConfig) -> Table:
-    """Open the test images, as training would split them off."""
-    from keymix.data.sources.base import Faults
-    from keymix.data.specs import parse
-    from keymix.data.splits import make_splits
+def _test_rows(data: DataConfig, limit: int | None) -> Sequence[Row]:
+    """Open some test images, as training would split them off."""
+    import numpy as np
+
+    from keymix.data.sample import Faults
+    from keymix.data.specs import Options, parse
+    from keymix.data.splits import Table, make_splits
 
     entry, argument = parse(data.spec)
     source = entry.open(argument, Faults())
-    parts, _ = make_splits(source, data.spec, data.limit, data.val_fraction, data.split_seed)
-    return parts["test"].table.select(parts["test"].rows)
+    options = Options(
+        limit=data.limit, val_fraction=data.val_fraction, split_seed=data.split_seed
+    )
+    table = Table.of(source.rows, by_class=True)
+    parts, _ = make_splits(source, table, data.spec, options, by_class=True)
+    test = parts["test"]
+    chosen = np.asarray(evenly(len(test.rows), limit), dtype=np.int64)
+    return test.keep(chosen).select(source.rows)
 
 
-def _of_table(table: Table, origin: str, view: View, limit: int | None) -> Images:
-    import numpy as np
-
-    chosen = table.select(np.asarray(evenly(len(table), limit), dtype=np.int64))
-    names = tuple(chosen.name(i) for i in range(len(chosen)))
+def _of_rows(rows: Sequence[Row], origin: str, view: View) -> Images:
+    names = tuple(row.id for row in rows)
 
     def read(i: int) -> Tensor:
-        import torch
+        from keymix.data.decode import fit, in_channels, reading
 
-        from keymix.data.decode import evaluation_array, reading
-
-        with reading(one_line(names[i])), chosen.open(i) as image:
-            array = evaluation_array(
-                image, view.size, view.in_chans, view.crop_pct, view.white_level
-            )
-        return torch.from_numpy(array.copy())
+        with reading(one_line(names[i])):
+            pixels = in_channels(rows[i].image(), view.in_chans, view.white_level)
+        return fit(pixels, view.size, view.crop_pct)
 
     return Images(origin=origin, names=names, view=view, read=read)
 

@@ -102,9 +102,10 @@ def warn_of_data(data: ImageData) -> ImageData:
 
 def warn_of_unlisted(data: ImageData) -> ImageData:
     """Warn of slices whose table of masks has no row for an organ that it has for others."""
-    if data.unlisted:
-        shown = "; ".join(map(str, data.unlisted[:3]))
-        more = len(data.unlisted) - 3
+    found = [*data.found.get("no row", ()), *data.found.get("unsure row", ())]
+    if found:
+        shown = "; ".join(item["reason"] for item in found[:3])
+        more = len(found) - 3
         text = f"data {data.spec}: slices without a row for an organ count as slices without it"
         text += f" ({shown}{f'; and {more} more' if more > 0 else ''}): restore the rows"
         warnings.warn(text, KeymixWarning, stacklevel=2)
