@@ -56,6 +56,13 @@ def check_split(augment: Augment, split: Split) -> None:
     if view.mode != "crop":
         return
     height, width = view.size
+    for name in ("rand_augment", "auto_augment"):
+        asked = getattr(augment, name)
+        if asked not in ("", (0, 0)) and split.read(0).is_floating_point():
+            raise UserError(
+                f"augment.{name}={asked!r} changes images of 8 bits, and these are float32. Leave "
+                "it out."
+            )
     if augment.auto_augment and split.images is not None:
         raise UserError(
             f"augment.auto_augment={augment.auto_augment!r} changes images one by one, and at "
