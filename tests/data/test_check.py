@@ -264,7 +264,7 @@ FOUND: Mapping[Callable[[Path], str], Mapping[str, tuple[int, str]]] = {
     uneven: {"single": (1, "rare"), "uneven": (1, "a has 40 training images, rare 1")},
     parquet: {
         "bad label": (2, "row 5"),
-        "unreadable": (2, "row 8: the image is empty"),
+        "unreadable": (2, "row 8: it is empty"),
         "leak": (2, "row 4 (train, a) = "),
     },
     bad_scans: {},

@@ -13,8 +13,8 @@ from sklearn.datasets import load_digits
 from each import together
 from keymix.data import ImageData, load
 from keymix.data.record import DataRecord
-from keymix.data.sources.base import Faults
-from keymix.data.sources.digits import open_source
+from keymix.data.sample import Faults
+from keymix.data.sources.digits import open_digits
 from keymix.errors import UserError
 from keymix.records import from_json, to_json
 
@@ -25,10 +25,10 @@ def digits() -> ImageData:
 
 
 def test_every_digit_is_whole_at_one_of_25_places() -> None:
-    table, bunch = open_source("", Faults()).train, load_digits()
+    rows, bunch = open_digits("", Faults()).rows, load_digits()
     places = set()
-    for i, small in enumerate(np.rint(bunch.images * (255 / 16)).astype(np.uint8)):
-        canvas = np.asarray(table.open(i))
+    for row, small in zip(rows, np.rint(bunch.images * (255 / 16)).astype(np.uint8), strict=True):
+        canvas = row.image()[0].numpy()
         windows = np.lib.stride_tricks.sliding_window_view(canvas, (8, 8))
         found = np.argwhere((windows == small).all(axis=(2, 3)))
         assert canvas.shape == (12, 12)
@@ -40,10 +40,11 @@ def test_every_digit_is_whole_at_one_of_25_places() -> None:
 
 
 def test_places_are_spread_evenly_and_independent_of_the_label() -> None:
-    table = open_source("", Faults()).train
-    column_sums = np.stack([np.asarray(table.open(i)).sum(0) for i in range(len(table))])
+    rows = open_digits("", Faults()).rows
+    column_sums = np.stack([row.image()[0].numpy().sum(0) for row in rows])
     centres = (column_sums * np.arange(12)).sum(1) / column_sums.sum(1)
-    means = [centres[table.labels == digit].mean() for digit in range(10)]
+    labels = np.array([row.target for row in rows])
+    means = [centres[labels == digit].mean() for digit in range(10)]
     assert np.std(centres) > 1.2
     assert np.ptp(means) < 1.0
 

@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pictures import picture
 
 from keymix.data import Augment, Loader, load
+from keymix.data.sample import Faults, select
+from keymix.data.specs import parse
 from keymix.errors import UserError
 
 
@@ -24,6 +28,18 @@ def test_a_flat_folder_gives_up_test_and_validation(make_folder) -> None:
     for split in data.splits:
         for i in range(len(split)):
             assert Path(split.ids(i)).parent.name == data.classes[split.labels[i]]
+
+
+def test_rows_are_built_alike_in_another_process(make_folder) -> None:
+    root = make_folder({"train/cat": 3, "train/dog/deep": 2, "Test/dog": 2})
+    spec, argument = parse(f"folder:{root}")
+    rows = spec.open(argument, Faults()).rows
+    assert [row.name for row in rows[4:6]] == ["dog/deep/001", "dog/000"]
+    assert [(row.target, row.split) for row in rows[2:6]] == [
+        (0, "train"), (1, "train"), (1, "train"), (1, "test")
+    ]
+    assert [*pickle.loads(pickle.dumps(rows))] == [*rows]
+    assert [*select(rows, np.array([1, 5]))] == [rows[1], rows[5]]
 
 
 def test_classes_of_one_image_stay_in_train(make_folder) -> None:

@@ -19,12 +19,9 @@ from PIL import Image
 from keymix.data import load
 from keymix.data.check import check
 from keymix.data.class_names import read_class_names
-from keymix.data.decode import convert, open_image, refuse_turned
+from keymix.data.decode import Encoded, convert, open_image
 from keymix.data.shown import read_file
-from keymix.data.sources.base import Source
-from keymix.data.sources.folder import Files
 from keymix.data.specs import kind_of
-from keymix.data.targets import RaggedTargets
 from keymix.errors import KeymixWarning, UserError
 from keymix.studies.inputs import View, _of_table
 from keymix.train.evaluation import data_for
@@ -315,18 +312,15 @@ def test_a_size_is_that_of_the_upright_image(tmp_path: Path) -> None:
     assert load(f"folder:{tmp_path}").image_size == (20, 14)
 
 
-def test_a_turned_image_with_a_target_in_it_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    images(tmp_path, "jpg", a=12)
-    turned(tmp_path / "a" / "003.jpg", 3)
-    with open_image(tmp_path / "a" / "003.jpg") as image, pytest.raises(ValueError, match="EXIF"):
-        refuse_turned(image, "a.jpg")
-    points = RaggedTargets([np.zeros((i % 3, 2)) for i in range(12)])
-    source = Source(train=Files(tmp_path, [f"a/{i:03d}.jpg" for i in range(12)], points))
-    monkeypatch.setattr("keymix.data.specs.DataSpec.open", lambda *_, **__: source)
-    with pytest.raises(UserError, match=r"003\.jpg: EXIF .* mogrify -auto-orient .*003\.jpg"):
-        load("digits")
+def test_a_turned_image_with_a_target_in_it_is_refused(tmp_path: Path) -> None:
+    images(tmp_path, "jpg", a=1)
+    path = tmp_path / "a" / "000.jpg"
+    turned(path, 3)
+    image = Encoded(path, str(path), placed=True)
+    with pytest.raises(UserError, match=r"000\.jpg: EXIF .* mogrify -auto-orient .*000\.jpg"):
+        image()
+    with pytest.raises(ValueError, match="EXIF"):
+        image.check(decode=False)
 
 
 def deep(root: Path, most: int, count: int = 10) -> None:

@@ -13,6 +13,8 @@ from pictures import encoded, picture
 
 from keymix.data import load
 from keymix.data.check import check
+from keymix.data.sample import Faults, select
+from keymix.data.specs import parse
 from keymix.errors import UserError
 
 TWENTY = [0, 1] * 10
@@ -95,6 +97,26 @@ def test_the_fingerprint_notices_a_changed_image_and_a_changed_label(make_parque
     assert fingerprint([1, 0, *TWENTY[2:]]) != base
 
 
+def test_rows_have_images_once_they_are_selected(make_parquet) -> None:
+    images = [{"bytes": encoded(i), "path": None} for i in range(20)]
+    make_parquet(TWENTY, images=images)
+    folder = make_parquet(TWENTY, images=images[::-1], file="train-1.parquet")
+    spec, argument = parse(f"parquet:{folder}")
+    rows = spec.open(argument, Faults()).rows
+    with pytest.raises(RuntimeError, match="select"):
+        rows[0].image()
+    some = select(rows, np.array([3, 19, 20, 37]))
+    assert [row.id.rpartition(" ")[2] for row in some] == ["3", "19", "0", "17"]
+    assert [row.target for row in some] == [1, 1, 0, 1]
+    again = select(some, np.array([1, 3]))
+    for row, seed in zip([*some, *again], (3, 19, 19, 2, 19, 2), strict=True):
+        assert (row.image().numpy() == np.asarray(picture(seed)).transpose(2, 0, 1)).all()
+    (folder / "train-1.parquet").write_bytes(b"PAR1")
+    select(rows, np.arange(20))
+    with pytest.raises(UserError, match=r"train-1\.parquet"):
+        select(rows, np.array([3, 20]))
+
+
 def errs(folder: Path, message: str, **options: object) -> None:
     with pytest.raises(UserError) as caught:
         load(f"parquet:{folder}", **options)
@@ -154,7 +176,7 @@ def test_broken_images_name_file_and_row(make_parquet, image_size: int) -> None:
     images[13] = images[13][:50]
     errs(make_parquet(TWENTY, images=images), "parquet row 13", image_size=image_size)
     images[13] = None
-    errs(make_parquet(TWENTY, images=images), "row 13: the image is empty", image_size=image_size)
+    errs(make_parquet(TWENTY, images=images), "row 13: it is empty", image_size=image_size)
 
 
 def test_damaged_parquet_files_are_named(make_parquet) -> None:

@@ -15,7 +15,6 @@ from PIL import Image
 
 from keymix.data import load
 from keymix.data.sources import torchvision_sets
-from keymix.data.sources.base import Arrays, Source
 from keymix.errors import UserError
 
 NAMES = ["cifar10", "cifar100", "svhn", "fashion_mnist"]
@@ -69,8 +68,8 @@ def test_a_set_is_downloaded_once_and_its_pixels_arrive_as_they_are(
     assert (data.in_chans, len(data.classes)) == (3, 10)
     assert data.record().cached
     for split in data.splits:
-        wanted = archives.pixels(name, split.origin)[split.rows]
-        assert split.labels.tolist() == archives.labels(split.origin)[split.rows].tolist()
+        wanted = archives.pixels(name, split.origin)[split.index]
+        assert split.labels.tolist() == archives.labels(split.origin)[split.index].tolist()
         if name != "fashion_mnist":
             assert (split.images.numpy() == wanted).all()
     assert data.test.ids(3) == f"{name} test image 3"
@@ -153,14 +152,3 @@ def test_processes_that_start_together_download_once(online, tmp_path: Path) -> 
     assert sizes == [archives.TEST] * 4
     # torchvision asks twice a file, the first time for redirections
     assert sorted(asked) == ["GET /test_32x32.mat"] * 2 + ["GET /train_32x32.mat"] * 2
-
-
-def test_arrays_are_not_opened_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 256, (600, 3, 32, 32), dtype=np.uint8)
-    table = Arrays("images", pixels, np.arange(600) % 10)
-    source = Source(classes=tuple("0123456789"), train=table)
-    monkeypatch.setattr("keymix.data.specs.DataSpec.open", lambda *_, **__: source)
-    monkeypatch.delattr(Arrays, "open")
-    monkeypatch.setattr(Arrays, "__abstractmethods__", frozenset())
-    assert sum(map(len, load("digits").splits)) == 600

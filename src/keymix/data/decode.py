@@ -62,7 +62,7 @@ def open_image(source: str | Path | bytes, name: str | None = None) -> Image.Ima
     path = None if isinstance(source, bytes) else regular(source)
     content = source if isinstance(source, bytes) else b""
     if not (path.stat().st_size if path else content):
-        raise ValueError("the file is empty")
+        raise ValueError("it is empty")
     image = Image.open(path or io.BytesIO(content), formats=FORMATS)
     pixels = image.width * image.height
     if Image.MAX_IMAGE_PIXELS is not None and pixels > Image.MAX_IMAGE_PIXELS:

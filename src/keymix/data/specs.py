@@ -23,6 +23,7 @@ from keymix.data.kinds import (
     FILES,
     IMAGE,
     KINDS,
+    PUBLISHED,
     RECORDING,
     TARGETS,
     InputKind,
@@ -45,6 +46,7 @@ OF_ONE_KIND: Mapping[str, Settings] = {
         *(kind.settings for kind in KINDS.values()),
         *(kind.settings for kind in TARGETS.values()),
         FILES,
+        PUBLISHED,
     )
     if settings is not None
     for name in settings.names

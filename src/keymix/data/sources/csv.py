@@ -7,26 +7,12 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from keymix.data.class_names import read_class_names
-from keymix.data.files import SPLITS, existing_path, folders, read_rows, split_named
-from keymix.data.sources.base import Faults, Source, some
-from keymix.data.sources.folder import Files
-from keymix.data.specs import TABLES, DataSpec
-from keymix.data.targets import ClassTargets
+from keymix.data.files import existing_path, folders, read_rows, split_named
+from keymix.data.sample import SPLITS, Faults, Source, some
+from keymix.data.sources.folder import FileRows
+from keymix.data.specs import TABLES, source
 from keymix.errors import UserError
-
-SPECS = (
-    DataSpec(
-        name="csv",
-        argument="PATH",
-        summary="a CSV file of images and classes (file, label; optionally split, group), or a "
-        "folder with labels.csv or metadata.csv",
-        settings=("white_level",),
-        on_disk=True,
-    ),
-)
 
 
 class _Row(NamedTuple):
@@ -37,7 +23,15 @@ class _Row(NamedTuple):
     place: str  # table and line
 
 
-def open_source(argument: str, faults: Faults) -> Source:
+@source(
+    "csv",
+    argument="PATH",
+    summary="a CSV file of images and classes (file, label; optionally split, group), or a "
+    "folder with labels.csv or metadata.csv",
+    settings=("white_level",),
+    on_disk=True,
+)
+def open_csv(argument: str, faults: Faults) -> Source:
     """Open a CSV file, or a folder with one or with one in each of its splits' folders.
 
     ``classes.txt`` next to it gives the order of the classes, or the names of numbers.
@@ -56,22 +50,19 @@ def open_source(argument: str, faults: Faults) -> Source:
         if row.label not in number:
             text = f"{row.place}: label {row.label!r} is no class of train. Correct or remove it."
             faults.report("bad label", row.place, text)
-    grouped = any(row.group for row in rows)
-    tables = {}
-    for split in SPLITS:
-        if of := [row for row in rows if row.split == split]:
-            labels = np.array([number.get(row.label, -1) for row in of], dtype=np.int64)
-            groups = [row.group or row.file for row in of] if grouped else None
-            tables[split] = Files(
-                root, [row.file for row in of], ClassTargets(labels, groups=groups)
-            )
-    if "train" not in tables:
+    if not any(row.split == "train" for row in rows):
         raise UserError(f"data csv:{argument}: no row is of train. Add some.")
+    rows.sort(key=lambda row: SPLITS.index(row.split))
+    grouped = any(row.group for row in rows)
     return Source(
+        rows=FileRows(
+            root,
+            [row.file for row in rows],
+            [number.get(row.label, -1) for row in rows],
+            [row.split for row in rows],
+            [row.group or row.file for row in rows] if grouped else (),
+        ),
         classes=names,
-        train=tables["train"],
-        val=tables.get("val"),
-        test=tables.get("test"),
     )
 
 

@@ -10,24 +10,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from keymix.data.sources.base import Arrays, Faults, Source
-from keymix.data.specs import DataSpec
+from keymix.data.sample import Faults, Source, array_rows
+from keymix.data.specs import source
 from keymix.data.streams import IntArray, Stream, hash64
-
-SPECS = (
-    DataSpec(
-        name="digits",
-        summary="scikit-learn's 1,797 handwritten digits, each at its own place on a 12x12 canvas; "
-        "no download",
-    ),
-)
 
 CANVAS = 12  # pixels per side
 _DIGIT = 8
 _PLACE_SEED = 20260  # fixed: the place of image i is part of the data set, not of a split
 
 
-def open_source(argument: str, faults: Faults) -> Source:
+@source(
+    "digits",
+    summary="scikit-learn's 1,797 handwritten digits, each at its own place on a 12x12 canvas; "
+    "no download",
+)
+def open_digits(argument: str, faults: Faults) -> Source:
     """Open the digits; they have no split of their own, so the test split (25 %) is split off."""
     from sklearn.datasets import load_digits
 
@@ -38,8 +35,8 @@ def open_source(argument: str, faults: Faults) -> Source:
     for image, digit, (top, left) in zip(canvas, small, places, strict=True):
         image[top : top + _DIGIT, left : left + _DIGIT] = digit
     return Source(
+        rows=array_rows("digits", canvas[:, None], bunch.target),
         classes=tuple(str(d) for d in range(10)),
-        train=Arrays("digits", canvas[:, None], bunch.target.astype(np.int64)),
         in_chans=1,
         test_fraction=0.25,
         notes=(f"digits of 8x8 pixels, each at its own place on a {CANVAS}x{CANVAS} canvas",),

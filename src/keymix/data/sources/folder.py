@@ -4,57 +4,41 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-from PIL import Image
-
-from keymix.data.decode import open_image
+from keymix.data.decode import Encoded
 from keymix.data.files import (
     SPLITS,
     existing_folder,
     folders,
     is_hidden,
     is_image,
-    regular,
     split_named,
 )
-from keymix.data.sources.base import Faults, Source, Table, check_count, head_digest, some
-from keymix.data.specs import DataSpec
+from keymix.data.sample import Faults, Row, Source, some
+from keymix.data.specs import source
 from keymix.data.streams import IntArray
-from keymix.data.targets import ClassTargets, Targets
 from keymix.errors import UserError
 
-SPECS = (
-    DataSpec(
-        name="folder",
-        argument="PATH",
-        summary="PATH/<class>/ or PATH/{train,val,test}/<class>/ with image files",
-        settings=("white_level",),
-        on_disk=True,
-    ),
+
+@source(
+    "folder",
+    argument="PATH",
+    summary="PATH/<class>/ or PATH/{train,val,test}/<class>/ with image files",
+    settings=("white_level",),
+    on_disk=True,
 )
-
-
-def open_source(argument: str, faults: Faults) -> Source:
+def open_folder(argument: str, faults: Faults) -> Source:
     """Open ``PATH/<class>/`` or ``PATH/{train,val,test}/<class>/``."""
     root = existing_folder("folder", argument)
     parts, notes = split_folders(root)
-    classes, train, left = training(root, parts["train"], faults)
-    tables = {
-        name: class_table(root, folder, classes, faults)
-        for name, folder in parts.items()
-        if name != "train"
-    }
-    if faults.hidden:
-        left = (*left, f"{faults.hidden} images in hidden folders are left out")
+    classes, loose = image_classes(parts["train"], faults)
+    found = {split: labelled(root, at, classes, faults) for split, at in parts.items()}
+    hidden = (f"{faults.hidden} images in hidden folders are left out",) if faults.hidden else ()
     return Source(
-        classes=tuple(classes),
-        train=train,
-        val=tables.get("val"),
-        test=tables.get("test"),
-        notes=(*notes, *left),
+        rows=file_rows(root, found), classes=tuple(classes), notes=(*notes, *loose, *hidden)
     )
 
 
@@ -131,22 +115,11 @@ def labelled(
     return files, labels
 
 
-def training(root: Path, folder: Path, faults: Faults) -> tuple[list[str], Table, tuple[str, ...]]:
-    """Find the classes and the training images below ``folder``; paths are below ``root``.
-
-    Returns the classes, the images, and notes.
-    """
-    remedy = f"Arrange the images as {folder.name}/<class>/<image>."
-    classes = classes_in(folder, faults, remedy)
+def image_classes(folder: Path, faults: Faults) -> tuple[list[str], tuple[str, ...]]:
+    """List the class folders of train, and note the images outside of them."""
+    classes = classes_in(folder, faults, f"Arrange the images as {folder.name}/<class>/<image>.")
     loose = sum(is_image(file.name) for file in folder.iterdir() if file.is_file())
-    notes = (f"{loose} images outside the class folders are left out",) if loose else ()
-    return classes, class_table(root, folder, classes, faults), notes
-
-
-def class_table(root: Path, folder: Path, classes: list[str], faults: Faults) -> Table:
-    """List the images of ``folder``'s class folders."""
-    files, labels = labelled(root, folder, classes, faults)
-    return Files(root, files, np.asarray(labels, dtype=np.int64))
+    return classes, (f"{loose} images outside the class folders are left out",) if loose else ()
 
 
 def images_below(folder: Path, faults: Faults) -> list[str]:
@@ -168,45 +141,57 @@ def images_below(folder: Path, faults: Faults) -> list[str]:
     return sorted(found, key=lambda file: file.split(os.sep))  # noqa: PTH206
 
 
-class Files(Table):
-    """Image files."""
+class FileRows(Sequence[Row]):
+    """Image files below a root, built into rows when they are asked for.
 
-    def __init__(self, root: Path, files: Sequence[str], targets: IntArray | Targets) -> None:
-        self._targets = ClassTargets(targets) if isinstance(targets, np.ndarray) else targets
-        self.labels = self._targets.strata
-        self._root = root
-        self._files = files
-        check_count(str(root), len(files), self._targets)
+    Args:
+        root: The folder.
+        files: Their paths below it.
+        targets: The target of each.
+        splits: The split of each.
+        groups: The group of each; empty for none.
+    """
 
-    @property
-    def targets(self) -> Targets:
-        """What a model is to learn of the images."""
-        return self._targets
+    def __init__(
+        self,
+        root: Path,
+        files: Sequence[str],
+        targets: Sequence[Any],
+        splits: Sequence[str],
+        groups: Sequence[str] = (),
+    ) -> None:
+        self._root, self._files, self._targets = root, files, targets
+        self._splits, self._groups = splits, groups
 
-    def name(self, i: int) -> str:
-        """Give the file's path."""
-        return str(self._root / self._files[i])
+    def __len__(self) -> int:
+        return len(self._files)
 
-    def numbered(self, i: int) -> str:
-        """Give class and file, without suffix and without the folder of a split."""
-        path = self._files[i].replace(os.sep, "/")
-        split, _, rest = path.partition("/")
-        inside = rest if split_named(split) else path
-        return inside.rpartition(".")[0]
+    def __getitem__(self, i: Any) -> Any:
+        """Build a row; its name is class and file, without suffix and a split's folder."""
+        path = self._root / self._files[i]
+        key = self._files[i].replace(os.sep, "/")
+        split, _, rest = key.partition("/")
+        return Row(
+            id=str(path),
+            image=Encoded(path, str(path), key),
+            target=self._targets[i],
+            split=self._splits[i],
+            group=self._groups[i] if self._groups else "",
+            name=(rest if split_named(split) else key).rpartition(".")[0],
+        )
 
-    def open(self, i: int) -> Image.Image:
-        """Open the file."""
-        return open_image(self._root / self._files[i])
+    def select(self, index: IntArray) -> FileRows:
+        """Keep some rows."""
+        columns = self._files, self._targets, self._splits, self._groups
+        at = index.tolist()
+        return FileRows(self._root, *([each[i] for i in at] if each else () for each in columns))
 
-    def digest(self, i: int, *, content: bool = True) -> bytes:
-        """Hash length, path below the root and, with ``content``, the first 64 KiB."""
-        file = self._root / self._files[i]
-        head = b""
-        if content:
-            with regular(file).open("rb") as stream:
-                head = stream.read(1 << 16)
-        return head_digest(file.stat().st_size, Path(self._files[i]).as_posix().encode() + head)
 
-    def select(self, rows: IntArray) -> Table:
-        """Keep the files of ``rows``."""
-        return Files(self._root, [self._files[i] for i in rows], self._targets.select(rows))
+def file_rows(root: Path, found: Mapping[str, tuple[Sequence[str], Sequence[int]]]) -> FileRows:
+    """Make rows of the files of each split, with their class numbers."""
+    return FileRows(
+        root,
+        [file for files, _ in found.values() for file in files],
+        [label for _, labels in found.values() for label in labels],
+        [split for split, (files, _) in found.items() for _ in files],
+    )

@@ -23,20 +23,10 @@ from huggingface_hub.errors import (
 )
 
 from keymix.data.files import split_named
+from keymix.data.sample import Faults, Source, some
 from keymix.data.sources import parquet
-from keymix.data.sources.base import Faults, Source, some
-from keymix.data.specs import DataSpec
+from keymix.data.specs import source
 from keymix.errors import UserError
-
-SPECS = (
-    DataSpec(
-        name="hf",
-        argument="OWNER/NAME",
-        summary="a data set of the Hugging Face Hub; OWNER/NAME/CONFIG where it has several parts",
-        downloads=True,
-        settings=("white_level",),
-    ),
-)
 
 _REVISIONS = (constants.DEFAULT_REVISION, "refs/convert/parquet")
 """The data set's own files, and the branch on which the Hub keeps its own conversion."""
@@ -56,7 +46,14 @@ class _Found(NamedTuple):
     split: str  # empty where the path names none
 
 
-def open_source(argument: str, faults: Faults) -> Source:
+@source(
+    "hf",
+    argument="OWNER/NAME",
+    summary="a data set of the Hugging Face Hub; OWNER/NAME/CONFIG where it has several parts",
+    downloads=True,
+    settings=("white_level",),
+)
+def open_hf(argument: str, faults: Faults) -> Source:
     """Open ``OWNER/NAME`` or ``OWNER/NAME/CONFIG``: from the Hub, else from its cache."""
     spec = f"hf:{argument}"
     owner, name, config = (*argument.split("/", 2), "", "")[:3]

@@ -11,30 +11,25 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from keymix.data.files import existing_folder, folders, read_rows
-from keymix.data.sources.base import Faults, Source, Table
-from keymix.data.sources.folder import Files, class_table, images_below, training
-from keymix.data.specs import DataSpec
+from keymix.data.sample import Faults, Source
+from keymix.data.sources.folder import file_rows, image_classes, images_below, labelled
+from keymix.data.specs import source
 from keymix.errors import UserError
-
-SPECS = (
-    DataSpec(
-        name="imagenet",
-        argument="PATH",
-        summary="PATH/{train,val}/<WordNet id>/, or the folder of Kaggle's download; test is val",
-        settings=("white_level",),
-        on_disk=True,
-    ),
-)
 
 _KAGGLE = Path("ILSVRC", "Data", "CLS-LOC")
 _WORDS, _SOLUTION = "LOC_synset_mapping.txt", "LOC_val_solution.csv"
 _SIZE = (224, 224)
 
 
-def open_source(argument: str, faults: Faults) -> Source:
+@source(
+    "imagenet",
+    argument="PATH",
+    summary="PATH/{train,val}/<WordNet id>/, or the folder of Kaggle's download; test is val",
+    settings=("white_level",),
+    on_disk=True,
+)
+def open_imagenet(argument: str, faults: Faults) -> Source:
     """Open ``PATH/{train,val}/<WordNet id>/``, or the folder that holds Kaggle's ``ILSVRC``."""
     root = existing_folder("imagenet", argument)
     base = root / _KAGGLE if (root / _KAGGLE).is_dir() else root
@@ -45,16 +40,16 @@ def open_source(argument: str, faults: Faults) -> Source:
             "Arrange the images as train/<WordNet id>/ and val/<WordNet id>/, or give the folder "
             "of ILSVRC."
         )
-    ids, train, notes = training(root, base / "train", faults)
+    ids, notes = image_classes(base / "train", faults)
+    found = {"train": labelled(root, base / "train", ids, faults)}
     if folders(base / "val"):
-        val = class_table(root, base / "val", ids, faults)
+        found["val"] = labelled(root, base / "val", ids, faults)
     else:
-        val = _flat(root, base, ids, faults)
+        found["val"] = _flat(root, base, ids, faults)
     words = _found(root, base, _WORDS)
     return Source(
+        rows=file_rows(root, found),
         classes=tuple(ids) if words is None else _named(ids, words),
-        train=train,
-        val=val,
         image_size=_SIZE,
         notes=notes,
     )
@@ -68,7 +63,9 @@ def _found(root: Path, base: Path, name: str) -> Path | None:
     return None
 
 
-def _flat(root: Path, base: Path, ids: Sequence[str], faults: Faults) -> Table:
+def _flat(
+    root: Path, base: Path, ids: Sequence[str], faults: Faults
+) -> tuple[list[str], list[int]]:
     """List validation images that lie in one folder, with their classes from Kaggle's answers."""
     solution = _found(root, base, _SOLUTION)
     if solution is None:
@@ -93,7 +90,7 @@ def _flat(root: Path, base: Path, ids: Sequence[str], faults: Faults) -> Table:
         labels.append(number.get(answer or "", -1))
     if not files:
         raise UserError(f"{base / 'val'} has no images. Add them.")
-    return Files(root, files, np.asarray(labels, dtype=np.int64))
+    return files, labels
 
 
 def _named(ids: Sequence[str], words: Path) -> tuple[str, ...]:

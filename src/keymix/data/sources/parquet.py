@@ -9,33 +9,25 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from PIL import Image
+from torch import Tensor
 
-from keymix.data.decode import open_image
+from keymix.data.decode import Encoded
 from keymix.data.files import existing_path, regular, split_named
-from keymix.data.sources.base import Faults, Source, Table, head_digest, some
-from keymix.data.specs import DataSpec
+from keymix.data.sample import SPLITS, Faults, Row, Source, some
+from keymix.data.specs import source
 from keymix.data.streams import IntArray
 from keymix.errors import UserError
-
-SPECS = (
-    DataSpec(
-        name="parquet",
-        argument="PATH",
-        summary="Hugging Face image layout: a parquet file, a folder of train-*.parquet, "
-        "test-*.parquet, validation-*.parquet, or one of save_to_disk",
-        settings=("white_level",),
-        on_disk=True,
-    ),
-)
 
 _ROWS = 64  # images read at a time
 _IMAGE_NAMES = ("image", "img", "images", "jpg", "png")
@@ -43,11 +35,16 @@ _LABEL_NAMES = ("label", "labels", "fine_label", "class", "target")
 _BASE64 = re.compile(r"data:image/|/9j/|iVBORw0|R0lGOD|UklGR|SUkq")  # how images begin in base64
 _SHOWN = 60  # characters of a type
 
-Cells: TypeAlias = tuple[Any, Any]
-"""Encoded images, and their files where a row names one; arrays of Arrow."""
 
-
-def open_source(argument: str, faults: Faults) -> Source:
+@source(
+    "parquet",
+    argument="PATH",
+    summary="Hugging Face image layout: a parquet file, a folder of train-*.parquet, "
+    "test-*.parquet, validation-*.parquet, or one of save_to_disk",
+    settings=("white_level",),
+    on_disk=True,
+)
+def open_parquet(argument: str, faults: Faults) -> Source:
     """Open a file, a folder of files named by split, or a folder of ``save_to_disk``."""
     files, notes = _files(existing_path("parquet", argument))
     return open_files(files, notes, f"parquet:{argument}", faults)
@@ -57,32 +54,45 @@ def open_files(
     files: Mapping[str, list[Path]], notes: list[str], spec: str, faults: Faults
 ) -> Source:
     """Open files that were sorted by split."""
-    columns = _find_columns(files["train"][0])
-    raw = {split: _Labels.read(paths, columns, faults) for split, paths in files.items()}
-    if "test" in raw and raw["test"].hidden():
-        del raw["test"]
+    first = files["train"][0]
+    columns = _find_columns(first)
+    given: dict[str, dict[Path, list[Any]]] = {split: {} for split in SPLITS if split in files}
+    for split, of in given.items():
+        for file in files[split]:
+            try:
+                of[file] = _labels(file, columns)
+            except UserError as error:
+                faults.report("unreadable", file, str(error))
+    if "test" in given and _unlabelled(given["test"]):
+        del given["test"]
         notes = [*notes, "the test split's labels are hidden (all -1), so it is not used"]
-    if raw["train"].hidden():
+    if _unlabelled(given["train"]):
         raise UserError(
             f"data {spec}: no row of train has a label: all are missing or -1 in column "
-            f"{columns.label!r} of {files['train'][0]}. Write the classes there."
+            f"{columns.label!r} of {first}. Write the classes there."
         )
-    names, number = _classes(raw["train"], columns)
-    tables = {
-        split: _Rows(labels.files, columns.image, labels.numbers(number, faults), labels.starts)
-        for split, labels in raw.items()
-        if labels.values
-    }
-    if len(set(tables["train"].labels.tolist()) - {-1}) < 2:
+    names, number = _classes(given["train"], columns)
+    parts = [(split, file, labels) for split, of in given.items() for file, labels in of.items()]
+    for _, file, labels in parts:
+        for row, label in enumerate(labels):
+            if label not in number:
+                where = f"{file} row {row}"
+                why = "missing" if label is None else f"{label!r}, no class of the training data"
+                text = f"{where}: the label is {why}. Correct or remove the row."
+                faults.report("bad label", where, text)
+            labels[row] = number.get(label, -1)
+    if len({label for of in given["train"].values() for label in of} - {-1}) < 2:
         text = f"data {spec} has one class only; at least 2 are needed."
-        faults.report("one class", files["train"][0], text)
-    return Source(
-        classes=names,
-        train=tables["train"],
-        val=tables.get("val"),
-        test=tables.get("test"),
-        notes=tuple(notes),
+        faults.report("one class", first, text)
+    every = np.array([label for *_, labels in parts for label in labels], dtype=np.int64)
+    rows = _Rows(
+        [(split, file) for split, file, _ in parts],
+        [0, *accumulate(len(labels) for *_, labels in parts)],
+        columns.image,
+        every,
+        np.arange(len(every), dtype=np.int64),
     )
+    return Source(rows=rows, classes=names, notes=tuple(notes))
 
 
 def _files(path: Path) -> tuple[dict[str, list[Path]], list[str]]:
@@ -169,42 +179,8 @@ def _check_images(file: Path, column: str) -> None:
     raise UserError(f"{file}: column {column!r} holds {holds}. {remedy}.")
 
 
-class _Labels(NamedTuple):
-    """The label column of a split's files as it stands there, and where each file starts."""
-
-    files: list[Path]
-    values: list[Any]
-    starts: IntArray
-
-    @staticmethod
-    def read(files: list[Path], columns: _Columns, faults: Faults) -> _Labels:
-        values: list[Any] = []
-        starts, good = [0], []
-        for file in files:
-            try:
-                values += _label_column(file, columns)
-            except UserError as error:
-                faults.report("unreadable", file, str(error))
-                continue
-            good.append(file)
-            starts.append(len(values))
-        return _Labels(good, values, np.asarray(starts, dtype=np.int64))
-
-    def hidden(self) -> bool:
-        return all(value is None or value == -1 for value in self.values)
-
-    def numbers(self, number: Mapping[Any, int], faults: Faults) -> IntArray:
-        """Number the classes; a label that is none is a fault, and -1 if faults are collected."""
-        for row, value in enumerate(self.values):
-            if value not in number:
-                where = _where(self.files, self.starts, row)
-                why = "missing" if value is None else f"{value!r}, no class of the training data"
-                text = f"{where}: the label is {why}. Correct or remove the row."
-                faults.report("bad label", where, text)
-        return np.array([number.get(value, -1) for value in self.values], dtype=np.int64)
-
-
-def _label_column(file: Path, columns: _Columns) -> list[Any]:
+def _labels(file: Path, columns: _Columns) -> list[Any]:
+    """Read a file's labels as they stand there."""
     names = _schema(file).names
     for name in (columns.image, columns.label):
         if name not in names:
@@ -220,94 +196,70 @@ def _label_column(file: Path, columns: _Columns) -> list[Any]:
     return values
 
 
-def _classes(train: _Labels, columns: _Columns) -> tuple[tuple[str, ...], Mapping[Any, int]]:
+def _unlabelled(of: Mapping[Path, list[Any]]) -> bool:
+    """Return whether no row of a split's files has a label."""
+    return all(label is None or label == -1 for labels in of.values() for label in labels)
+
+
+def _classes(
+    train: Mapping[Path, list[Any]], columns: _Columns
+) -> tuple[tuple[str, ...], Mapping[Any, int]]:
     """Make the names of the classes, and number the labels as they are written."""
     if names := columns.classes:
         return names, {key: i for i, name in enumerate(names) for key in (i, name)}
-    labels = sorted({value for value in train.values if value is not None and value != -1})
+    labels = sorted({label for of in train.values() for label in of} - {None, -1})
     return tuple(map(str, labels)), {label: i for i, label in enumerate(labels)}
 
 
-def _where(files: Sequence[Path], starts: IntArray, row: int) -> str:
-    file = int(np.searchsorted(starts, row, side="right")) - 1
-    return f"{files[file]} row {row - int(starts[file])}"
+@dataclass(frozen=True, eq=False)
+class _Rows(Sequence[Row]):
+    """Rows of files, built when they are asked for; `select` reads their images."""
+
+    parts: Sequence[tuple[str, Path]]  # split and file of each part
+    starts: list[int]  # number of each part's first row, and of all rows
+    column: str  # of the images
+    labels: IntArray  # of all rows
+    chosen: IntArray  # which of all rows these are
+    images: tuple[Any, Any] | None = None  # of these, encoded, and their files; Arrow's arrays
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def __getitem__(self, i: Any) -> Any:
+        row = int(self.chosen[i])
+        part = bisect_right(self.starts, row) - 1
+        split, file = self.parts[part]
+        name = f"{file} row {row - self.starts[part]}"
+        image: Callable[[], Tensor] = _unread
+        if self.images is not None:
+            data, path = (half[i].as_py() for half in self.images)
+            if data is None:
+                data = b"" if path is None else file.parent / path
+            image = Encoded(data, name)
+        return Row(id=name, image=image, target=int(self.labels[row]), split=split)
+
+    def select(self, index: IntArray) -> _Rows:
+        """Keep some rows, ascending, and read their images.
+
+        Raises:
+            UserError: If a file cannot be read; it is named.
+        """
+        rows = self.chosen[index]
+        halves = [(pa.nulls(0, pa.large_binary()), pa.nulls(0, pa.string()))]
+        for (_, file), start, stop in zip(self.parts, self.starts, self.starts[1:], strict=False):
+            wanted = _between(rows, start, stop) - start
+            for first, cells in _parts(file, self.column, wanted) if len(wanted) else ():
+                inside = _between(wanted, first, first + len(cells)) - first
+                if len(inside):
+                    halves.append(_halves(file, self.column, cells.take(pa.array(inside))))
+                if first + len(cells) > wanted[-1]:
+                    break
+        data, paths = (pa.concat_arrays(of) for of in zip(*halves, strict=True))
+        return replace(self, chosen=rows, images=(data, paths))
 
 
-class _Rows(Table):
-    """Rows of a split's files. Images are there only in what `select` and `parts` give."""
-
-    def __init__(
-        self,
-        files: Sequence[Path],
-        column: str,
-        labels: IntArray,
-        starts: IntArray,
-        rows: IntArray | None = None,
-        images: Cells | None = None,
-    ) -> None:
-        self.labels = labels
-        self._files, self._column, self._starts = files, column, starts
-        self._rows = np.arange(len(labels), dtype=np.int64) if rows is None else rows
-        self._images = images
-
-    def name(self, i: int) -> str:
-        return _where(self._files, self._starts, int(self._rows[i]))
-
-    def _content(self, i: int) -> bytes | Path:
-        if self._images is None:
-            raise RuntimeError("images are read by select(); call it first")
-        data, path = (column[i].as_py() for column in self._images)
-        if data is not None:
-            return bytes(data)
-        if path is None:
-            raise ValueError("the image is empty")
-        file = int(np.searchsorted(self._starts, self._rows[i], side="right")) - 1
-        return self._files[file].parent / str(path)
-
-    def open(self, i: int) -> Image.Image:
-        return open_image(self._content(i), self.name(i))
-
-    def digest(self, i: int, *, content: bool = True) -> bytes:
-        stored = self._content(i)
-        if isinstance(stored, Path):
-            stored = (
-                regular(stored).read_bytes() if content else str(stored.stat().st_size).encode()
-            )
-        return head_digest(len(stored), stored)
-
-    def parts(self) -> Iterator[tuple[IntArray, Table | UserError]]:
-        """Read the images in several tables, a few at a time."""
-        for rows, read in self._read():
-            yield rows, read if isinstance(read, UserError) else self._of(rows, read)
-
-    def select(self, rows: IntArray) -> Table:
-        halves: list[Cells] = [(pa.nulls(0, pa.large_binary()), pa.nulls(0, pa.string()))]
-        for _, read in self._of(rows)._read():
-            if isinstance(read, UserError):
-                raise read
-            halves.append(read)
-        data, paths = (pa.concat_arrays(parts) for parts in zip(*halves, strict=True))
-        return self._of(rows, (data, paths))
-
-    def _of(self, rows: IntArray, images: Cells | None = None) -> _Rows:
-        """Make the table of some rows, with their images if they are read."""
-        labels, own = self.labels[rows], self._rows[rows]
-        return _Rows(self._files, self._column, labels, self._starts, own, images)
-
-    def _read(self) -> Iterator[tuple[IntArray, Cells | UserError]]:
-        """Read the images, a few at a time; the rest of a file that cannot be read is its error."""
-        for file, start, stop in zip(self._files, self._starts, self._starts[1:], strict=False):
-            at, end = np.searchsorted(self._rows, [start, stop]).tolist()
-            wanted = self._rows[at:end] - start
-            try:
-                for first, column in _parts(file, self._column, wanted):
-                    inside = _between(wanted, first, first + len(column)) - first
-                    if len(inside):
-                        cells = _halves(file, self._column, column.take(pa.array(inside)))
-                        yield np.arange(at, at + len(inside), dtype=np.int64), cells
-                        at += len(inside)
-            except UserError as error:
-                yield np.arange(at, end, dtype=np.int64), error
+def _unread() -> Tensor:
+    raise RuntimeError("images are read by select(); call it first")
 
 
 def _between(rows: IntArray, start: int, end: int) -> IntArray:
@@ -364,7 +316,7 @@ def _parts(
             start = end
 
 
-def _halves(file: Path, name: str, column: Any) -> Cells:
+def _halves(file: Path, name: str, column: Any) -> tuple[Any, Any]:
     """Make bytes and path of an image column: a struct of both, plain bytes, or plain paths."""
     kind, nothing = column.type, pa.nulls(len(column))
     data = path = nothing

@@ -19,43 +19,11 @@ from typing import Any
 
 import numpy as np
 from filelock import FileLock
-from numpy.typing import NDArray
 from torchvision import datasets
 
-from keymix.data.sources.base import Arrays, Faults, Source, some
-from keymix.data.specs import DataSpec
+from keymix.data.sample import Faults, Row, Source, array_rows, some
+from keymix.data.specs import source
 from keymix.errors import UserError
-
-SPECS = (
-    DataSpec(
-        name="cifar10",
-        argument="[ROOT]",
-        summary="60,000 colour images of 32x32 pixels in 10 classes, 170 MB",
-        function="open_cifar10",
-        downloads=True,
-    ),
-    DataSpec(
-        name="cifar100",
-        argument="[ROOT]",
-        summary="60,000 colour images of 32x32 pixels in 100 classes, 169 MB",
-        function="open_cifar100",
-        downloads=True,
-    ),
-    DataSpec(
-        name="svhn",
-        argument="[ROOT]",
-        summary="99,289 house-number digits of 32x32 pixels, without the extra set, 246 MB",
-        function="open_svhn",
-        downloads=True,
-    ),
-    DataSpec(
-        name="fashion_mnist",
-        argument="[ROOT]",
-        summary="70,000 grey images of 28x28 pixels, resized to 32x32 and three channels, 31 MB",
-        function="open_fashion_mnist",
-        downloads=True,
-    ),
-)
 
 _PATIENCE = 30.0  # seconds without an answer before a download is given up
 # What torchvision raises: RuntimeError on a wrong checksum, the others on damage and no network.
@@ -71,54 +39,82 @@ _TROUBLE = (
 )
 
 
+@source(
+    "cifar10",
+    argument="[ROOT]",
+    summary="60,000 colour images of 32x32 pixels in 10 classes, 170 MB",
+    downloads=True,
+)
 def open_cifar10(argument: str, faults: Faults) -> Source:
     """Open CIFAR-10 (https://www.cs.toronto.edu/~kriz/cifar.html)."""
     return _cifar("cifar10", datasets.CIFAR10, argument)
 
 
+@source(
+    "cifar100",
+    argument="[ROOT]",
+    summary="60,000 colour images of 32x32 pixels in 100 classes, 169 MB",
+    downloads=True,
+)
 def open_cifar100(argument: str, faults: Faults) -> Source:
     """Open CIFAR-100 with its 100 fine classes."""
     return _cifar("cifar100", datasets.CIFAR100, argument)
 
 
+@source(
+    "svhn",
+    argument="[ROOT]",
+    summary="99,289 house-number digits of 32x32 pixels, without the extra set, 246 MB",
+    downloads=True,
+)
 def open_svhn(argument: str, faults: Faults) -> Source:
     """Open the cropped digits of SVHN (http://ufldl.stanford.edu/housenumbers/)."""
     kind = datasets.SVHN
     urls = [kind.split_list[split][0] for split in ("train", "test")]
-    train, test = _made("svhn", kind, argument, urls, [{"split": "train"}, {"split": "test"}])
+    made = _made("svhn", kind, argument, urls, [{"split": "train"}, {"split": "test"}])
     return Source(
+        rows=_rows("svhn", [(each.data, each.labels) for each in made]),
         classes=tuple("0123456789"),
-        train=_table("svhn train", train.data, train.labels),
-        test=_table("svhn test", test.data, test.labels),
         notes=("the extra training images of SVHN are not used",),
     )
 
 
+@source(
+    "fashion_mnist",
+    argument="[ROOT]",
+    summary="70,000 grey images of 28x28 pixels, resized to 32x32 and three channels, 31 MB",
+    downloads=True,
+)
 def open_fashion_mnist(argument: str, faults: Faults) -> Source:
     """Open Fashion-MNIST (https://github.com/zalandoresearch/fashion-mnist)."""
     kind = datasets.FashionMNIST
     urls = [kind.mirrors[0] + name for name, _ in kind.resources]
-    train, test = _made("fashion_mnist", kind, argument, urls, below="FashionMNIST/raw")
+    made = _made("fashion_mnist", kind, argument, urls, below="FashionMNIST/raw")
     return Source(
-        classes=tuple(train.classes),
-        train=_table("fashion_mnist train", train.data.numpy()[:, None], train.targets),
-        test=_table("fashion_mnist test", test.data.numpy()[:, None], test.targets),
+        rows=_rows("fashion_mnist", [(each.data[:, None], each.targets) for each in made]),
+        classes=tuple(made[0].classes),
         image_size=(32, 32),
         notes=("grey images, repeated to three channels",),
     )
 
 
 def _cifar(name: str, kind: Any, argument: str) -> Source:
-    train, test = _made(name, kind, argument, [kind.url])
+    made = _made(name, kind, argument, [kind.url])
     return Source(
-        classes=tuple(train.classes),
-        train=_table(f"{name} train", train.data.transpose(0, 3, 1, 2), train.targets),
-        test=_table(f"{name} test", test.data.transpose(0, 3, 1, 2), test.targets),
+        rows=_rows(name, [(each.data.transpose(0, 3, 1, 2), each.targets) for each in made]),
+        classes=tuple(made[0].classes),
     )
 
 
-def _table(what: str, pixels: NDArray[np.uint8], labels: Any) -> Arrays:
-    return Arrays(what, np.ascontiguousarray(pixels), np.asarray(labels, dtype=np.int64))
+def _rows(name: str, sets: Sequence[tuple[Any, Any]]) -> list[Row]:
+    """Make rows of train and test, of the pixels ``[N, C, H, W]`` and labels of each."""
+    return [
+        row
+        for split, (pixels, labels) in zip(("train", "test"), sets, strict=True)
+        for row in array_rows(
+            f"{name} {split}", np.ascontiguousarray(pixels), np.asarray(labels), split
+        )
+    ]
 
 
 def cache_folder() -> Path:
