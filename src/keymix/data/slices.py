@@ -114,18 +114,10 @@ class Stack(Stored):
 def neighbours(
     numbers: Mapping[int, Sequence[Path]], number: int, own: Path, count: int
 ) -> tuple[tuple[Path, ...], int]:
-    """List the files of a stack in the order of their numbers, ``own`` in the middle.
+    """List the files of a stack, that of slice ``number`` in the middle, by those of its scan.
 
-    For a neighbour that is missing, the nearest slice on the way to it stands in.
-
-    Args:
-        numbers: Files of the scan by the number of the slice.
-        number: That of the slice in the middle.
-        own: Its file.
-        count: How many are wanted.
-
-    Returns:
-        The files, and for how many of them another one stands in.
+    For a neighbour that is missing, the nearest slice on the way to it stands in; it is said for
+    how many.
     """
     found, replaced = [], 0
     for step in range(-(count // 2), count // 2 + 1):
