@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from keymix.data.events.augment import augmented
 
 from keymix.cli.recipe_options import typed
 from keymix.data import Augment, Loader, load
 from keymix.data.augment import check_augment
 from keymix.data.dataset import ImageData
 from keymix.data.events import augment as wide
-from keymix.data.events.augment import augmented
 from keymix.data.kinds import RECORDING
 from keymix.data.mixing import Mixing
 from keymix.data.random_parameters import flips

@@ -18,11 +18,11 @@ from event_files import (
     write_folder,
     write_npz,
 )
+from keymix.data.sources.base import Faults
 
 from keymix.cli import main
 from keymix.data import load
 from keymix.data.events.recordings import EventSource, Recordings
-from keymix.data.sources.base import Faults
 from keymix.data.specs import parse
 from keymix.errors import UserError
 

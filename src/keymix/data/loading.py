@@ -194,7 +194,7 @@ def load(
             target_kind=target,
             view=seeing.view,
             images=seeing.images.get(name),
-            masks=seeing.masks.get(name),
+            targets=seeing.targets.get(name),
             outside=0 if kind is None else outside(kind),
             listed=task.whole_images,
         )
@@ -357,7 +357,7 @@ class _Seeing:
     view: View
     notes: list[str]
     images: Mapping[str, Tensor] = field(default_factory=dict)
-    masks: Mapping[str, Tensor] = field(default_factory=dict)
+    targets: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def _seen_by_a_model(
@@ -499,7 +499,7 @@ def _whole(
         return _Seeing(view=view, notes=notes)
     images = {name: _decoded(part, view) for name, part in rows.items()}
     masks = {name: _masks(part, size) for name, part in rows.items()}
-    return _Seeing(view=view, notes=notes, images=cast("Any", images), masks=masks)
+    return _Seeing(view=view, notes=notes, images=cast("Any", images), targets=masks)
 
 
 def _masks(rows: Sequence[Row], size: Size) -> Tensor:
