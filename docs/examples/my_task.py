@@ -13,7 +13,6 @@ import torch.nn.functional as F
 import keymix
 from keymix.analysis.answers import Answers
 from keymix.data.sources import digits
-from keymix.data.specs import DataSpec
 from keymix.task import Score, Task
 from keymix.train.parts import AnswersPart, Evaluated, Prediction, TrainingPart
 from keymix.train.task import StepLoss, TrainingTask
@@ -137,18 +136,8 @@ keymix.register_task(TASK)
 
 
 # 4. The data: here the digits, whose labels are the values.
-def open_source(argument: str, faults: Any) -> Any:
-    """Open the digits."""
-    source = digits.open_source(argument, faults)
+@keymix.source("digit_values", summary="scikit-learn's digits, each with its value", task=TASK.name)
+def digit_values(argument: str, faults: Any) -> Any:
+    """List the digits."""
+    source = digits.digits(argument, faults)
     return replace(source, notes=(*source.notes, "the class of a digit is its value"))
-
-
-keymix.register_source(
-    DataSpec(
-        name="digit_values",
-        argument="",
-        summary="scikit-learn's digits, each with its value",
-        module=__name__,
-        task=TASK.name,
-    )
-)

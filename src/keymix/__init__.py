@@ -32,7 +32,7 @@ _getattr, __dir__, _public = attach(
         "explain_backend": "keymix.mixers.base",
         "list_mixers": "keymix.mixers.registry",
         "register_mixer": "keymix.mixers.registry",
-        "register_source": "keymix.data.specs",
+        "source": "keymix.data.specs",
         "register_task": "keymix.task",
         "create_model": "keymix.models.factory",
         "list_models": "keymix.models.factory",

@@ -39,7 +39,7 @@ def write_rows(path: Path, rows: Sequence[Sequence[str]], head: Sequence[str] = 
         csv.writer(stream).writerows([head, *rows])
 
 
-def rows_of(name: str, **runs: str) -> list[list[str]]:
+def lines_of(name: str, **runs: str) -> list[list[str]]:
     """The three rows of a slice."""
     return [[name, organ, runs.get(organ, "")] for organ in ORGANS]
 
@@ -50,7 +50,7 @@ def scan_set(root: Path, counts: Mapping[int, int], *, day: int = 0) -> Path:
     for case, count in counts.items():
         for number in range(1, count + 1):
             add_scan(root, case, day, number)
-            rows += rows_of(f"case{case}_day{day}_slice_{number:04d}", stomach=f"{10 + number} 2")
+            rows += lines_of(f"case{case}_day{day}_slice_{number:04d}", stomach=f"{10 + number} 2")
     write_rows(root / "train.csv", rows)
     return root
 

@@ -26,7 +26,7 @@ from event_files import (
 from film import save_frames
 from pictures import encoded, picture, seed_of
 from PIL import Image
-from scan_sets import add_scan, mask_set, rows_of, scan_path, scan_set, write_rows
+from scan_sets import add_scan, mask_set, lines_of, scan_path, scan_set, write_rows
 
 from each import together
 from keymix import recipes
@@ -397,7 +397,7 @@ def test_masks_are_reported_class_by_class(tmp_path: Path) -> None:
     assert sum(of["share_of_pixels"] for of in facts["classes"].values()) == pytest.approx(1)
     add_scan(tmp_path / "uw", 4, 0, 4)
     rows = read(tmp_path / "uw" / "train.csv")
-    write(tmp_path / "uw" / "train.csv", [*rows, *rows_of("case4_day0_slice_0004")])
+    write(tmp_path / "uw" / "train.csv", [*rows, *lines_of("case4_day0_slice_0004")])
     report = check(spec, masks="multilabel", stack=3)
     assert (report.facts["masks"]["kind"], report.facts["masks"]["empty"]) == ("multilabel", 1)
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from each import together
 from keymix.data import Augment
 from keymix.data.kinds import MaskKind
-from keymix.data.segmentation.augment import augmented, outside
+from keymix.data.mask_augment import augmented, outside
 
 NOTHING = Augment()
 FIVE = ("flip", "vertical_flip", "shift_scale_rotate", "coarse_dropout", "brightness_contrast")

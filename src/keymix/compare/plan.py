@@ -31,9 +31,9 @@ from keymix.compare.models import (
 from keymix.compare.plain import with_its_width, with_plain_network
 from keymix.compare.question import Plan, PlannedMixer, Question
 from keymix.data.dataset import ImageData
-from keymix.data.events.inputs import sensor_of
 from keymix.data.kinds import IMAGE, RECORDING, InputKind
-from keymix.data.specs import kind_of_spec, task_name
+from keymix.data.sample import Faults
+from keymix.data.specs import kind_of_spec, parse, task_name
 from keymix.errors import FAILURES, UserError
 from keymix.report.formats import seeds as in_words
 from keymix.task import DEFAULT, Task, get_task
@@ -221,7 +221,8 @@ def at_the_models_size(recipe: Recipe) -> Recipe:
     own = recipe.model.name == SPIKING_MODEL and kind_of_spec(recipe.data.spec) is RECORDING
     if not own or recipe.data.image_size is not None:
         return recipe
-    sensor = sensor_of(recipe.data.spec)
+    entry, argument = parse(recipe.data.spec)
+    sensor = entry.open(argument, Faults()).facts["sensor_size"]
     small = min(sensor) < _SIDE or max(sensor) == _SIDE
     return recipe if small else replace_path(recipe, {"data.image_size": _SIDE})
 

@@ -181,7 +181,7 @@ def check(
         report.add(kind, items)
     _add_rules(report, samples, source, grouped=source.grouped, sound=not faults.found)
     if not len(samples.groups) or not source.grouped:
-        found = sequences_of(samples.row, samples.origin)
+        found = sequences_of(samples.row, samples.origin.tolist())
         _add_sequences(report, found, own_split=len(counts) > 1)
     _add_sizes(report, samples)
     if text := dim(max((seen.brightest for seen in samples.seen.values()), default=0)):
@@ -453,7 +453,7 @@ def quick_check(
     grouped = data.facts.grouped is not False
     if not samples.groups or not grouped:
         try:
-            found = sequences_of(row, samples.split, late=late)
+            found = sequences_of(row, samples.split.tolist(), late=late)
             _add_sequences(report, found, own_split=data.test.origin != "train")
         except TimeoutError:
             missed.append(f"whether {data.kind.nouns} are frames of sequences")

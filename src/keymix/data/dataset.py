@@ -71,7 +71,7 @@ class Split:
 
     @cached_property
     def values(self) -> Tensor | None:
-        """All targets as one tensor ``[N, ...]``; None of ragged ones, or with a place in images."""
+        """All targets as one tensor ``[N, ...]``; None of ragged ones and of those with a place."""
         if self.target_kind is CLASS:
             return torch.from_numpy(classes_of(self.rows))
         if self.target_kind is not VALUE:
@@ -152,7 +152,8 @@ class Split:
         found = self.target(i)
         if not isinstance(found, tv_tensors.Mask):
             raise ValueError(f"the split {self.name!r} has no masks")
-        return found.as_subclass(Tensor)
+        mask: Tensor = found.as_subclass(Tensor)
+        return mask
 
     def picture(self, i: int) -> Tensor:
         """Read image ``i`` for a person to look at, uint8 ``[C, H, W]``.

@@ -41,11 +41,12 @@ def read_headers(spec: str) -> Headers:
     source = entry.open(argument, Faults())
     train = np.flatnonzero([row.split in ("", "train") for row in source.rows])
     chosen = np.unique(np.linspace(0, len(train) - 1, SAMPLE).astype(np.int64))
-    sizes, modes = [], set()
+    sizes: list[Size] = []
+    modes: set[str] = set()
     for row in select(source.rows, train[chosen]):
         if not isinstance(row.image, Encoded):
             pixels = row.image()
-            sizes.append(pixels.shape[-2:])
+            sizes.append((pixels.shape[-2], pixels.shape[-1]))
             modes.add("L" if len(pixels) == 1 else "RGB")
             break
         try:

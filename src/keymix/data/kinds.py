@@ -80,7 +80,7 @@ RECORDING = InputKind(
     shown="frames of events",
     stored="store them as .npz",
     settings=Settings(
-        names=("time_steps", "frames_by", "event_split"),
+        names=("time_steps", "frames_by"),
         lacks="holds images, not events",
         notes={"time_steps": "a spiking model's steps on images are model.options.time_steps"},
     ),
@@ -184,6 +184,8 @@ TARGETS = {kind.name: kind for kind in (CLASS, MASK, BOXES, VALUE, PLACE)}
 
 FILES = Settings(names=("white_level",), lacks="has no image files with a class each")
 """Settings of data whose images are encoded, each with a class."""
+PUBLISHED = Settings(names=("event_split",), lacks="has no named splits")
+"""Settings of data with published splits."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -163,7 +163,7 @@ def load(
     seen: dict[str, list[Seen]] = {}
     if skip_corrupt or target.placed or source.kind is not IMAGE:
         seen = {name: look(part, target, decode=skip_corrupt) for name, part in rows.items()}
-    left_out: dict[str, dict[int, LeftOutImage]] = {}
+    left_out: LeftOut = {}
     if skip_corrupt:
         left_out = _broken(rows, seen)
         parts = _without(parts, left_out, source, spec)
@@ -181,21 +181,8 @@ def load(
         notes += said
     white, said = _white_level(rows["train"], target, spec, white_level)
     notes += said
-    size = options.image_size or source.image_size
-    view = View(mode="crop", size=DEFAULT_SIZE, channels=source.in_chans, white_level=white)
-    if source.kind is RECORDING:
-        at = size_of(rows["train"][0].image)
-        seeing = _Seeing(view=replace(view, mode="frames", size=at), notes=[])
-    elif task.whole_images or target.placed:
-        sizes = {
-            name: [one.size for one in seen[name]] if seen else sizes_of(part)
-            for name, part in rows.items()
-        }
-        seeing = _whole(rows, view, sizes, size, source, task, spec)
-    else:
-        seeing = _cropped(rows, view, size, crop_pct)
+    seeing = _seen_by_a_model(spec, rows, seen, source, options, white)
     notes += seeing.notes
-    view, images, masks = seeing.view, seeing.images, seeing.masks
     kind = mask_kind(source.facts.get("masks"), source.classes)
     splits = {
         name: Split(
@@ -205,9 +192,9 @@ def load(
             origin=part.origin,
             kind=source.kind,
             target_kind=target,
-            view=view,
-            images=images.get(name),
-            masks=masks.get(name),
+            view=seeing.view,
+            images=seeing.images.get(name),
+            masks=seeing.masks.get(name),
             outside=0 if kind is None else outside(kind),
             listed=task.whole_images,
         )
@@ -215,10 +202,9 @@ def load(
     }
     mean, std, measured_on = _statistics(splits["train"])
     fingerprint, fingerprint_of = _fingerprint(splits, seen, left_out, before)
-    classes = splits["train"].values if target is CLASS else None
     facts = DataFacts(
         **{
-            "compared_by": task.decided_by(_class_inputs(classes, len(source.classes))),
+            "compared_by": task.decided_by(_class_inputs(splits["train"], len(source.classes))),
             "split_seed": split_seed,
             "val_fraction": val_fraction,
             "limit": limit,
@@ -236,8 +222,8 @@ def load(
     return ImageData(
         spec=spec,
         classes=source.classes,
-        image_size=view.size,
-        in_chans=view.channels,
+        image_size=seeing.view.size,
+        in_chans=seeing.view.channels,
         mean=mean,
         std=std,
         **splits,
@@ -374,6 +360,31 @@ class _Seeing:
     masks: Mapping[str, Tensor] = field(default_factory=dict)
 
 
+def _seen_by_a_model(
+    spec: str,
+    rows: Rows,
+    seen: Mapping[str, Sequence[Seen]],
+    source: Source,
+    options: Options,
+    white: int | None,
+) -> _Seeing:
+    """Decide how a model sees the images, and keep those of a small set in memory so."""
+    size = options.image_size or source.image_size
+    view = View(mode="crop", size=DEFAULT_SIZE, channels=source.in_chans, white_level=white)
+    if source.kind is RECORDING:
+        at = size_of(rows["train"][0].image)
+        return _Seeing(view=replace(view, mode="frames", size=at), notes=[])
+    entry, _ = parse(spec)
+    task = get_task(entry.task)
+    if not task.whole_images and not entry.target_kind.placed:
+        return _cropped(rows, view, size, options.crop_pct)
+    sizes = {
+        name: [one.size for one in seen[name] if one.size] if seen else sizes_of(part)
+        for name, part in rows.items()
+    }
+    return _whole(rows, view, sizes, size, source, task, spec)
+
+
 def _cropped(rows: Rows, view: View, size: Size | None, crop_pct: float | None) -> _Seeing:
     """Decide the size of images that are cropped, and decode all of a small set.
 
@@ -382,10 +393,11 @@ def _cropped(rows: Rows, view: View, size: Size | None, crop_pct: float | None) 
     count = sum(map(len, rows.values()))
     first = rows["train"][0]
     with reading(first.id, REMEDY):
-        eight_bit = view.values(first.image()).dtype == torch.uint8
+        width = view.values(first.image()).element_size()
 
     def small(size: Size) -> bool:
-        return max(size) <= CACHE_SIDE and count * view.channels * size[0] * size[1] < CACHE_BYTES
+        every = count * view.channels * size[0] * size[1] * width
+        return max(size) <= CACHE_SIDE and every < CACHE_BYTES
 
     def kept(size: Size, *, only: bool) -> dict[str, Tensor] | None:
         at = replace(view, size=size, crop_pct=crop_pct or 1.0)
@@ -401,14 +413,14 @@ def _cropped(rows: Rows, view: View, size: Size | None, crop_pct: float | None) 
     if size is None:
         with reading(first.id, REMEDY):
             size = size_of(first.image)
-        if eight_bit and small(size):
+        if small(size):
             images = kept(size, only=True)
         if images is None:
             every = common()
             size = every.pop() if len(every) == 1 else DEFAULT_SIZE
     elif not small(size):
         common()  # checks the headers
-    if images is None and eight_bit and small(size):
+    if images is None and small(size):
         images = kept(size, only=False)
     shares = crop_pct or (LAZY_CROP_PCT if images is None else 1.0)
     notes = [
@@ -430,7 +442,9 @@ def _decoded(rows: Sequence[Row], view: View, *, only: bool = False) -> Tensor |
 
     None if ``only`` images of the view's size are wanted and one has another.
     """
-    pixels = torch.empty((len(rows), view.channels, *view.size), dtype=torch.uint8)
+    with reading(rows[0].id, REMEDY):
+        kind = view.values(rows[0].image()).dtype
+    pixels = torch.empty((len(rows), view.channels, *view.size), dtype=kind)
 
     def decode(chunk: range) -> bool:
         for i in chunk:
@@ -536,7 +550,8 @@ def _counts(images: Tensor) -> NDArray[Any]:
     if images.is_floating_point():
         values = (images.double() / 255).transpose(0, 1).flatten(1)
         number = torch.full((len(values),), values.shape[1], dtype=torch.float64)
-        return torch.stack([number, values.sum(1), values.square().sum(1)], dim=1).numpy()
+        sums = torch.stack([number, values.sum(1), values.square().sum(1)], dim=1)
+        return sums.numpy()  # type: ignore[no-any-return]
     counts = np.zeros((images.shape[1], 256), dtype=np.int64)
     step = max(1, _CHANNEL_CHUNK // (images.shape[2] * images.shape[3]))
     for start in range(0, len(images), step):
@@ -600,8 +615,8 @@ def _hash_images(whole: Any, split: Split) -> str:
     return "frames and {targets}" if split.kind is RECORDING else HASHED[2 if large else 1]
 
 
-def _class_inputs(labels: Tensor | None, classes: int) -> list[int]:
+def _class_inputs(split: Split, classes: int) -> list[int]:
     """Count the inputs of each class; empty where targets are no classes."""
-    if labels is None:
+    if split.target_kind is not CLASS:
         return []
-    return [int(n) for n in np.bincount(labels.numpy(), minlength=classes)]
+    return [int(n) for n in np.bincount(split.labels.numpy(), minlength=classes)]

@@ -23,6 +23,7 @@ from keymix.data.kinds import (
     FILES,
     IMAGE,
     KINDS,
+    PUBLISHED,
     RECORDING,
     TARGETS,
     InputKind,
@@ -45,6 +46,7 @@ OF_ONE_KIND: Mapping[str, Settings] = {
         *(kind.settings for kind in KINDS.values()),
         *(kind.settings for kind in TARGETS.values()),
         FILES,
+        PUBLISHED,
     )
     if settings is not None
     for name in settings.names
@@ -72,7 +74,11 @@ def look_up(place: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What loading or a check is asked for; see `keymix.data.loading.load`."""
+    """What loading or a check is asked for; see `keymix.data.loading.load`.
+
+    Raises:
+        UserError: If masks are asked for that there are not.
+    """
 
     image_size: tuple[int, int] | None = None
     crop_pct: float | None = None
@@ -89,6 +95,10 @@ class Options:
     split_by: str | None = None
     test_fraction: float | None = None
     white_level: int | str | None = None
+
+    def __post_init__(self) -> None:
+        if self.masks not in (None, *MASKS):
+            raise unknown("task.options.masks", str(self.masks), MASKS)
 
     @property
     def of_one_kind(self) -> dict[str, int | float | str | None]:

@@ -115,7 +115,8 @@ def resized(target: Any, before: Size, after: Size) -> Any:
     def change(each: Tensor) -> Tensor:
         if isinstance(each, tv_tensors.Mask):
             return resized_mask(each, after)
-        return TF.resize(each, [*after])
+        grown: Tensor = TF.resize(each, [*after])
+        return grown
 
     return target if before == after else moved(target, change)
 
@@ -130,4 +131,5 @@ def resized_mask(mask: Tensor, size: Size) -> Tensor:
     planes = mask.as_subclass(Tensor)
     planes = planes[None] if mask.ndim == 2 else planes
     planes = F.interpolate(planes[None].float(), size, mode="nearest-exact")[0].to(torch.uint8)
-    return tv_tensors.Mask(planes[0] if mask.ndim == 2 else planes)
+    small: Tensor = tv_tensors.Mask(planes[0] if mask.ndim == 2 else planes)
+    return small

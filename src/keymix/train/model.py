@@ -102,9 +102,10 @@ def warn_of_data(data: ImageData) -> ImageData:
 
 def warn_of_unlisted(data: ImageData) -> ImageData:
     """Warn of slices whose table of masks has no row for an organ that it has for others."""
-    if data.unlisted:
-        shown = "; ".join(map(str, data.unlisted[:3]))
-        more = len(data.unlisted) - 3
+    found = [*data.found.get("no row", ()), *data.found.get("unsure row", ())]
+    if found:
+        shown = "; ".join(item["reason"] for item in found[:3])
+        more = len(found) - 3
         text = f"data {data.spec}: slices without a row for an organ count as slices without it"
         text += f" ({shown}{f'; and {more} more' if more > 0 else ''}): restore the rows"
         warnings.warn(text, KeymixWarning, stacklevel=2)
@@ -115,7 +116,7 @@ def warn_of_sparse(data: ImageData) -> ImageData:
     """Warn of recordings that have fewer events than frames are made of them."""
     if data.time_steps is None:
         return data
-    from keymix.data.events.inputs import few_events
+    from keymix.data.events.rows import few_events
 
     if text := few_events(data):
         warnings.warn(text, KeymixWarning, stacklevel=3)

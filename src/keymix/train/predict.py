@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from keymix.data.decode import Size
+from keymix.data.decode import Pixels
 from keymix.data.events.recordings import is_recording
 from keymix.data.files import is_image
-from keymix.data.record import DataRecord
-from keymix.data.segmentation.table import Pixels
 from keymix.data.pixels import prepared
+from keymix.data.record import DataRecord
+from keymix.data.sample import Size
 from keymix.data.shown import file_pixels, fitted, memory_pixels, read_file
 from keymix.errors import UserError
 from keymix.models.image_size import take_time_steps

@@ -14,12 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import numpy as np
 from PIL import Image
+from torch import Tensor
 
 from keymix._version import __version__
-from keymix.data.decode import Size
+from keymix.data.decode import Pixels
 from keymix.data.record import DataRecord
-from keymix.data.segmentation.table import Pixels
+from keymix.data.sample import Size
 from keymix.data.shown import file_pixels
 from keymix.data.specs import task_name
 from keymix.errors import UserError
@@ -73,8 +75,8 @@ class Item(Generic[PredictionT]):
     """
 
     named: PredictionT
-    pixels: Callable[[], Pixels]
-    truth: Callable[[], Pixels] | None = None
+    pixels: Callable[[], Pixels | Tensor]
+    truth: Callable[[], Tensor] | None = None
 
 
 class FolderWriter(ABC, Generic[PredictionT]):
@@ -234,7 +236,8 @@ class FolderWriter(ABC, Generic[PredictionT]):
 def _read(item: Item[Any]) -> tuple[Pixels | str, Pixels | None]:
     """Read an image and its truth; the error's text if one cannot be read."""
     try:
-        return item.pixels(), None if item.truth is None else item.truth()
+        truth = None if item.truth is None else np.asarray(item.truth())
+        return np.asarray(item.pixels()), truth
     except UserError as error:
         return str(error), None
 

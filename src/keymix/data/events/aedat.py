@@ -51,9 +51,17 @@ _POLARITY = 1
 _BYTES, _TIME = 8, 4  # of a polarity event, and where its time begins
 
 
+def content_of(path: Path) -> bytes:
+    """Read a file whole."""
+    try:
+        return regular(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}.") from None
+
+
 def read_aedat2(path: Path) -> Events:
     """Read a recording of CIFAR10-DVS."""
-    content = regular(path).read_bytes()
+    content = content_of(path)
     start = _after_text(path, content)
     length = len(content) - start
     if length % _EVENT:
@@ -94,7 +102,7 @@ class _Packet:
 
 def read_aedat3(path: Path, sensor: Size = SENSOR) -> Events:
     """Read all polarity events of a recording."""
-    content = regular(path).read_bytes()
+    content = content_of(path)
     at = _packets(path, content)
     parts: list[NDArray[np.int64]] = []
     first = 0  # the number of the packet's first event among the file's polarity events

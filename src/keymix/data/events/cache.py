@@ -11,13 +11,15 @@ not load is made again. Where they are changes no result.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -28,31 +30,53 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from keymix.data.events.frames import integrate
-from keymix.data.events.recordings import RecordingSet
-from keymix.data.events.stream import POLARITIES, Size
+from keymix.data.events.recordings import Read, Recordings
+from keymix.data.events.stream import POLARITIES, Events, Size
 from keymix.data.files import threads
-from keymix.data.streams import IntArray
 from keymix.errors import KeymixWarning, UserError
 
-_VERSION = 3  # of the frames' making: another number makes all again
+_VERSION = 4  # of the frames' making: another number makes all again
 _THREADS = 4
 _AT_ONCE = 64  # groups of recordings: few results wait to be written
 _PATIENCE = 5.0  # seconds of making frames before the user learns that it takes longer
 _KINDS = (np.uint8, np.uint16, np.uint32)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Settings:
     """How recordings become frames."""
 
+    sensor: Size
     time_steps: int  # T, frames per recording
     frames_by: str  # ``number`` or ``time``
-    size: Size  # height and width of a frame, pixels
+    image_size: Size | None  # height and width of a frame, pixels; None for the sensor's
+
+    @property
+    def size(self) -> Size:
+        """Height and width of a frame."""
+        return self.image_size or self.sensor
 
     @property
     def stem(self) -> str:
         """How the names of files of such frames begin."""
         return f"frames-T{self.time_steps}-{self.frames_by}-{self.size[0]}x{self.size[1]}"
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What a record says of them."""
+        return {
+            "time_steps": self.time_steps,
+            "frames_by": self.frames_by,
+            "sensor_size": self.sensor,
+        }
+
+    def frames(self, events: Events) -> NDArray[Any]:
+        """Make the frames of a recording, in the narrowest numbers that hold its counts."""
+        counts = integrate(
+            events, time_steps=self.time_steps, frames_by=self.frames_by, size=self.size
+        )
+        most = int(counts.max())
+        return counts.astype(next(kind for kind in _KINDS if most <= np.iinfo(kind).max))
 
 
 class Frames:
@@ -60,64 +84,64 @@ class Frames:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
-        self._array: NDArray[Any] | None = None
         self.digests: list[str] = []  # of each recording's frames
         self.broken: dict[int, str] = {}  # what is wrong with a recording
-        self.few: list[int] = []  # recordings of fewer events than frames
+        self.few: set[int] = set()  # recordings of fewer events than frames
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel to a worker without the frames, where they are in a file."""
-        return self.__dict__ | ({} if self.path is None else {"_array": None})
+        left = () if self.path is None else ("array",)
+        return {name: value for name, value in self.__dict__.items() if name not in left}
 
-    def hold(self, array: NDArray[Any]) -> None:
-        """Take frames that stay in memory."""
-        self._array = array
-
-    @property
+    @cached_property
     def array(self) -> NDArray[Any]:
         """All frames ``[N, T, 2, H, W]``."""
-        if self._array is None:
-            assert self.path is not None
-            self._array = np.load(self.path, mmap_mode="r")
-        return self._array
+        assert self.path is not None
+        return np.asarray(np.load(self.path, mmap_mode="r"))
 
-    def tensor(self, rows: IntArray) -> Tensor:
-        """Copy the frames of some recordings: uint8, or int32 where a pixel counts above 255."""
-        counts = np.asarray(self.array[rows])  # a list of rows copies
-        return torch.from_numpy(counts if counts.dtype == np.uint8 else counts.astype(np.int32))
+    @property
+    def size(self) -> Size:
+        """Height and width, pixels."""
+        height, width = self.array.shape[-2:]
+        return height, width
+
+    def read(self, number: int) -> Tensor:
+        """Copy the frames of a recording: uint8, or int32 where a pixel of any counts above 255."""
+        counts = self.array[number]
+        return torch.from_numpy(counts.astype(np.uint8 if counts.dtype == np.uint8 else np.int32))
 
 
-def frames_of(recordings: RecordingSet, settings: Settings) -> Frames:
+def frames_of(recordings: Recordings, settings: Settings) -> Frames:
     """Make the frames of a set, or find those that were made before."""
-    shape = (len(recordings), settings.time_steps, POLARITIES, *settings.size)
+    shape = (len(recordings.ids), settings.time_steps, POLARITIES, *settings.size)
     frames, home = Frames(), recordings.home
-    if home is None:
-        counts = [*_made(recordings, settings, frames)]
-        kind = max((each.dtype for each in counts), key=_width)
-        frames.hold(np.stack([np.broadcast_to(each, shape[1:]).astype(kind) for each in counts]))
-        return frames
-    key = key_of(home, recordings.files, f"{_VERSION} {settings} {recordings.sensor}")
-    name = f"{settings.stem}-{key}"
-    for place in places(home):
-        with suppress(OSError, ValueError, KeyError, TypeError, EOFError):
-            return _opened(place / f"{name}.npy", shape)
 
     def write(file: BinaryIO) -> None:
-        nonlocal frames
-        for kind in map(np.dtype, _KINDS):
-            frames = Frames()
+        kind = np.dtype(np.uint8)
+        while True:
             file.seek(0)
             header = {"descr": kind.str, "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, header)
-            for found in _made(recordings, settings, frames, say=True):
-                if _width(found.dtype) > kind.itemsize:
+            for found in _made(recordings, settings, frames):
+                if found.dtype.itemsize > kind.itemsize:
+                    kind = found.dtype
                     break  # start again with wider numbers
                 file.write(np.broadcast_to(found, shape[1:]).astype(kind).tobytes())
             else:
                 return
 
+    if home is None:
+        memory = io.BytesIO()
+        write(memory)
+        memory.seek(0)
+        frames.array = np.load(memory)
+        return frames
+    name = f"{settings.stem}-{key_of(home, recordings.files, f'{_VERSION} {settings}')}"
+    for place in places(home):
+        with suppress(OSError, ValueError, KeyError, TypeError, EOFError):
+            return _opened(place / f"{name}.npy", shape)
     place = keep(home, f"{name}.npy", write)
-    facts = {"digests": frames.digests, "broken": frames.broken, "few": frames.few}
+    facts = {"digests": frames.digests, "broken": frames.broken, "few": [*frames.few]}
     keep(home, f"{name}.json", lambda file: file.write(json.dumps(facts).encode()))
     for old in place.glob(f"{settings.stem}-*"):  # of files that have changed
         if old.suffix in (".npy", ".json") and old.stem != name:
@@ -125,58 +149,45 @@ def frames_of(recordings: RecordingSet, settings: Settings) -> Frames:
     return _opened(place / f"{name}.npy", shape)
 
 
-def _width(kind: np.dtype[Any]) -> int:
-    return kind.itemsize
-
-
 def _opened(path: Path, shape: tuple[int, ...]) -> Frames:
     stored = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     frames = Frames(path)
-    frames.digests, frames.few = stored["digests"], stored["few"]
-    frames.broken = {int(row): why for row, why in stored["broken"].items()}
+    frames.digests, frames.few = stored["digests"], set(stored["few"])
+    frames.broken = {int(number): why for number, why in stored["broken"].items()}
     if frames.array.shape != shape or len(frames.digests) != shape[0]:
         raise ValueError(f"{path} has the shape {frames.array.shape}")
     return frames
 
 
-def _made(
-    recordings: RecordingSet, settings: Settings, frames: Frames, *, say: bool = False
-) -> Iterator[NDArray[Any]]:
-    """Read all recordings and yield their frames in the narrowest numbers; 0 of broken ones."""
+def _made(recordings: Recordings, settings: Settings, frames: Frames) -> Iterator[NDArray[Any]]:
+    """Read all recordings and yield their frames, 0 of broken ones; note what is of each."""
 
-    def work(rows: IntArray) -> list[NDArray[Any] | UserError]:
-        return [
-            each if isinstance(each, UserError) else _narrowest(integrate(each, **asdict(settings)))
-            for each in recordings.read(rows)
-        ]
+    def work(read: Callable[[], Sequence[Read]]) -> list[NDArray[Any] | UserError]:
+        return [each if isinstance(each, UserError) else settings.frames(each) for each in read()]
 
-    groups, began = recordings.groups(), time.monotonic()
+    frames.digests, frames.broken, frames.few = [], {}, set()
+    groups, began, say = recordings.groups, time.monotonic(), recordings.home is not None
     with threads(_THREADS) as pool:
         for start in range(0, len(groups), _AT_ONCE):
             done = start + _AT_ONCE
             for found in chain.from_iterable(pool.imap(work, groups[start:done])):
-                row = len(frames.digests)
+                number = len(frames.digests)
                 if isinstance(found, UserError):
-                    frames.broken[row] = str(found)
+                    frames.broken[number] = str(found)
                     frames.digests.append("")
                     yield np.zeros((), dtype=np.uint8)
                     continue
                 frames.digests.append(hashlib.sha256(found.tobytes()).hexdigest())
                 if int(found.sum()) < settings.time_steps:  # no event is lost in frames
-                    frames.few.append(row)
+                    frames.few.add(number)
                 yield found
             passed = time.monotonic() - began
             rest = passed / done * (len(groups) - done)
             if say and min(passed, rest) > _PATIENCE:
                 say = False
-                text = f"frames of {len(recordings):,} recordings are made once, about {rest:.0f} "
-                text += "s more; later starts take seconds"
+                text = f"frames of {len(recordings.ids):,} recordings are made once, about "
+                text += f"{rest:.0f} s more; later starts take seconds"
                 warnings.warn(text, KeymixWarning, stacklevel=2)
-
-
-def _narrowest(counts: NDArray[Any]) -> NDArray[Any]:
-    most = int(counts.max())
-    return counts.astype(next(kind for kind in _KINDS if most <= np.iinfo(kind).max))
 
 
 # ---- where things are kept --------------------------------------------------------------------

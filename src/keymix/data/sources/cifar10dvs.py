@@ -15,29 +15,20 @@ from __future__ import annotations
 
 import math
 import re
+from functools import partial
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from keymix.data.events.aedat import SENSOR, read_aedat2
-from keymix.data.events.recordings import EventSource, RecordingFiles, Recordings
+from keymix.data.events.cache import Settings
+from keymix.data.events.frames import TIME_STEPS
+from keymix.data.events.recordings import Recordings, alone
+from keymix.data.events.rows import FrameRows
+from keymix.data.events.stream import POLARITIES, Size
 from keymix.data.files import folders
-from keymix.data.sources.base import Faults, some
-from keymix.data.specs import DataSpec
-from keymix.data.streams import IntArray
-from keymix.errors import UserError
-
-SPECS = (
-    DataSpec(
-        name="cifar10dvs",
-        argument="PATH",
-        summary="CIFAR10-DVS: events, PATH/<class>/cifar10_<class>_<number>.aedat; splits first90 "
-        "and tebn",
-        kind="recording",
-        on_disk=True,
-    ),
-)
+from keymix.data.kinds import RECORDING
+from keymix.data.sample import Faults, Source, some
+from keymix.data.specs import source
+from keymix.errors import UserError, unknown
 
 CLASSES = (
     "airplane",
@@ -55,10 +46,30 @@ ADDRESS = "https://figshare.com/articles/dataset/CIFAR10-DVS_New/4724671"
 _ALL = 10_000  # recordings
 _NUMBER = re.compile(r".*_(\d+)\.aedat")
 _TEBN_TEST = 100
+_SPLITS = ("first90", "tebn")
 
 
-def open_source(argument: str, faults: Faults) -> EventSource:
+@source(
+    "cifar10dvs",
+    argument="PATH",
+    summary="CIFAR10-DVS: events, PATH/<class>/cifar10_<class>_<number>.aedat; splits first90 "
+    "and tebn",
+    kind="recording",
+    settings=("event_split",),
+    on_disk=True,
+)
+def open_cifar10dvs(
+    argument: str,
+    faults: Faults,
+    *,
+    time_steps: int = TIME_STEPS,
+    frames_by: str = "number",
+    image_size: Size | None = None,
+    event_split: str = _SPLITS[0],
+) -> Source:
     """Open ``PATH/<class>/cifar10_<class>_<number>.aedat``."""
+    if event_split not in _SPLITS:
+        raise unknown("data.event_split", event_split, _SPLITS)
     root = Path(argument).expanduser()
     inside = folders(root) if root.is_dir() else []
     missing = [name for name in CLASSES if name not in inside]
@@ -70,44 +81,41 @@ def open_source(argument: str, faults: Faults) -> EventSource:
         )
     names: list[str] = []
     labels: list[int] = []
-    numbers: list[int] = []
+    splits: list[str] = []
     for label, name in enumerate(CLASSES):
         found = sorted(f.name for f in (root / name).glob("*.aedat") if not f.name.startswith("."))
         if not found:
             message = f"{root / name} has no .aedat files. Download {name}.zip from {ADDRESS}."
             faults.report("empty class", root / name, message)
+        kept = {file: int(of[1]) for file in found if (of := _NUMBER.fullmatch(file))}
         for file in found:
-            number = _NUMBER.fullmatch(file)
-            if number is None:
+            if file not in kept:
                 message = f"{root / name / file}: the name ends in no number, by which recordings "
                 message += f"are split. Name it cifar10_{name}_<number>.aedat."
                 faults.report("bad label", root / name / file, message)
-                continue
+        first = math.ceil(0.9 * len(kept))
+        for k, (file, number) in enumerate(kept.items()):
+            train = k < first if event_split == "first90" else number >= _TEBN_TEST
             names.append(f"{name}/{file}")
             labels.append(label)
-            numbers.append(int(number[1]))
+            splits.append("train" if train else "test")
     if not names:
         raise UserError(f"data cifar10dvs:{argument} has no recordings.")
     notes = () if len(names) == _ALL else (f"{len(names):,} of the set's {_ALL:,} recordings",)
-    whole = Recordings(
-        RecordingFiles(root, names, SENSOR, read_aedat2), np.asarray(labels, dtype=np.int64)
+    recordings = Recordings(
+        ids=[str(root / name) for name in names],
+        labels=labels,
+        splits=splits,
+        groups=[partial(alone, read_aedat2, root / name) for name in names],
+        home=root,
+        files=names,
     )
-    named = {
-        "first90": _divided(whole, _first90(whole.labels)),
-        "tebn": _divided(whole, np.asarray(numbers) >= _TEBN_TEST),
-    }
-    train, test = named["first90"]
-    return EventSource(classes=CLASSES, train=train, test=test, named=named, notes=notes)
-
-
-def _first90(labels: IntArray) -> NDArray[np.bool_]:
-    """Mark the first 90 % of each class's rows, rounded up."""
-    first = np.zeros(len(labels), dtype=bool)
-    for label in np.unique(labels):
-        rows = np.flatnonzero(labels == label)
-        first[rows[: math.ceil(0.9 * len(rows))]] = True
-    return first
-
-
-def _divided(whole: Recordings, train: NDArray[np.bool_]) -> tuple[Recordings, Recordings]:
-    return whole.select(np.flatnonzero(train)), whole.select(np.flatnonzero(~train))
+    settings = Settings(SENSOR, time_steps, frames_by, image_size)
+    return Source(
+        kind=RECORDING,
+        rows=FrameRows(recordings, settings),
+        classes=CLASSES,
+        in_chans=POLARITIES,
+        notes=notes,
+        facts=settings.facts | {"event_split": event_split},
+    )

@@ -11,51 +11,49 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
 from pycocotools import mask
 
-from keymix.data.decode import DAMAGE, Size, open_image
-from keymix.data.detection.outlines import FloatArray, Outline, encoded, read_region
-from keymix.data.detection.table import Annotated, Annotations, InstanceSource, InstanceTable
-from keymix.data.files import SPLITS, existing_path, regular
-from keymix.data.sources.base import Fault, Faults, some
-from keymix.data.specs import DataSpec
+from keymix.data.decode import DAMAGE, Encoded, open_image
+from keymix.data.files import SPLITS, existing_path, regular, split_named
+from keymix.data.instances import FloatArray, Instances, Outline, encoded, read_region
+from keymix.data.sample import Fault, Faults, Row, Size, Source, some
+from keymix.data.specs import source
 from keymix.errors import UserError
-
-SPECS = (
-    DataSpec(
-        name="coco",
-        argument="PATH",
-        summary="PATH/annotations/instances_{train,val}*.json and the folders of images that they "
-        "name; test is val",
-        task="detection",
-        target="boxes",
-        on_disk=True,
-    ),
-)
 
 _FILE = "_annotations.coco.json"
 _LAYOUT = (
     "Arrange the data as annotations/instances_train2017.json with the images in train2017/, and "
     f"likewise for val; or as train.json with train/; or as train/{_FILE} next to its images."
 )
+_BOXES_ALONE = "no annotation of train has an outline: boxes alone are learned"
 _OUTSIDE = 1.0  # pixels by which a box or a polygon may leave its image: it is cut off
 _LEAST = 1e-3  # pixels of the side of a box, below which it has none
 _LARGEST = 1 << 63  # of an id
 _UNKNOWN = (0, 0)  # the size of an image that cannot be read
 
 
-def open_source(argument: str, faults: Faults) -> InstanceSource:
+@source(
+    "coco",
+    argument="PATH",
+    summary="PATH/annotations/instances_{train,val}*.json and the folders of images that they "
+    "name; test is val",
+    task="detection",
+    target="boxes",
+    on_disk=True,
+)
+def coco(argument: str, faults: Faults) -> Source:
     """Open ``PATH`` with annotation files for train and, optionally, val and test.
 
     ``PATH/annotations/instances_train2017.json`` has its images in ``PATH/train2017/`` or
     ``PATH/images/train2017/``. Simpler names serve too: ``PATH/train.json`` with ``PATH/train/``,
     or ``PATH/train/_annotations.coco.json`` next to its images.
     """
+    del faults  # all are of an image, or loose
     root = existing_path("coco", argument)
     places = {name: place for name in SPLITS if (place := _place(root, name)) is not None}
     if "train" not in places:
@@ -70,23 +68,20 @@ def open_source(argument: str, faults: Faults) -> InstanceSource:
                     "list of categories."
                 )
     outlined = any(map(_has_outline, whole["train"]["annotations"]))
-    tables, loose = {}, list[Fault]()
+    rows, loose = list[Row](), list[Fault]()
     for name, (path, folder) in places.items():
         reader = _Reader(path, folder, {key: k for k, key in enumerate(classes)}, outlined)
-        images = reader.read(whole.pop(name))
-        made = Annotations(images=images, category_ids=tuple(classes), outlined=outlined)
-        tables[name] = InstanceTable(folder, made)
+        rows += [image.row(folder, name) for image in reader.read(whole.pop(name))]
         loose += reader.loose
-    if faults.collect:
-        faults.found += loose
     often = Counter(classes.values())
-    return InstanceSource(
+    return Source(
+        rows=rows,
         classes=tuple(
             f"{name} ({key})" if often[name] > 1 else name for key, name in classes.items()
         ),
-        train=tables["train"],
-        val=tables.get("val"),
-        test=tables.get("test"),
+        image_size=(800, 1333),
+        notes=() if outlined else (_BOXES_ALONE,),
+        facts={"class_ids": tuple(classes), "outlines": outlined},
         loose=tuple(loose),
     )
 
@@ -164,25 +159,31 @@ class _Image:
     """An image while its annotations are read."""
 
     id: int
-    file: str
+    file: str  # below the folder of images
     size: Size
-    instances: list[_Instance]
-    unfit: list[Fault]
+    outlined: bool
+    instances: list[_Instance] = field(default_factory=list)
+    unfit: list[Fault] = field(default_factory=list)
 
-    def made(self, *, outlined: bool) -> Annotated:
+    def row(self, folder: Path, split: str) -> Row:
         """Put the annotations together."""
-        found = self.instances
-        return Annotated(
-            id=self.id,
-            file=self.file,
+        found, path = self.instances, folder / self.file
+        first, _, rest = self.file.partition("/")
+        name = (rest if split_named(first) else self.file).rpartition(".")[0]
+        instances = Instances(
+            image_id=self.id,
             size=self.size,
             labels=np.array([each.label for each in found], dtype=np.int64),
             boxes=np.array([each.box for each in found], dtype=np.float64).reshape(-1, 4),
             areas=np.array([each.area for each in found], dtype=np.float64),
             crowd=np.array([each.crowd for each in found], dtype=np.bool_),
-            outlines=tuple(each.outline for each in found if outlined and each.outline is not None),
+            outlines=tuple(each.outline for each in found if each.outline is not None)
+            if self.outlined
+            else None,
             unfit=tuple(self.unfit),
         )
+        image = Encoded(path, str(path), key=self.file, placed=True)
+        return Row(id=str(path), image=image, target=instances, split=split, name=name)
 
 
 class _Reader:
@@ -194,11 +195,11 @@ class _Reader:
         self.path, self.folder, self.label_of, self.outlined = path, folder, label_of, outlined
         self.loose: list[Fault] = []
 
-    def read(self, whole: dict[str, list[Any]]) -> list[Annotated]:
+    def read(self, whole: dict[str, list[Any]]) -> list[_Image]:
         """Read images and annotations; refuse a file of which nothing can be used."""
         images = self._images(whole["images"])
         self._annotations(whole["annotations"], images)
-        return [image.made(outlined=self.outlined) for image in images.values()]
+        return [*images.values()]
 
     def _images(self, raw: list[Any]) -> dict[int, _Image]:
         """Read the images by their ids."""
@@ -225,7 +226,7 @@ class _Reader:
             height, width = (_whole(entry, side) or 0 for side in ("height", "width"))
             known = height > 0 and width > 0
             size = (height, width) if known else _header(self.folder / file)
-            images[key] = _Image(key, file, size, [], [])
+            images[key] = _Image(key, file, size, self.outlined)
         if not images:
             raise UserError(
                 f"{self.path}: none of its {len(raw):,} images can be used. The first: "

@@ -12,28 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 
-import numpy as np
-
 from keymix.data.events.aedat import SENSOR, read_aedat3
-from keymix.data.events.recordings import EventSource, Read, Recordings, RecordingSet, reading
+from keymix.data.events.cache import Settings
+from keymix.data.events.frames import TIME_STEPS
+from keymix.data.events.recordings import Read, Recordings, alone
+from keymix.data.events.rows import FrameRows
+from keymix.data.events.stream import POLARITIES, Size
 from keymix.data.files import read_rows, short
-from keymix.data.sources.base import Faults, some
-from keymix.data.specs import DataSpec
-from keymix.data.streams import IntArray
+from keymix.data.kinds import RECORDING
+from keymix.data.sample import Faults, Source, some
+from keymix.data.specs import source
 from keymix.errors import UserError
-
-SPECS = (
-    DataSpec(
-        name="dvs128",
-        argument="PATH",
-        summary="DVS128 Gesture: events, PATH/DvsGesture/ with .aedat files, labels and lists of "
-        "trials",
-        kind="recording",
-        on_disk=True,
-    ),
-)
 
 CLASSES = (
     "hand_clapping",
@@ -58,14 +51,35 @@ _HEAD = ["class", "startTime_usec", "endTime_usec"]
 class _Gesture:
     """A line of a table of labels."""
 
-    file: str
+    file: Path
+    table: Path
     line: int  # the line, from 1
     label: int  # class number, from 0
     start: int  # microseconds, included
     end: int  # microseconds, not included
 
+    @property
+    def id(self) -> str:
+        """Where it stands."""
+        return f"{self.file} ({self.table.name} line {self.line})"
 
-def open_source(argument: str, faults: Faults) -> EventSource:
+
+@source(
+    "dvs128",
+    argument="PATH",
+    summary="DVS128 Gesture: events, PATH/DvsGesture/ with .aedat files, labels and lists of "
+    "trials",
+    kind="recording",
+    on_disk=True,
+)
+def open_dvs128(
+    argument: str,
+    faults: Faults,
+    *,
+    time_steps: int = TIME_STEPS,
+    frames_by: str = "number",
+    image_size: Size | None = None,
+) -> Source:
     """Open the folder ``DvsGesture``, or the one that holds it."""
     root = Path(argument).expanduser()
     root = root / _FOLDER if (root / _FOLDER).is_dir() else root
@@ -78,9 +92,9 @@ def open_source(argument: str, faults: Faults) -> EventSource:
                 "user01_fluorescent.aedat, user01_fluorescent_labels.csv and so on."
             )
     gestures: list[_Gesture] = []
-    ends: list[int] = []
+    splits: list[str] = []
     listed: set[str] = set()
-    for file in lists.values():
+    for split, file in lists.items():
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
         for name in filter(None, map(str.strip, lines)):
             if name in listed:
@@ -90,26 +104,39 @@ def open_source(argument: str, faults: Faults) -> EventSource:
                 continue
             listed.add(name)
             gestures += _gestures(root, name, faults)
-        ends.append(len(gestures))
+        splits += [split] * (len(gestures) - len(splits))
     for file in sorted(root.glob(f"*{_LABELS}")):
         recording = root / (file.name.removesuffix(_LABELS) + ".aedat")
         if recording.name not in listed and not recording.is_file():
             message = f"{file}: there is no recording {recording.name}. Restore or remove one."
             faults.report("missing", file, message)
-    if not 0 < ends[0] < ends[1]:
+    if {*splits} != {*lists}:
         raise UserError(f"data dvs128:{argument} has no recordings for training or test.")
     unlisted = [file.name for file in sorted(root.glob("*.aedat")) if file.name not in listed]
     notes = ["validation is split off from training: the same people are in both, and not in test"]
     if unlisted:
         notes.append(f"recordings in neither list, left out: {some(unlisted)}")
-    labels = np.array([gesture.label for gesture in gestures], dtype=np.int64)
-    whole = Recordings(_Gestures(root, gestures), labels)
-    rows = np.arange(len(gestures), dtype=np.int64)
-    return EventSource(
+    by_file = [[*of] for _, of in groupby(gestures, key=lambda gesture: gesture.file)]
+    recordings = Recordings(
+        ids=[gesture.id for gesture in gestures],
+        labels=[gesture.label for gesture in gestures],
+        splits=splits,
+        groups=[partial(_read, of) for of in by_file],
+        home=root,
+        files=[
+            *(of[0].file.name for of in by_file),
+            *(of[0].table.name for of in by_file),
+            *(file.name for file in lists.values()),
+        ],
+    )
+    settings = Settings(SENSOR, time_steps, frames_by, image_size)
+    return Source(
+        kind=RECORDING,
+        rows=FrameRows(recordings, settings),
         classes=CLASSES,
-        train=whole.select(rows[: ends[0]]),
-        test=whole.select(rows[ends[0] :]),
+        in_chans=POLARITIES,
         notes=tuple(notes),
+        facts=settings.facts,
     )
 
 
@@ -132,48 +159,18 @@ def _gestures(root: Path, name: str, faults: Faults) -> list[_Gesture]:
             message += "start and a later end in whole microseconds are wanted. Correct it."
             faults.report("bad label", f"{table}:{line}", message)
             continue
-        found.append(_Gesture(name, line, label - 1, start, end))
+        found.append(_Gesture(root / name, table, line, label - 1, start, end))
     return found
 
 
-class _Gestures(RecordingSet):
-    """Stretches of files, one per line of labels."""
-
-    def __init__(self, root: Path, gestures: Sequence[_Gesture]) -> None:
-        self.home, self.sensor = root, SENSOR
-        names = dict.fromkeys(gesture.file for gesture in gestures)
-        tables = [name.removesuffix(".aedat") + _LABELS for name in names]
-        self.files = [*names, *tables, "trials_to_train.txt", "trials_to_test.txt"]
-        self._root, self._gestures = root, gestures
-
-    def __len__(self) -> int:
-        return len(self._gestures)
-
-    def name(self, row: int) -> str:
-        gesture = self._gestures[row]
-        table = gesture.file.removesuffix(".aedat") + _LABELS
-        return f"{self._root / gesture.file} ({table} line {gesture.line})"
-
-    def groups(self) -> list[IntArray]:
-        rows: dict[str, list[int]] = {}
-        for row, gesture in enumerate(self._gestures):
-            rows.setdefault(gesture.file, []).append(row)
-        return [np.array(some, dtype=np.int64) for some in rows.values()]
-
-    def read(self, rows: IntArray) -> list[Read]:
-        read: dict[str, Read] = {}
-        found: list[Read] = []
-        for row in rows.tolist():
-            gesture = self._gestures[row]
-            if gesture.file not in read:
-                read[gesture.file] = reading(read_aedat3, self._root / gesture.file)
-            events = read[gesture.file]
-            if not isinstance(events, UserError):
-                events = events.between(gesture.start, gesture.end)
-                if not len(events):
-                    events = UserError(
-                        f"{self.name(row)}: there is no event from {gesture.start} to "
-                        f"{gesture.end} us. Correct or remove the line."
-                    )
-            found.append(events)
-        return found
+def _read(gestures: Sequence[_Gesture]) -> list[Read]:
+    """Cut the gestures of a file out of it."""
+    (whole,) = alone(read_aedat3, gestures[0].file)
+    if isinstance(whole, UserError):
+        return [whole] * len(gestures)
+    found: list[Read] = []
+    for gesture in gestures:
+        events = whole.between(gesture.start, gesture.end)
+        message = f"{gesture.id}: there is no event from {gesture.start} to {gesture.end} us. "
+        found.append(events if len(events) else UserError(f"{message}Correct or remove the line."))
+    return found

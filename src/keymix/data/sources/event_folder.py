@@ -6,36 +6,40 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-import numpy as np
-
-from keymix.data.events.cache import keep, key_of, places
+from keymix.data.events.cache import Settings, keep, key_of, places
+from keymix.data.events.frames import TIME_STEPS
 from keymix.data.events.npz import extent, read_npz
-from keymix.data.events.recordings import EventSource, RecordingFiles, Recordings
-from keymix.data.events.stream import Size
+from keymix.data.events.recordings import Recordings, alone
+from keymix.data.events.rows import FrameRows
+from keymix.data.events.stream import POLARITIES, Size
 from keymix.data.files import existing_folder, threads
-from keymix.data.sources.base import Faults
+from keymix.data.kinds import RECORDING
+from keymix.data.sample import Faults, Source
 from keymix.data.sources.folder import classes_in, labelled, split_folders
-from keymix.data.specs import DataSpec
-from keymix.data.streams import IntArray
+from keymix.data.specs import source
 from keymix.errors import UserError
-
-SPECS = (
-    DataSpec(
-        name="events",
-        argument="PATH",
-        summary="PATH/<class>/ or PATH/{train,val,test}/<class>/ with .npz files of events: t, x, "
-        "y, p",
-        kind="recording",
-        on_disk=True,
-    ),
-)
 
 _THREADS = 4
 
 
-def open_source(argument: str, faults: Faults) -> EventSource:
+@source(
+    "events",
+    argument="PATH",
+    summary="PATH/<class>/ or PATH/{train,val,test}/<class>/ with .npz files of events: t, x, y, p",
+    kind="recording",
+    on_disk=True,
+)
+def open_events(
+    argument: str,
+    faults: Faults,
+    *,
+    time_steps: int = TIME_STEPS,
+    frames_by: str = "number",
+    image_size: Size | None = None,
+) -> Source:
     """Open ``PATH/<class>/*.npz`` or ``PATH/{train,val,test}/<class>/*.npz``.
 
     Files without ``sensor_size`` get the sensor of the others, or the least that all events of the
@@ -47,26 +51,31 @@ def open_source(argument: str, faults: Faults) -> EventSource:
     classes = classes_in(train, faults, f"Arrange recordings as {train.name}/<class>/<name>.npz.")
     files: list[str] = []
     labels: list[int] = []
-    rows: dict[str, IntArray] = {}
-    for name, folder in parts.items():
+    splits: list[str] = []
+    for split, folder in parts.items():
         found, numbers = labelled(
             root, folder, classes, faults, find=_recordings_below, holds=".npz files"
         )
-        rows[name] = np.arange(len(files), len(files) + len(found), dtype=np.int64)
         files += found
         labels += numbers
+        splits += [split] * len(found)
     sensor, note = _sensor(root, files)
-    whole = Recordings(
-        RecordingFiles(root, files, sensor, lambda path: read_npz(path, sensor)),
-        np.asarray(labels, dtype=np.int64),
+    recordings = Recordings(
+        ids=[str(root / file) for file in files],
+        labels=labels,
+        splits=splits,
+        groups=[partial(alone, partial(read_npz, sensor=sensor), root / file) for file in files],
+        home=root,
+        files=files,
     )
-    tables = {name: whole.select(of) for name, of in rows.items()}
-    return EventSource(
+    settings = Settings(sensor, time_steps, frames_by, image_size)
+    return Source(
+        kind=RECORDING,
+        rows=FrameRows(recordings, settings),
         classes=tuple(classes),
-        train=tables["train"],
-        val=tables.get("val"),
-        test=tables.get("test"),
+        in_chans=POLARITIES,
         notes=(*notes, *note),
+        facts=settings.facts,
     )
 
 

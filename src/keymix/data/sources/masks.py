@@ -3,85 +3,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torchvision import tv_tensors
 
 from keymix.data.class_names import ClassNames, read_class_names
-from keymix.data.decode import (
-    DAMAGE,
-    SIXTEEN_BIT,
-    Size,
-    convert,
-    open_image,
-    reading,
-    reason,
-    refuse_turned,
-    to_array,
-)
+from keymix.data.decode import DAMAGE, SIXTEEN_BIT, Encoded, open_image, reason
 from keymix.data.files import (
     IMAGE_FOLDERS,
     MASK_FOLDERS,
-    SPLITS,
     existing_path,
     folder_named,
     folders,
     is_image,
     read_rows,
-    regular,
     split_named,
 )
-from keymix.data.kinds import BACKGROUND, IGNORE, MaskKind
-from keymix.data.segmentation.table import (
-    Pixels,
-    ScanSource,
-    ScanTable,
-    Seen,
-    check_choices,
-    report_shared_cases,
-)
-from keymix.data.sources.base import REMEDY, Fault, Faults, head_digest, refuse, some
-from keymix.data.specs import MASKS, DataSpec
+from keymix.data.kinds import BACKGROUND, IGNORE
+from keymix.data.mask_facts import report_shared_cases
+from keymix.data.sample import SPLITS, BadSampleError, Fault, Faults, Row, Source, refuse, some
+from keymix.data.specs import MASKS, source
 from keymix.data.splits import sample
-from keymix.data.streams import IntArray
 from keymix.errors import UserError
-
-SPECS = (
-    DataSpec(
-        name="masks",
-        argument="PATH",
-        summary="PATH/images/ and PATH/masks/ with PNG masks of class numbers (255 = ignore) and "
-        "PATH/classes.txt, or the same in PATH/{train,val,test}/",
-        task="segmentation",
-        target="mask",
-        on_disk=True,
-    ),
-)
 
 _MARKS = ("_mask", "_label", "_seg")
 """What the name of a mask may end with behind the name of its image."""
 _ONE_CHANNEL = ("1", "L", "P", *SIXTEEN_BIT)
 _GREY = ("1", "L", "LA", *SIXTEEN_BIT)
-_HEAD = 1 << 15  # bytes of each file that enter the fingerprint of a large set
 _LAYOUT = (
     "Arrange them as images/<name>.* and masks/<name>.png, or with <name>_mask.png next to "
     "<name>.*; classes.txt stands above, and train/, val/ and test/ may stand between."
 )
 
 
-def open_source(
+@source(
+    "masks",
+    argument="PATH",
+    summary="PATH/images/ and PATH/masks/ with PNG masks of class numbers (255 = ignore) and "
+    "PATH/classes.txt, or the same in PATH/{train,val,test}/",
+    task="segmentation",
+    target="mask",
+    on_disk=True,
+)
+def masks(
     argument: str,
     faults: Faults,
     *,
     masks: str | None = None,
-    stack: int | None = None,
+    stack: int = 1,
     split_by: str | None = None,
-) -> ScanSource:
+) -> Source:
     """Open a folder of images and one of masks, or the two in ``PATH/{train,val,test}/``.
 
     The folders have one of the names `IMAGE_FOLDERS` and `MASK_FOLDERS`; images and masks may also
@@ -90,49 +68,73 @@ def open_source(
     multilabel: 0 is outside, anything else inside. ``PATH/groups.csv`` (``image,group``) gives
     which images are of one case.
     """
-    if stack not in (None, 1):
+    if stack != 1:
         raise UserError(
             f"data.stack = {stack}: images of masks:{argument} have no neighbours. Leave it out, "
             "or take data of scans, such as uwgi:PATH."
         )
-    check_choices(masks, split_by)
     root = existing_path("masks", argument)
     places = _places(root, argument)
     multilabel = _multilabel(places, masks)
     names = read_class_names(root / "classes.txt")
-    classes = names.names
-    _check_classes(root / "classes.txt", classes, multilabel)
-    background = classes.index(BACKGROUND) if BACKGROUND in classes else None
-    pairs = {
-        name: _pairs(place, classes if multilabel else None, name * (len(places) > 1), faults)
-        for name, place in places.items()
-    }
-    grouped = (root / "groups.csv").exists()
-    if grouped:
-        pairs = _grouped(root / "groups.csv", pairs, faults)
-    kind = MaskKind(multilabel=multilabel, background=background)
-    channels = _channels(pairs["train"])
-    tables = {name: Pairs(listed, kind, names, channels) for name, listed in pairs.items()}
+    _check_classes(root / "classes.txt", names.names, multilabel)
+    deep = names.names if multilabel else None
+    pairs = {split: _pairs(place, deep, faults) for split, place in places.items()}
+    table = root / "groups.csv"
+    grouped = table.exists()
+    stems = {pair.stem for listed in pairs.values() for pair in listed}
+    groups = _groups(table, stems, faults) if grouped else {}
+    rows = []
+    for split, listed in pairs.items():
+        for pair in listed:
+            alone = pair.stem if len(places) == 1 else f"{split}/{pair.stem}"
+            target = partial(_mask, pair.masks, names, multilabel=multilabel)
+            rows.append(_row(pair, split, groups.get(pair.stem) or alone, target))
     if grouped and split_by != "slice":
-        report_shared_cases(tables, faults)
-    return ScanSource(
-        classes=classes,
-        train=tables["train"],
-        val=tables.get("val"),
-        test=tables.get("test"),
-        in_chans=channels,
+        report_shared_cases(rows, faults)
+    return Source(
+        rows=rows,
+        classes=names.names,
+        in_chans=_channels(pairs["train"]),
+        test_fraction=0.04,
         notes=() if grouped else ("no groups.csv: each image is taken for a case of its own",),
-        masks=kind,
         grouped=grouped,
+        facts={"masks": MASKS[multilabel], "stack": 1},
     )
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(NamedTuple):
     """Where images and masks of a split are, perhaps in one folder."""
 
     images: Path
     masks: Path
+
+
+class _Pair(NamedTuple):
+    """An image and its mask."""
+
+    stem: str  # name of the image without suffix
+    images: Sequence[Path]  # the image's file, there or not; several are a fault
+    masks: tuple[Path, ...]  # the mask's file, or one of each class; where it is or should be
+
+
+def _row(pair: _Pair, split: str, group: str, target: Callable[[], tv_tensors.Mask]) -> Row:
+    """Make a sample of an image and its mask."""
+    path = pair.images[0]
+    faults: tuple[Fault, ...] = ()
+    if len(pair.images) > 1:
+        listed = some([str(each) for each in pair.images])
+        message = f"cannot read image {path}: several of one name: {listed}"
+        faults = (Fault("unreadable", message, str(path)),)
+    return Row(
+        id=str(path),
+        image=Encoded(path, str(path), key=path.name, placed=True),
+        target=target,
+        split=split,
+        group=group,
+        name=pair.stem,
+        faults=faults,
+    )
 
 
 def _place(at: Path) -> _Place | None:
@@ -163,7 +165,7 @@ def _places(root: Path, argument: str) -> dict[str, _Place]:
     return places
 
 
-def _multilabel(places: dict[str, _Place], masks: str | None) -> bool:
+def _multilabel(places: Mapping[str, _Place], masks: str | None) -> bool:
     """Return whether, by the folders, each class has its masks, and compare with what is wanted."""
     inside = {
         place.masks: place.masks != place.images and bool(folders(place.masks))
@@ -196,7 +198,7 @@ def _check_classes(path: Path, names: Sequence[str], multilabel: bool) -> None:
         raise UserError(f"{path}: {why}. Correct it.")
 
 
-def _pairs(place: _Place, classes: Sequence[str] | None, split: str, faults: Faults) -> list[Pair]:
+def _pairs(place: _Place, classes: Sequence[str] | None, faults: Faults) -> list[_Pair]:
     """Match images and masks by their names, in the order of these."""
     where = [place.masks] if classes is None else [place.masks / name for name in classes]
     if place.masks != place.images:
@@ -225,11 +227,10 @@ def _pairs(place: _Place, classes: Sequence[str] | None, split: str, faults: Fau
             of = bare if path.stem not in images and bare in images else path.stem
             masks.setdefault(of, {})[folder] = path
     return [
-        Pair(
-            stem=stem,
-            images=tuple(images.get(stem, ())),
-            masks=tuple(masks.get(stem, {}).get(each, each / f"{stem}.png") for each in where),
-            group=f"{split}/{stem}" if split else stem,
+        _Pair(
+            stem,
+            images.get(stem, [place.images / f"{stem}.*"]),
+            tuple(masks.get(stem, {}).get(each, each / f"{stem}.png") for each in where),
         )
         for stem in sorted({*images, *masks})
     ]
@@ -241,9 +242,8 @@ def _visible(folder: Path) -> list[Path]:
     return [path for path in found if not path.name.startswith(".") and not path.is_dir()]
 
 
-def _grouped(path: Path, pairs: dict[str, list[Pair]], faults: Faults) -> dict[str, list[Pair]]:
-    """Give each pair the group that the table gives."""
-    stems = {pair.stem for listed in pairs.values() for pair in listed}
+def _groups(path: Path, stems: set[str], faults: Faults) -> dict[str, str]:
+    """Read the group of each image by its name."""
     given: dict[str, tuple[str, int]] = {}
     for line, (image, group) in read_rows(path, ("image", "group"), faults.report):
         stem = Path(image).stem if is_image(image) and image not in stems else image
@@ -258,189 +258,77 @@ def _grouped(path: Path, pairs: dict[str, list[Pair]], faults: Faults) -> dict[s
         if why:
             message = f"{path}: line {line}: {why}. Correct or remove it."
             faults.report("bad row", f"{path}:{line}", message)
-    left = sorted(stems - set(given))
-    if left:
+    if left := sorted(stems - set(given)):
         message = f"{path} has no group for {len(left)} images: {some(left, 3)}. Add their rows."
         faults.report("bad row", path, message)
-    return {
-        name: [
-            replace(pair, group=given[pair.stem][0]) if pair.stem in given else pair
-            for pair in listed
-        ]
-        for name, listed in pairs.items()
-    }
+    return {stem: group for stem, (group, _) in given.items()}
 
 
-def _channels(pairs: list[Pair]) -> int:
+def _channels(pairs: Sequence[_Pair]) -> int:
     """Return 1 if all images are grey by their headers, of a fixed sample where there are many."""
     for i in sample(len(pairs)).tolist():
-        for path in pairs[i].images[:1]:
-            try:
-                with open_image(path) as image:
-                    if image.mode not in _GREY:
-                        return 3
-            except DAMAGE:
-                continue  # the table reports it
+        try:
+            with open_image(pairs[i].images[0]) as image:
+                if image.mode not in _GREY:
+                    return 3
+        except DAMAGE:
+            continue  # said when it is read
     return 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pair:
-    """An image and its mask."""
-
-    stem: str  # name of the image without suffix
-    images: tuple[Path, ...]  # the image's file; several or none are a fault
-    masks: tuple[Path, ...]  # the mask's file, or one of each class; where it is or should be
-    group: str  # what stays in one split
-
-
-class Pairs(ScanTable):
-    """Image files with mask files."""
-
-    def __init__(
-        self, pairs: Sequence[Pair], kind: MaskKind, names: ClassNames, channels: int
-    ) -> None:
-        self.pairs = pairs
-        self.kind, self.names, self.channels = kind, names, channels
-        self.labels = np.zeros(len(pairs), dtype=np.int64)
-        self.groups = tuple(pair.group for pair in pairs)
-
-    def select(self, rows: IntArray) -> Pairs:
-        """Keep some pairs."""
-        return Pairs([self.pairs[i] for i in rows.tolist()], self.kind, self.names, self.channels)
-
-    def name(self, i: int) -> str:
-        """Give the image's file, or the mask's if there is none."""
-        pair = self.pairs[i]
-        return str((*pair.images, *pair.masks)[0])
-
-    def scan_id(self, i: int) -> str:
-        """Give the file's name without suffix."""
-        return self.pairs[i].stem
-
-    def numbered(self, i: int) -> str:
-        """Give the file's name without suffix."""
-        return self.pairs[i].stem
-
-    def open(self, i: int) -> Image.Image:
-        """Open the image, unless EXIF turns it: its mask would not turn along."""
-        images = self.pairs[i].images
-        if len(images) != 1:
-            text = some([str(path) for path in images])
-            raise ValueError(f"several of one name: {text}" if images else "the mask has no image")
-        image = open_image(images[0])
-        refuse_turned(image, self.name(i))
-        return image
-
-    def size(self, i: int) -> Size:
-        """Return height and width by the image's header."""
-        with reading(self.name(i), REMEDY), self.open(i) as image:
-            return image.height, image.width
-
-    def pixels(self, i: int) -> Pixels:
-        """Decode the image, grey or RGB, as `keymix.data.decode.convert` does."""
-        with reading(self.name(i), REMEDY), self.open(i) as image:
-            return to_array(convert(image, self.channels))
-
-    def mask(self, i: int) -> Pixels:
-        """Read the mask: class numbers, or a plane of 0 and 1 for each class."""
-        mask, faults = self._mask(i, self.size(i))
-        refuse(faults)
-        assert mask is not None
-        return mask
-
-    def inspect(self, i: int, *, decode: bool = True) -> Seen:
-        """Find all that is wrong with the two files; the mask is always decoded."""
-        faults: list[Fault] = []
-        size = None
+def _mask(paths: Sequence[Path], names: ClassNames, *, multilabel: bool) -> tv_tensors.Mask:
+    """Read a mask: class numbers, or a plane of 0 and 1 for each class."""
+    planes: list[NDArray[np.uint8]] = []
+    faults: list[Fault] = []
+    for path in paths:
         try:
-            with self.open(i) as image:
-                size = (image.height, image.width)
-                if decode:
-                    convert(image, self.channels)
-                else:
-                    image.verify()
-        except DAMAGE as error:
-            message = f"cannot read image {self.name(i)}: {reason(error)}"
-            faults.append(Fault("unreadable", message, self.name(i)))
-        mask, of_mask = self._mask(i, size)
-        if mask is None:
-            return Seen(faults=[*faults, *of_mask])
-        if self.kind.multilabel:
-            found = frozenset(np.flatnonzero(mask.any(axis=(1, 2))).tolist())
-        else:
-            found = frozenset(np.unique(mask).tolist()) - {IGNORE}
-        return Seen(
-            faults=faults,
-            empty=found <= {self.kind.background},
-            classes=found,
-            ignored=not self.kind.multilabel and bool((mask == IGNORE).any()),
-        )
+            planes.append(_plane(path, names, multilabel=multilabel))
+        except BadSampleError as error:
+            faults += error.faults
+            continue
+        if planes[-1].shape != planes[0].shape:
+            message = f"{path} has another size than the masks of other classes"
+            faults.append(Fault("wrong size", message, str(path)))
+    refuse(faults)
+    return tv_tensors.Mask(torch.from_numpy(np.stack(planes) if multilabel else planes[0]))
 
-    def digest(self, i: int, *, content: bool = True) -> bytes:
-        """Hash names, lengths and, with ``content``, the first 32 KiB of each file."""
-        pair = self.pairs[i]
-        head, length = pair.stem.encode(), 0
-        for path in (*pair.images, *pair.masks):
-            size = path.stat().st_size
-            length += size
-            head += f"\n{path.name} {size}\n".encode()
-            if content:
-                with regular(path).open("rb") as stream:
-                    head += stream.read(_HEAD)
-        return head_digest(length, head)
 
-    def _mask(self, i: int, size: Size | None) -> tuple[Pixels | None, list[Fault]]:
-        """Read the mask of an image of a known size, or say what is wrong with it."""
-        planes = [self._plane(path, size) for path in self.pairs[i].masks]
-        faults = [plane for plane in planes if isinstance(plane, Fault)]
-        found = [plane for plane in planes if not isinstance(plane, Fault)]
-        if faults:
-            return None, faults
-        return (np.stack(found) if self.kind.multilabel else found[0]), []
-
-    def _plane(self, path: Path, size: Size | None) -> Pixels | Fault:
-        """Read a mask's file, or say what is wrong with it."""
-        try:
-            with open_image(path) as image:
-                values, coloured = _values(image, coloured=self.names.colours is not None)
-        except DAMAGE as error:
-            return Fault("unreadable", f"cannot read mask {path}: {reason(error)}", str(path))
-        if size is not None and values.shape != size:
-            height, width = values.shape
-            message = f"{path} has {width}x{height} pixels, its image {size[1]}x{size[0]}"
-            return Fault("wrong size", message, str(path))
-        if self.kind.multilabel:
-            inside: Pixels = (values != 0).astype(np.uint8)
-            return inside
-        mask, unknown = self._numbered(values, coloured=coloured)
-        if not unknown.any():
-            return mask
+def _plane(path: Path, names: ClassNames, *, multilabel: bool) -> NDArray[np.uint8]:
+    """Read a mask's file."""
+    try:
+        with open_image(path) as image:
+            values, coloured = _values(image, coloured=names.colours is not None)
+    except DAMAGE as error:
+        message = f"cannot read mask {path}: {reason(error)}"
+        raise BadSampleError([Fault("unreadable", message, str(path))]) from error
+    if multilabel:
+        return (values != 0).astype(np.uint8)
+    mask, unknown = _numbered(values, names, coloured=coloured)
+    if unknown.any():
         wrong, counts = np.unique(values[unknown], return_counts=True)
-        listed = some(
-            [
-                f"{_colour(value) if coloured else value} ({count} pixels)"
-                for value, count in zip(wrong.tolist(), counts.tolist(), strict=True)
-            ],
-            3,
-        )
-        message = f"{path} has values that classes.txt does not declare: {listed}"
-        return Fault("bad value", f"{message}; {IGNORE} is ignored", str(path))
+        listed = [
+            f"{_colour(value) if coloured else value} ({count} pixels)"
+            for value, count in zip(wrong.tolist(), counts.tolist(), strict=True)
+        ]
+        message = f"{path} has values that classes.txt does not declare: {some(listed, 3)}"
+        refuse([Fault("bad value", f"{message}; {IGNORE} is ignored", str(path))])
+    return mask
 
-    def _numbered(
-        self, values: NDArray[Any], *, coloured: bool
-    ) -> tuple[Pixels, NDArray[np.bool_]]:
-        """Number the classes of values or colours; and say which pixels have none."""
-        codes = np.arange(len(self.names.names))
-        if coloured:
-            codes = np.array([r << 16 | g << 8 | b for r, g, b in self.names.colours or ()])
-        elif self.names.values is not None:
-            codes = np.array(self.names.values)
-        order = np.argsort(codes)
-        at = np.searchsorted(codes[order], values).clip(max=len(codes) - 1)
-        known = codes[order][at] == values
-        mask = np.where(known, order[at], IGNORE).astype(np.uint8)
-        return mask, ~known if coloured else ~known & (values != IGNORE)
+
+def _numbered(
+    values: NDArray[Any], names: ClassNames, *, coloured: bool
+) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """Number the classes of values or colours; and say which pixels have none."""
+    codes = np.arange(len(names.names))
+    if coloured:
+        codes = np.array([r << 16 | g << 8 | b for r, g, b in names.colours or ()])
+    elif names.values is not None:
+        codes = np.array(names.values)
+    order = np.argsort(codes)
+    at = np.searchsorted(codes[order], values).clip(max=len(codes) - 1)
+    known = codes[order][at] == values
+    mask = np.where(known, order[at], IGNORE).astype(np.uint8)
+    return mask, ~known if coloured else ~known & (values != IGNORE)
 
 
 def _values(image: Image.Image, *, coloured: bool) -> tuple[NDArray[Any], bool]:

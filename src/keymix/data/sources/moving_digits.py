@@ -14,27 +14,21 @@ Everything is a function of the digit's number: there is one such set.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from keymix.data.events.recordings import EventSource, Read, Recordings, RecordingSet
-from keymix.data.events.stream import Events, Size, make_events
-from keymix.data.sources.base import Faults
-from keymix.data.specs import DataSpec
+from keymix.data.events.cache import Settings
+from keymix.data.events.frames import TIME_STEPS
+from keymix.data.events.recordings import Recordings
+from keymix.data.events.rows import FrameRows
+from keymix.data.events.stream import POLARITIES, Events, Size, make_events
+from keymix.data.kinds import RECORDING
+from keymix.data.sample import Faults, Source
+from keymix.data.specs import source
 from keymix.data.streams import IntArray, Stream, uniforms
 from keymix.errors import UserError
-
-SPECS = (
-    DataSpec(
-        name="moving_digits",
-        argument="[N]",
-        summary="events that a camera would see of scikit-learn's 1,797 digits in saccades, 32x32 "
-        "pixels, the first N of them; no download",
-        kind="recording",
-    ),
-)
 
 SENSOR: Size = (32, 32)
 LARGEST = 1797
@@ -48,7 +42,21 @@ _REACH = 5.0  # pixels: how far a corner of the triangle lies from the middle, a
 _GROUP = 64
 
 
-def open_source(argument: str, faults: Faults) -> EventSource:
+@source(
+    "moving_digits",
+    argument="[N]",
+    summary="events that a camera would see of scikit-learn's 1,797 digits in saccades, 32x32 "
+    "pixels, the first N of them; no download",
+    kind="recording",
+)
+def open_moving_digits(
+    argument: str,
+    faults: Faults,
+    *,
+    time_steps: int = TIME_STEPS,
+    frames_by: str = "number",
+    image_size: Size | None = None,
+) -> Source:
     """Open the first N of the moving digits, all by default; the test split (25 %) is split off."""
     count = LARGEST
     if argument:
@@ -58,12 +66,22 @@ def open_source(argument: str, faults: Faults) -> EventSource:
                 f"to {LARGEST}."
             )
         count = int(argument)
-    digits, labels = _digits()
-    return EventSource(
+    rows = np.arange(count, dtype=np.int64)
+    recordings = Recordings(
+        ids=[_id(row) for row in range(count)],
+        labels=_digits()[1][:count].tolist(),
+        splits=["train"] * count,
+        groups=[partial(_recordings, rows[a : a + _GROUP]) for a in range(0, count, _GROUP)],
+    )
+    settings = Settings(SENSOR, time_steps, frames_by, image_size)
+    return Source(
+        kind=RECORDING,
+        rows=FrameRows(recordings, settings),
         classes=tuple(str(d) for d in range(10)),
-        train=Recordings(_Moving(digits[:count]), labels[:count]),
+        in_chans=POLARITIES,
         test_fraction=0.25,
         notes=("synthesised from scikit-learn's digits: simulated saccades, no camera",),
+        facts=settings.facts,
     )
 
 
@@ -77,29 +95,13 @@ def _digits() -> tuple[NDArray[np.float64], IntArray]:
     return large, bunch.target.astype(np.int64)
 
 
-class _Moving(RecordingSet):
-    """Recordings made when they are read; their frames stay in memory."""
+def _id(row: int) -> str:
+    return f"moving_digits recording {row}"
 
-    home = None
-    sensor = SENSOR
 
-    def __init__(self, digits: NDArray[np.float64]) -> None:
-        self._of = digits
-
-    def __len__(self) -> int:
-        return len(self._of)
-
-    def name(self, row: int) -> str:
-        return f"moving_digits recording {row}"
-
-    def groups(self) -> list[IntArray]:
-        rows = np.arange(len(self), dtype=np.int64)
-        return [rows[a : a + _GROUP] for a in range(0, len(rows), _GROUP)]
-
-    def read(self, rows: IntArray) -> list[Read]:
-        changes = _changes(_seen(self._of[rows], rows))
-        pairs = zip(rows.tolist(), changes, strict=True)
-        return [_events(self.name(row), found, row) for row, found in pairs]
+def _recordings(rows: IntArray) -> list[Events]:
+    changes = _changes(_seen(_digits()[0][rows], rows))
+    return [_events(found, row) for row, found in zip(rows.tolist(), changes, strict=True)]
 
 
 def _seen(digits: NDArray[np.float64], rows: IntArray) -> NDArray[np.float64]:
@@ -133,7 +135,7 @@ def _changes(seen: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.stack(counts, axis=1)
 
 
-def _events(name: str, changes: NDArray[np.int64], row: int) -> Events:
+def _events(changes: NDArray[np.int64], row: int) -> Events:
     """Spread the events of a recording over their steps, and add noise."""
     places = np.nonzero(changes)
     much = changes[places]
@@ -147,4 +149,4 @@ def _events(name: str, changes: NDArray[np.int64], row: int) -> Events:
     )
     found = np.concatenate([np.stack([t, x, y, p], axis=1), noise])
     t, x, y, p = found[np.argsort(found[:, 0], kind="stable")].T
-    return make_events(name, t=t, x=x, y=y, p=p, sensor=SENSOR)
+    return make_events(_id(row), t=t, x=x, y=y, p=p, sensor=SENSOR)

@@ -22,8 +22,8 @@ from keymix.analysis.answers import (
     resamples,
     whole,
 )
-from keymix.data.detection.table import InstanceTargets
 from keymix.data.record import DataRecord
+from keymix.data.sample import Row
 from keymix.report.formats import percent
 from keymix.task import Task
 from keymix.tasks.detection.facts import TASK, ClassPrecision, DetectionDetails
@@ -278,23 +278,16 @@ def _flat(index: IntArray, images: Sequence[Arrays]) -> Arrays:
     return {"image": np.repeat(index, [len(each["label"]) for each in images]), **joined}
 
 
-def instances_of(targets: InstanceTargets, i: int) -> Instances:
+def instances_of(row: Row) -> Instances:
     """Read the true instances of an image at its own size, crowds included."""
-    truth = targets.truth(i)
+    truth = row.target.truth()
     return Instances(
         boxes=truth["boxes"].double().numpy(),
         labels=truth["labels"].numpy(),
-        masks=targets.encoded(i),
+        masks=row.target.encoded(),
         area=truth["area"].double().numpy(),
         crowd=truth["iscrowd"].numpy(),
     )
-
-
-def instance_targets(split: Split) -> InstanceTargets:
-    """Return the instances of a split."""
-    if not isinstance(split.targets, InstanceTargets):
-        raise ValueError(f"the split {split.name!r} has no instances")
-    return split.targets
 
 
 class DetectionAnswersPart(FolderAnswers[InstancePrediction]):
@@ -312,9 +305,8 @@ class DetectionAnswersPart(FolderAnswers[InstancePrediction]):
     ) -> Evaluated:
         """Match the instances that are found in every image."""
         del device
-        targets = instance_targets(split)
         images = (
-            (i, instances_of(targets, i), found_at(output, targets.size(i)))
+            (i, instances_of(split.rows[i]), found_at(output, split.size(i)))
             for batch, found in outputs
             for i, output in zip(batch.index.tolist(), found, strict=True)
         )
@@ -406,12 +398,13 @@ class DetectionAnswersPart(FolderAnswers[InstancePrediction]):
 
     def references(self, data: ImageData) -> Iterable[Reference]:
         """Detect the same boxes in every image: those that are frequent in training."""
-        found = frequent_boxes(instance_targets(data.train), len(data.classes))
+        found = frequent_boxes([row.target for row in data.train.rows], len(data.classes))
 
         def answered(split: Split) -> DetectionAnswers:
-            targets = instance_targets(split)
-            images = range(len(split))
-            said = ((i, instances_of(targets, i), found.at(targets.size(i))) for i in images)
+            said = (
+                (i, instances_of(row), found.at(row.target.size))
+                for i, row in enumerate(split.rows)
+            )
             return scored(said, data.classes)
 
         yield Reference(

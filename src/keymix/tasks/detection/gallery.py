@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keymix.analysis.answers import Arrays, FloatArray, IntArray
-from keymix.data.detection.outlines import RunLengths
+from keymix.data.instances import RunLengths
 from keymix.report.formats import percent
 from keymix.report.gallery import WIDTH, Box, Gallery, Kind, Panel, Scene
 from keymix.report.part import ImageOutputs
 from keymix.report.pictures import hex_colour, image_uri, layer_uri
 from keymix.tasks.detection.matching import decoded, matched, unpacked
 from keymix.tasks.detection.pictures import colour_of
-from keymix.tasks.detection.predictions import SURE, found_at, split_pixels
+from keymix.tasks.detection.predictions import SURE, found_at
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,12 +90,11 @@ class _Drawing:
     """A test image, and how instances in its own pixels are drawn over its picture."""
 
     def __init__(self, data: ImageData, i: int) -> None:
-        from keymix.tasks.detection.answers import instance_targets, instances_of
+        from keymix.tasks.detection.answers import instances_of
 
-        targets = instance_targets(data.test)
-        self.id, self.own, self.classes = data.test.ids(i), targets.size(i), data.classes
-        self.instances = instances_of(targets, i)
-        pixels = split_pixels(data.test, i)
+        self.id, self.own, self.classes = data.test.ids(i), data.test.size(i), data.classes
+        self.instances = instances_of(data.test.rows[i])
+        pixels = data.test.own(i).numpy()
         self.uri = image_uri(pixels, most=min(MOST, WIDTH * max(self.own) // self.own[1]))
         self.size = (max(1, round(WIDTH * self.own[0] / self.own[1])), WIDTH)
 

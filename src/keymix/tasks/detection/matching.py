@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pycocotools import mask as coco_masks
 
 from keymix.analysis.answers import FloatArray, IntArray
-from keymix.data.detection.outlines import RunLengths
+from keymix.data.instances import RunLengths
 
 BoolArray = NDArray[np.bool_]
 Bits = NDArray[np.uint8]

@@ -18,11 +18,10 @@ from PIL import Image
 from torch import Tensor
 from torchvision.models.detection.roi_heads import paste_masks_in_image
 
-from keymix.data.decode import Size, convert, to_array
-from keymix.data.detection.outlines import RunLengths
-from keymix.data.detection.table import InstanceTargets
+from keymix.data.decode import Pixels
+from keymix.data.instances import RunLengths
 from keymix.data.record import DataRecord
-from keymix.data.segmentation.table import Pixels
+from keymix.data.sample import Size
 from keymix.errors import UserError
 from keymix.tasks.detection.facts import TASK
 from keymix.tasks.detection.matching import Found, decoded, encoded, wide
@@ -226,14 +225,12 @@ class InstanceWriter(FolderWriter[InstancePrediction]):
 
     def of_split(self, split: Split) -> list[Item[InstancePrediction]]:
         """List images by the data's number."""
-        targets = split.targets
-        assert isinstance(targets, InstanceTargets)
         return [
             Item(
-                named=InstancePrediction(path=split.ids(i), image_id=targets.image_id(i)),
-                pixels=partial(split_pixels, split, i),
+                named=InstancePrediction(path=row.id, image_id=row.target.image_id),
+                pixels=partial(split.own, i),
             )
-            for i in range(len(split))
+            for i, row in enumerate(split.rows)
         ]
 
     def manifest(self, about: FolderManifest, found: Sequence[InstancePrediction]) -> Manifest:
@@ -269,11 +266,6 @@ class InstanceWriter(FolderWriter[InstancePrediction]):
         """Write what COCO's tools take."""
         entries = [entry for each in found for entry in each.results()]
         files.write_json(self.folder / RESULTS, entries)
-
-
-def split_pixels(split: Split, i: int) -> Pixels:
-    """Read an image of a split at its own size, uint8 ``[C, h, w]``."""
-    return to_array(convert(split.decoded(i), split.in_chans))
 
 
 def drawn(found: InstancePrediction, pixels: Pixels) -> Image.Image:

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from keymix.analysis.answers import FloatArray, IntArray
-from keymix.data.decode import Size
-from keymix.data.detection.table import InstanceTargets
+from keymix.data.instances import Instances
+from keymix.data.sample import Size
 from keymix.tasks.detection.matching import MOST, Found, rectangles
 
 BOXES = 3
@@ -33,22 +34,22 @@ class FrequentBoxes:
         return Found(boxes=boxes, labels=self.labels, masks=masks, scores=self.scores)
 
 
-def frequent_boxes(targets: InstanceTargets, classes: int) -> FrequentBoxes:
+def frequent_boxes(images: Sequence[Instances], classes: int) -> FrequentBoxes:
     """Find the typical boxes of each class in training, at most `MOST` of all.
 
     The boxes of a class, in shares of the image's height and width, are put into at most `BOXES`
     groups by Lloyd's k-means. The mean of a group is a detection, its score the share of the
     training images that the group has boxes for, 1 at most.
     """
-    found = targets.annotations
-    single = ~found.joined("crowd")
-    x, y, w, h = found.joined("boxes")[single].T
-    down, across = np.repeat(found.joined("size"), found.counts, axis=0)[single].T
+    single = ~np.concatenate([each.crowd for each in images])
+    x, y, w, h = np.concatenate([each.boxes for each in images])[single].T
+    sizes = np.repeat([each.size for each in images], [len(each) for each in images], axis=0)
+    down, across = sizes[single].T
     shares = np.stack([x / across, y / down, (x + w) / across, (y + h) / down], axis=1)
-    of = found.joined("labels")[single]
+    of = np.concatenate([each.labels for each in images])[single]
     parts = [(k, *_groups(shares[of == k])) for k in range(classes) if (of == k).any()]
     labels = np.concatenate([np.full(len(boxes), k + 1) for k, boxes, _ in parts])
-    scores = np.concatenate([sizes for *_, sizes in parts]) / max(1, len(targets))
+    scores = np.concatenate([sizes for *_, sizes in parts]) / max(1, len(images))
     order = np.argsort(-scores, kind="stable")[:MOST]
     boxes = np.concatenate([boxes for _, boxes, _ in parts])
     return FrequentBoxes(

@@ -166,7 +166,7 @@ class SegmentationAnswers(FolderAnswers[MaskPrediction]):
     ) -> Evaluated:
         """Count the pixels of every image."""
         scores = MaskScores(data).to(device)
-        millimetres = _in_millimetres(split)
+        millimetres = all(row.spacing is not None for row in split.rows)
         index, counts, distances = [], [], []
         for batch, output in outputs:
             logits = output.float()
@@ -364,16 +364,8 @@ def _often(data: ImageData, scores: MaskScores) -> IntArray:
 
 def _groups(split: Split) -> IntArray:
     """The number of the case of each image of a split."""
-    assert split.scans is not None
-    cases = split.scans.groups
-    codes = {name: code for code, name in enumerate(sorted(set(cases)))}
-    return np.array([codes[name] for name in cases], dtype=np.int64)
-
-
-def _in_millimetres(split: Split) -> bool:
-    """Whether the spacing of every image of a split is known."""
-    assert split.scans is not None
-    return all(split.scans.spacing(i) is not None for i in range(len(split)))
+    codes = {name: code for code, name in enumerate(sorted(set(split.groups)))}
+    return np.array([codes[name] for name in split.groups], dtype=np.int64)
 
 
 def _distances(
@@ -395,10 +387,9 @@ def _distances(
 
 def _spacing(split: Split, i: int) -> tuple[float, float]:
     """Millimetres of a row and of a column of image ``i`` at the size the model sees."""
-    assert split.scans is not None
-    spacing = split.scans.spacing(i)
+    spacing = split.rows[i].spacing
     assert spacing is not None
-    (height, width), (wanted_height, wanted_width) = split.scans.size(i), split.image_size
+    (height, width), (wanted_height, wanted_width) = split.size(i), split.image_size
     return spacing[0] * height / wanted_height, spacing[1] * width / wanted_width
 
 

@@ -19,7 +19,6 @@ from keymix.report.pictures import hex_colour, image_uri, layer_uri
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
-    from keymix.data.segmentation.table import ScanTable
 
 BoolArray = NDArray[np.bool_]
 
@@ -32,7 +31,7 @@ def draw(data: ImageData, given: ImageOutputs) -> Gallery:
     from keymix.tasks.segmentation.scoring import predicted_masks
 
     record = data.record()
-    scans, multilabel, scored = scans_of(data), bool(record.multilabel), record.scored_classes
+    multilabel, scored = bool(record.multilabel), record.scored_classes
     truth = np.stack([data.test.mask(i).numpy() for i in given.chosen])
     truths = _planes(truth, scored, multilabel=multilabel)
     areas = truths.reshape(len(truths), -1).sum(axis=1)
@@ -51,12 +50,12 @@ def draw(data: ImageData, given: ImageOutputs) -> Gallery:
             text = _quality(int(areas[at]), float(shares[at]), int(pixels[at]))
             layer = layer_uri(planes, paint, outlines=truths[at], most=SIDE)
             panels[at].append(Panel(mixers={label: ""}, text=text, layer=layer))
-    cases = [scans.groups[i] for i, area in zip(given.chosen, areas, strict=True) if area]
+    cases = [data.test.rows[i].group for i, area in zip(given.chosen, areas, strict=True) if area]
     return Gallery(
         scenes=tuple(
             Scene(
                 id=data.test.ids(i),
-                name=scans.scan_id(i),
+                name=data.test.rows[i].name,
                 picture=image_uri(data.test.picture(i).numpy(), most=SIDE),
                 size=data.image_size,
                 panels=tuple(panels[at]),
@@ -73,7 +72,7 @@ def draw(data: ImageData, given: ImageOutputs) -> Gallery:
             data.classes[c]: hex_colour(colour) for c, colour in zip(scored, paint, strict=True)
         },
         missing=given.missing,
-        names=tuple(scans.scan_id(i) for i in range(len(data.test))),
+        names=tuple(row.name for row in data.test.rows),
     )
 
 
@@ -84,13 +83,6 @@ def _quality(area: int, share: float, found: int) -> str:
     if not found:
         return "rightly nothing"
     return f"{found:,} pixel{'s' * (found != 1)} where nothing is"
-
-
-def scans_of(data: ImageData) -> ScanTable:
-    """Return the table of the test images, which names them and their cases."""
-    if data.test.scans is None:
-        raise ValueError(f"the data {data.spec!r} has no masks")
-    return data.test.scans
 
 
 def _planes(masks: NDArray[Any], scored: Sequence[int], *, multilabel: bool) -> BoolArray:

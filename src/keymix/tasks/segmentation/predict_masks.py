@@ -20,10 +20,10 @@ from PIL import Image
 from torch import Tensor
 
 from keymix.analysis import mask_pictures
-from keymix.data.decode import Size
+from keymix.data import rle
+from keymix.data.decode import Pixels
 from keymix.data.record import DataRecord
-from keymix.data.segmentation import rle
-from keymix.data.segmentation.table import Pixels
+from keymix.data.sample import Size
 from keymix.data.shown import scan_file
 from keymix.errors import UserError
 from keymix.report.tables import csv_text
@@ -152,17 +152,13 @@ class MaskWriter(FolderWriter[MaskPrediction]):
 
     def of_split(self, split: Split) -> list[Item[MaskPrediction]]:
         """List images with their truth."""
-        scans = split.scans
-        assert scans is not None
         return [
             Item(
-                named=MaskPrediction(
-                    path=scans.name(i), id=scans.scan_id(i), spacing=scans.spacing(i)
-                ),
-                pixels=partial(scans.pixels, i),
-                truth=partial(scans.mask, i),
+                named=MaskPrediction(path=row.id, id=row.name, spacing=row.spacing),
+                pixels=partial(split.own, i),
+                truth=row.read_target,
             )
-            for i in range(len(scans))
+            for i, row in enumerate(split.rows)
         ]
 
     def folders(self) -> Sequence[str]:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,23 @@ from PIL import Image
 from scan_sets import mask_set, write_rows
 
 from keymix.data import load
-from keymix.data.segmentation.table import ScanTable
-from keymix.data.sources.base import Faults
-from keymix.data.sources.masks import open_source
+from keymix.data.kinds import MASK
+from keymix.data.looks import look
+from keymix.data.sample import Faults, Row
+from keymix.data.sources.masks import masks
 from keymix.errors import UserError
 
 
-def table_of(root: Path) -> ScanTable:
-    return open_source(str(root), Faults()).train
+def rows_of(root: Path) -> Sequence[Row]:
+    return masks(str(root), Faults()).rows
 
 
 def mask_of(root: Path, values: NDArray[Any] | Image.Image) -> NDArray[np.uint8]:
     """The mask that is read where a file of these pixels is."""
     image = values if isinstance(values, Image.Image) else Image.fromarray(values)
     image.save(root / "masks" / "p0.png")
-    return table_of(root).mask(0)
+    found: NDArray[np.uint8] = rows_of(root)[0].read_target().numpy()
+    return found
 
 
 def test_values_are_classes_whatever_the_mode(tmp_path: Path) -> None:
@@ -66,9 +68,9 @@ def test_given_splits_are_kept_and_stems_may_come_again(tmp_path: Path) -> None:
     root = mask_set(tmp_path / "set", {"train": 5, "val": 2, "test": 3})
     data = load(f"masks:{root}")
     assert [len(split) for split in data.splits] == [5, 2, 3]
-    assert len({group for split in data.splits for group in split.scans.groups}) == 10  # type: ignore[union-attr]
+    assert len({group for split in data.splits for group in split.groups}) == 10
     assert data.test.ids(0) == str(root / "test" / "images" / "p0.png")
-    assert data.test.scans.scan_id(0) == "p0"  # type: ignore[union-attr]
+    assert data.test.rows[0].name == "p0"
 
 
 def test_a_folder_a_class_is_multilabel(tmp_path: Path) -> None:
@@ -112,7 +114,7 @@ def pixels(value: int, size: tuple[int, int] = (6, 9), kind: type = np.uint8) ->
 OF_AN_IMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
     # what is done to p2.png: the kind of the fault, and the culprit
     "no mask": (lambda root: (root / "masks" / "p2.png").unlink(), "unreadable", "masks/p2.png"),
-    "no image": (lambda root: (root / "images" / "p2.png").unlink(), "unreadable", "masks/p2.png"),
+    "no image": (lambda root: (root / "images" / "p2.png").unlink(), "unreadable", "images/p2.*"),
     "two images": (
         lambda root: pixels(3).save(root / "images" / "p2.jpg"),
         "unreadable",
@@ -121,7 +123,7 @@ OF_AN_IMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "value": (put("masks", pixels(7)), "bad value", "7 (2 pixels)"),
     # 2 in its lower byte
     "wide value": (put("masks", pixels(258, kind=np.uint16)), "bad value", "258 (2 pixels)"),
-    "size": (put("masks", pixels(1, (9, 6))), "wrong size", "6x9 pixels, its image 9x6"),
+    "size": (put("masks", pixels(1, (9, 6))), "wrong size", "9x6 pixels, and has a mask of 6x9"),
     "broken mask": (
         lambda root: (root / "masks" / "p2.png").write_bytes(b"no picture"),
         "unreadable",
@@ -140,19 +142,16 @@ def test_a_fault_of_an_image_is_named_once_refused_or_left_out(tmp_path: Path, w
     spoil, kind, culprit = OF_AN_IMAGE[what]
     root = mask_set(tmp_path / "set", {"": 9})
     spoil(root)
-    table = table_of(root)
-    ((found, message),) = [
-        (fault.kind, fault.message) for i in range(9) for fault in table.inspect(i).faults
-    ]
+    seen = look(rows_of(root), MASK, decode=False)
+    ((found, message),) = [(fault.kind, fault.message) for each in seen for fault in each.faults]
     assert found == kind
     assert culprit in message
-    for refused in (lambda: load(f"masks:{root}"), lambda: table.read(2, (6, 9))):
-        with pytest.raises(UserError) as caught:
-            refused()
-        assert culprit in str(caught.value)
+    with pytest.raises(UserError) as caught:
+        load(f"masks:{root}")
+    assert culprit in str(caught.value)
     record = load(f"masks:{root}", skip_corrupt=True).record()
     assert record.left_out_count == 1
-    assert culprit in record.left_out[0].reason
+    assert culprit in f"{record.left_out[0].id}: {record.left_out[0].reason}"
     assert sum(record.sizes.values()) == 8
 
 
@@ -223,7 +222,7 @@ def test_a_group_in_two_given_splits_is_refused_unless_images_are_split(tmp_path
     (root / "test" / "masks" / "p1.png").rename(root / "test" / "masks" / "q1.png")
     groups(root, [["p0", "a"], ["p1", "b"], ["p2", "c"], ["q1", "c"]])
     faults = Faults(collect=True)
-    open_source(str(root), faults)
+    masks(str(root), faults)
     # p0 is in both folders, c twice in test; each is reported once
     assert [fault.culprit for fault in faults.found] == ["a", "c"]
     with pytest.raises(UserError, match=r"case 'a' is in train .* and in test"):

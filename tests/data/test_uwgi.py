@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,58 +10,61 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from scan_sets import add_scan, rows_of, scan_path, scan_set, write_rows
+from scan_sets import add_scan, lines_of, scan_path, scan_set, write_rows
 
-from keymix.data import load
+from keymix.data import load, rle
 from keymix.data.dataset import ImageData
-from keymix.data.segmentation import rle
-from keymix.data.segmentation.table import ScanSource, ScanTable
-from keymix.data.sources.base import Faults
-from keymix.data.sources.uwgi import open_source
+from keymix.data.kinds import MASK
+from keymix.data.looks import look
+from keymix.data.sample import Fault, Faults, Row
+from keymix.data.sources.uwgi import uwgi
 from keymix.errors import UserError
 
 
-def table_of(root: Path, **settings: object) -> ScanTable:
-    source = open_source(str(root), Faults(), **settings)  # type: ignore[arg-type]
-    return source.train
+def rows_of(root: Path, **settings: Any) -> Sequence[Row]:
+    return uwgi(str(root), Faults(), **settings).rows
+
+
+def faults_of(root: Path, **settings: Any) -> list[Fault]:
+    seen = look(rows_of(root, **settings), MASK, decode=False)
+    return [fault for each in seen for fault in each.faults]
 
 
 def one_slice(root: Path, pixels: np.ndarray | None = None, **runs: str) -> Path:
     add_scan(root, 1, 0, 1, pixels)
-    write_rows(root / "train.csv", rows_of("case1_day0_slice_0001", **runs))
+    write_rows(root / "train.csv", lines_of("case1_day0_slice_0001", **runs))
     return root
 
 
 def test_names_report_columns_before_rows_and_their_spacing(tmp_path: Path) -> None:
-    table = table_of(one_slice(tmp_path, stomach="10 1"))  # 6 rows of 9 columns, 1.50_2.00
+    (row,) = rows_of(one_slice(tmp_path, stomach="10 1"))  # 6 rows of 9 columns, 1.50_2.00
     assert scan_path(tmp_path, 1, 0, 1, (6, 9)).name == "slice_0001_9_6_1.50_2.00.png"
-    assert table.size(0) == (6, 9)
-    assert table.spacing(0) == (2.0, 1.5)  # from row to row, from column to column
-    assert table.pixels(0).shape == (1, 6, 9)
-    assert np.argwhere(table.mask(0)).tolist() == [[1, 0]]
-    assert (table.scan_id(0), table.groups) == ("case1_day0_slice_0001", ("case1",))
+    assert row.spacing == (2.0, 1.5)  # from row to row, from column to column
+    assert row.image().shape == (1, 6, 9)
+    assert row.read_target().nonzero().tolist() == [[1, 0]]
+    assert (row.name, row.group) == ("case1_day0_slice_0001", "case1")
 
 
 def test_sixteen_bits_are_scaled_from_least_to_largest(tmp_path: Path) -> None:
     pixels = np.array([[1000, 1001, 3040], [2020, 1000, 1100]], dtype=np.uint16)
-    table = table_of(one_slice(tmp_path, pixels))
-    assert table.pixels(0)[0].tolist() == [[0, 0, 255], [128, 0, 12]]  # 127.5 and 12.5 to even
+    (row,) = rows_of(one_slice(tmp_path, pixels))
+    assert row.image()[0].tolist() == [[0, 0, 255], [128, 0, 12]]  # 127.5 and 12.5 to even
 
 
 def test_a_slice_of_one_value_is_black(tmp_path: Path) -> None:
-    table = table_of(one_slice(tmp_path, np.full((2, 3), 777, dtype=np.uint16)))
-    assert not table.pixels(0).any()
+    (row,) = rows_of(one_slice(tmp_path, np.full((2, 3), 777, dtype=np.uint16)))
+    assert not row.image().any()
 
 
 def test_the_later_organ_is_kept_and_overlaps_are_counted(tmp_path: Path) -> None:
     root = scan_set(tmp_path, {1: 2, 2: 2, 3: 2})
-    rows = rows_of("case1_day0_slice_0001", large_bowel="1 4", small_bowel="3 4", stomach="4 1")
+    rows = lines_of("case1_day0_slice_0001", large_bowel="1 4", small_bowel="3 4", stomach="4 1")
     with (root / "train.csv").open() as stream:
         kept = [row for row in csv.reader(stream) if row[0] != rows[0][0]]
     write_rows(root / "train.csv", [*kept[1:], *rows])
-    mask = table_of(root).mask(0)
+    mask = rows_of(root)[0].read_target()
     assert mask[0].tolist() == [1, 1, 2, 3, 2, 2, 0, 0, 0]
-    planes = table_of(root, masks="multilabel").mask(0)
+    planes = rows_of(root, masks="multilabel")[0].read_target()
     assert planes[:, 0].tolist() == [
         [1, 1, 1, 1, 0, 0, 0, 0, 0],
         [0, 0, 1, 1, 1, 1, 0, 0, 0],
@@ -79,22 +83,23 @@ def test_stacks_are_neighbours_of_one_day_and_the_nearest_stands_in(tmp_path: Pa
     for number in (3, 4, 6, 7):  # 5 is missing; 8 and 2 are beyond the ends
         add_scan(tmp_path, 1, 0, number, np.array([[0, number, 255]], dtype=np.uint16))
     add_scan(tmp_path, 1, 2, 5, np.array([[0, 200, 255]], dtype=np.uint16))  # another day
-    rows = [row for n in (3, 4, 6) for row in rows_of(f"case1_day0_slice_{n:04d}")]
+    rows = [row for n in (3, 4, 6) for row in lines_of(f"case1_day0_slice_{n:04d}")]
     write_rows(tmp_path / "train.csv", rows)
-    table = table_of(tmp_path, stack=5)
-    assert table.channels == 5
-    middle = [table.pixels(i)[:, 0, 1].tolist() for i in range(3)]
+    source = uwgi(str(tmp_path), Faults(), stack=5)
+    assert source.in_chans == 5
+    middle = [row.image()[:, 0, 1].tolist() for row in source.rows]
     # wanted 1 2 3 4 5, 2 3 4 5 6 and 4 5 6 7 8; 7 has no mask but is a neighbour
     assert middle == [[3, 3, 3, 4, 4], [3, 3, 4, 4, 6], [4, 6, 6, 7, 7]]
-    assert [table.inspect(i).replaced for i in range(3)] == [3, 2, 2]
-    source = open_source(str(tmp_path), Faults())
-    assert source.notes == ("2 slices without a row in train.csv left out",)
+    left_out = "2 slices without a row in train.csv left out"
+    assert source.notes[0] == left_out
+    assert source.notes[1].startswith("7 missing neighbours in the stacks replaced")
+    assert uwgi(str(tmp_path), Faults()).notes == (left_out,)
 
 
 @pytest.mark.parametrize("stack", [0, 2, -1])
 def test_a_stack_has_a_middle(tmp_path: Path, stack: int) -> None:
     with pytest.raises(UserError, match=rf"data.stack = {stack}: it must be an odd number"):
-        table_of(scan_set(tmp_path, {1: 1}), stack=stack)
+        rows_of(scan_set(tmp_path, {1: 1}), stack=stack)
 
 
 def rewrite(change: Callable[[list[list[str]]], Sequence[Sequence[str]]]) -> Callable[[Path], None]:
@@ -135,7 +140,7 @@ def second_scan(root: Path) -> None:
 
 OF_A_SLICE: dict[str, tuple[Callable[[Path], None], str, str]] = {
     # what is done to slice 2 of case 1: the kind of the fault, and the culprit
-    "missing": (lambda root: scan_2(root).unlink(), "missing", "case1_day0_slice_0002"),
+    "missing": (lambda root: scan_2(root).unlink(), "unreadable", "scans/slice_0002_*.png"),
     "size": (swap_sides, "wrong size", "slice_0002_6_9_1.50_2.00.png"),
     "cut": (cut, "unreadable", "slice_0002_9_6_1.50_2.00.png"),
     "colour": (colour, "unreadable", "slice_0002_9_6_1.50_2.00.png: its pixels are RGB"),
@@ -162,47 +167,42 @@ def test_a_fault_of_a_slice_is_named_once_refused_or_left_out(tmp_path: Path, wh
     options: dict[str, Any] = {"val_fraction": 0.3, "test_fraction": 0.3}
     whole = load(spec, **options)
     spoil(root)
-    table = table_of(root)
-    ((found, message),) = [
-        (fault.kind, fault.message) for i in range(12) for fault in table.inspect(i).faults
-    ]
-    assert found == kind
-    assert culprit in message
-    for refused in (lambda: load(spec, **options), lambda: table.read(1, (6, 9))):
-        with pytest.raises(UserError) as caught:
-            refused()
-        assert culprit in str(caught.value)
+    (fault,) = faults_of(root)
+    assert fault.kind == kind
+    assert culprit in fault.message
+    with pytest.raises(UserError) as caught:
+        load(spec, **options)
+    assert culprit in str(caught.value)
     kept = load(spec, **options, skip_corrupt=True)
     record = kept.record()
     assert record.left_out_count == 1
-    assert culprit in record.left_out[0].reason
+    assert culprit in f"{record.left_out[0].id}: {record.left_out[0].reason}"
     assert ids(whole) - ids(kept) == {"case1_day0_slice_0002"}
     assert record.fingerprint != whole.record().fingerprint
 
 
 def ids(data: ImageData) -> set[str]:
-    return {
-        split.scans.scan_id(i)
-        for split in data.splits
-        if split.scans is not None
-        for i in range(len(split))
-    }
+    return {row.name for split in data.splits for row in split.rows}
 
 
 def test_a_neighbour_that_is_broken_or_of_another_size_is_a_fault(tmp_path: Path) -> None:
     root = scan_set(tmp_path, {1: 1})
     add_scan(root, 1, 0, 2, np.zeros((5, 9), dtype=np.uint16))
-    (seen,) = (table_of(root, stack=3).inspect(0).faults,)
-    assert [fault.kind for fault in seen] == ["wrong size"]
-    assert not table_of(root, stack=1).inspect(0).faults
-    with pytest.raises(UserError, match="has another size than its neighbour in the stack"):
-        table_of(root, stack=3).pixels(0)
+    (fault,) = faults_of(root, stack=3)
+    assert fault.kind == "wrong size"
+    assert fault.culprit == str(scan_path(root, 1, 0, 2, (5, 9)))
+    assert not faults_of(root, stack=1)
+    with pytest.raises(UserError, match="slice_0002_9_5"):
+        rows_of(root, stack=3)[0].image()
+    scan_path(root, 1, 0, 2, (5, 9)).write_bytes(b"no image")
+    (fault,) = faults_of(root, stack=3)
+    assert fault.kind == "unreadable"
 
 
 def test_all_faults_of_a_slice_are_found(tmp_path: Path) -> None:
     root = one_slice(tmp_path, large_bowel="1", small_bowel="99 1")
     scan_path(root, 1, 0, 1, (6, 9)).write_bytes(b"no image")
-    kinds = [fault.kind for fault in table_of(root).inspect(0).faults]
+    kinds = [fault.kind for fault in faults_of(root)]
     assert kinds == ["bad annotation", "bad annotation", "unreadable"]
 
 
@@ -252,11 +252,11 @@ def test_rows_that_cannot_be_read_are_collected(tmp_path: Path) -> None:
     root = scan_set(tmp_path, {1: 2})
     rewrite(lambda rows: [["x", "stomach", ""], *rows, ["y"]])(root)
     faults = Faults(collect=True)
-    source = open_source(str(root), faults)
+    source = uwgi(str(root), faults)
     lines = {f"{root}/train.csv:2", f"{root}/train.csv:9"}
     assert {fault.culprit for fault in faults.found} == lines
     assert len(faults.found) == 2
-    assert len(source.train) == 2
+    assert len(source.rows) == 2
 
 
 def test_columns_may_stand_in_any_order_and_runs_be_long(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_columns_may_stand_in_any_order_and_runs_be_long(tmp_path: Path) -> None
     assert len(text) > 131_072
     rows = [[text, "1", "stomach", "case1_day0_slice_0001"]]
     write_rows(tmp_path / "train.csv", rows, ("segmentation", "more", "class", "id"))
-    assert table_of(tmp_path).mask(0).sum() == 3 * side * side // 2
+    assert rows_of(tmp_path)[0].read_target().sum() == 3 * side * side // 2
     assert csv.field_size_limit() == 131_072
 
 
@@ -279,23 +279,97 @@ def test_a_folder_that_is_none_is_reported(
         load(spec)
 
 
+def pinned(root: Path, head: str, rows: Sequence[Sequence[str]]) -> Path:
+    """Three cases of two slices each, with a list of splits."""
+    scan_set(root, {1: 2, 2: 2, 3: 2})
+    write_rows(root / "splits.csv", rows, (head, "split"))
+    return root
+
+
+CASES = [["case1", "train"], ["case2", "val"], ["case3", "test"]]
+SLICES = [
+    [f"case{case}_day0_slice_{number:04d}", "test" if case == 3 else "train"]
+    for case in (1, 2, 3)
+    for number in (1, 2)
+]
+
+
+def test_a_list_of_splits_is_kept(tmp_path: Path) -> None:
+    data = load(f"uwgi:{pinned(tmp_path, 'case', CASES)}")
+    assert [set(split.groups) for split in data.splits] == [{"case1"}, {"case2"}, {"case3"}]
+    assert data.record().test_fraction is None
+    assert "validation = the source's validation split" in data.record().notes
+    with pytest.raises(UserError, match="have a test split of their own"):
+        load(f"uwgi:{tmp_path}", test_fraction=0.1)
+
+
+def test_without_validation_it_is_split_off_from_train(tmp_path: Path) -> None:
+    data = load(f"uwgi:{pinned(tmp_path, 'id', SLICES)}", val_fraction=0.5)
+    assert {split.name: len(split) for split in data.splits} == {"train": 2, "val": 2, "test": 2}
+    assert set(data.test.groups) == {"case3"}
+
+
+def test_a_case_in_two_splits_is_refused_unless_slices_are_split(tmp_path: Path) -> None:
+    rows = [[SLICES[0][0], "test"], *SLICES[1:]]
+    root = pinned(tmp_path, "id", rows)
+    faults = Faults(collect=True)
+    uwgi(str(root), faults)
+    assert [fault.culprit for fault in faults.found] == ["case1"]
+    with pytest.raises(UserError, match=r"case 'case1' is in test .*slice_0001.* and in train"):
+        load(f"uwgi:{root}")
+    data = load(f"uwgi:{root}", split_by="slice", val_fraction=0.3)
+    assert "case1" in data.test.groups
+    notes = data.record().notes
+    assert [note for note in notes if note.startswith("split by slice: ") and "case1" in note]
+
+
+@pytest.mark.parametrize(
+    ("head", "rows", "culprit"),
+    [
+        ("case", [*CASES, ["case1", "test"]], "line 5: 'case1'"),
+        ("id", [*SLICES, [SLICES[0][0], "val"]], "line 8: 'case1_day0_slice_0001'"),
+        ("case", [*CASES, ["case9", "test"]], "line 5: 'case9'"),
+        ("case", [*CASES[:2], ["case3", "dev"], ["case3", "test"]], "line 4: split 'dev'"),
+        ("case", CASES[:2], "2 slices: case3_day0_slice_0001, case3_day0_slice_0002"),
+    ],
+)
+def test_mistakes_in_a_list_of_splits_are_named(
+    tmp_path: Path, head: str, rows: list[list[str]], culprit: str
+) -> None:
+    root = pinned(tmp_path, head, rows)
+    with pytest.raises(UserError, match=re.escape(culprit)) as caught:
+        load(f"uwgi:{root}", split_by="slice")
+    assert str(root / "splits.csv") in str(caught.value)
+
+
+def test_the_fingerprint_differs_where_a_slice_is_left_out(tmp_path: Path) -> None:
+    root = pinned(tmp_path, "case", CASES)
+    scan_2(root).write_bytes(b"no picture")
+    broken = load(f"uwgi:{root}", skip_corrupt=True).record()
+    lines = (root / "train.csv").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if "case1_day0_slice_0002" not in line]
+    (root / "train.csv").write_text("".join(kept))
+    without = load(f"uwgi:{root}").record()
+    assert broken.sizes == without.sizes
+    assert broken.mean == without.mean
+    assert broken.fingerprint != without.fingerprint
+
+
 def test_the_real_slices_load(real_data: Path) -> None:
     root = real_data / "uw-madison-gi"
-    source = open_source(str(root), Faults())
-    assert isinstance(source, ScanSource)
-    table = source.train
-    assert len(table) == 36
-    assert not any(table.inspect(i).faults for i in range(36))
-    i = [table.scan_id(k) for k in range(36)].index("case101_day20_slice_0078")
-    assert table.size(i) == (266, 266)
-    assert table.spacing(i) == (1.5, 1.5)
+    assert not faults_of(root)
+    rows = {row.name: row for row in rows_of(root)}
+    assert len(rows) == 36
+    one = rows["case101_day20_slice_0078"]
+    assert one.image().shape == (1, 266, 266)
+    assert one.spacing == (1.5, 1.5)
     with (root / "train.csv").open(newline="") as stream:
-        rows = list(csv.DictReader(stream))
+        lines = list(csv.DictReader(stream))
     # from the CSV to masks and back, exactly
-    many = open_source(str(root), Faults(), masks="multilabel")
+    many = uwgi(str(root), Faults(), masks="multilabel")
     back = {
-        (many.train.scan_id(k), organ): rle.encode(plane)
-        for k in range(36)
-        for organ, plane in zip(many.classes, many.train.mask(k), strict=True)
+        (row.name, organ): rle.encode(plane)
+        for row in many.rows
+        for organ, plane in zip(many.classes, row.read_target().numpy(), strict=True)
     }
-    assert back == {(row["id"], row["class"]): row["segmentation"] for row in rows}
+    assert back == {(line["id"], line["class"]): line["segmentation"] for line in lines}

@@ -9,6 +9,8 @@ and ``decode(encode(mask))`` is ``mask`` always.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -87,3 +89,12 @@ def filled(runs: Runs, height: int, width: int) -> Mask:
     steps[runs[0]] += 1
     steps[runs[1]] -= 1  # a run that touches the next one cancels its start
     return np.cumsum(steps[:-1], dtype=np.int8).view(np.bool_).reshape(height, width)
+
+
+def overlap(masks: Sequence[Runs]) -> int:
+    """Count the pixels that several masks of an image have."""
+    edges = np.concatenate([runs.ravel() for runs in masks])
+    steps = np.concatenate([np.repeat([1, -1], runs.shape[1]) for runs in masks])
+    order = np.argsort(edges)
+    depth = np.cumsum(steps[order])[:-1]
+    return int(np.diff(edges[order])[depth > 1].sum())

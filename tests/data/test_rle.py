@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from each import together
-from keymix.data.segmentation import rle
+from keymix.data import rle
 
 SIDES = st.integers(1, 9)
 
@@ -79,3 +79,10 @@ def test_the_competitions_rows_come_back_exactly(real_data: Path) -> None:
     texts = [row["segmentation"] for row in rows]
     assert [rle.encode(rle.decode(text, 266, 266)) for text in texts] == texts
     assert sum(map(bool, texts)) == 89
+
+
+@given(st.data(), SIDES, SIDES)
+def test_overlap_counts_the_pixels_of_several_masks(data: Any, height: int, width: int) -> None:
+    masks = data.draw(arrays(np.bool_, (3, height, width)))
+    runs = [rle.parse(rle.encode(mask), height, width) for mask in masks]
+    assert rle.overlap(runs) == (masks.sum(axis=0) > 1).sum()

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slices of scans: 16-bit files, of which neighbours are the channels of an image.
+
+A slice's file is called ``slice_0078_266_266_1.50_1.50.png``: number of the slice, width and height
+in pixels (columns, then rows), width and height of a pixel in millimetres.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from keymix.data.decode import (
+    DAMAGE,
+    SIXTEEN_BIT,
+    head_digest,
+    in_channels,
+    open_image,
+    pixels_of,
+    reading,
+    reason,
+)
+from keymix.data.files import regular
+from keymix.data.sample import BadSampleError, Fault, Size, Stored, refuse
+from keymix.errors import UserError
+
+_NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
+DAY = re.compile(r"(case[0-9]+)_day([0-9]+)")
+FILE = re.compile(rf"slice_([0-9]+)_([1-9][0-9]*)_([1-9][0-9]*)_{_NUMBER}_{_NUMBER}\.png")
+"""Names of a day's folder and of a slice's file."""
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Stack(Stored):
+    """A slice with its neighbours as channels, each scaled from its least and largest value.
+
+    Args:
+        files: Their files in order, the slice's own in the middle.
+        size: Height and width that all have; None for those of a lone file.
+    """
+
+    files: tuple[Path, ...]
+    size: Size | None
+
+    @property
+    def own(self) -> Path:
+        """The slice's own file."""
+        return self.files[len(self.files) // 2]
+
+    def __call__(self) -> Tensor:
+        """Decode it, uint8 ``[C, h, w]``."""
+        planes = self._each(lambda image: scaled(np.asarray(image)))
+        return torch.from_numpy(np.stack([planes[path] for path in self.files]))
+
+    def check(self, *, decode: bool) -> Size:
+        """Look at each file for damage, and compare the sizes.
+
+        Raises:
+            UserError: With all faults.
+        """
+
+        def look(image: Image.Image) -> Size:
+            size = (image.height, image.width)
+            if decode:
+                image.load()
+            else:
+                image.verify()
+            return size
+
+        return self._each(look)[self.own]
+
+    def digest(self, *, content: bool = True) -> bytes:
+        """Hash the files' names, the own length and, with ``content``, the own first 64 KiB."""
+        names = "\n".join("/".join(path.parts[-3:]) for path in self.files)  # from the day on
+        head = b""
+        if content:
+            with regular(self.own).open("rb") as stream:
+                head = stream.read(1 << 16)
+        name = hashlib.sha256(names.encode()).digest()
+        return head_digest(self.own.stat().st_size, name + head)
+
+    def _each(self, work: Callable[[Image.Image], _T]) -> dict[Path, _T]:
+        """Do something with each file; all that is wrong with them is raised together."""
+        done, faults = {}, []
+        for path in dict.fromkeys(self.files):
+            try:
+                with open_image(path) as image:
+                    if image.mode not in ("L", *SIXTEEN_BIT):
+                        raise ValueError(f"its pixels are {image.mode}, not grey of 16 or 8 bits")
+                    height, width = image.height, image.width
+                    done[path] = work(image)
+            except DAMAGE as error:
+                message = f"cannot read image {path}: {reason(error)}"
+                faults.append(Fault("unreadable", message, str(path)))
+                continue
+            if self.size not in (None, (height, width)):
+                message = f"{path} has {width}x{height} pixels, not those of {self.own.name}"
+                faults.append(Fault("wrong size", message, str(path)))
+        refuse(faults)
+        return done
+
+
+def neighbours(
+    numbers: Mapping[int, Sequence[Path]], number: int, own: Path, count: int
+) -> tuple[tuple[Path, ...], int]:
+    """List the files of a stack in the order of their numbers, ``own`` in the middle.
+
+    For a neighbour that is missing, the nearest slice on the way to it stands in.
+
+    Args:
+        numbers: Files of the scan by the number of the slice.
+        number: That of the slice in the middle.
+        own: Its file.
+        count: How many are wanted.
+
+    Returns:
+        The files, and for how many of them another one stands in.
+    """
+    found, replaced = [], 0
+    for step in range(-(count // 2), count // 2 + 1):
+        near = step
+        while near and number + near not in numbers:
+            near -= 1 if step > 0 else -1
+        replaced += near != step
+        found.append(numbers[number + near][0] if near else own)
+    return tuple(found), replaced
+
+
+def stated_size(file: str) -> Size:
+    """Return height and width by the name of a slice's file."""
+    width, height = file.split("_")[2:4]
+    return int(height), int(width)
+
+
+def spacing_of(file: str) -> tuple[float, float] | None:
+    """Return the millimetres from row to row and from column to column by a file's name."""
+    across, down = file.removesuffix(".png").split("_")[4:6]
+    found = (float(down), float(across))
+    return found if min(found) > 0 else None
+
+
+def scaled(values: NDArray[Any]) -> NDArray[np.uint8]:
+    """Scale a slice from its least and largest value to 0..255; one of a single value is 0."""
+    low, high = int(values.min()), int(values.max())
+    if low == high:
+        return np.zeros(values.shape, dtype=np.uint8)
+    full = np.rint((values.astype(np.float64) - low) * (255 / (high - low)))
+    return full.astype(np.uint8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanFile:
+    """An image file."""
+
+    path: Path  # the file. In ``caseN_dayN/scans/slice_….png`` its names give its id and spacing
+    # whether the run was trained on slices of scans, which are scaled from their least and
+    # largest value, and not on images of 8 bits
+    slices: bool
+    channels: int  # 1 for grey, 3 for colour, or the slices of a stack
+
+    @property
+    def id(self) -> str:
+        """Name the image as a table of masks does: by case, day and slice, or by its file."""
+        parent = self.path.absolute().parent
+        day = DAY.fullmatch(parent.parent.name) if parent.name == "scans" else None
+        if self._name is None or day is None:
+            return self.path.stem
+        return f"{day[0]}_slice_{self._name[1]}"
+
+    @property
+    def spacing(self) -> tuple[float, float] | None:
+        """Millimetres from row to row and from column to column; None where no name gives them."""
+        return None if self._name is None else spacing_of(self.path.name)
+
+    @property
+    def _name(self) -> re.Match[str] | None:
+        return FILE.fullmatch(self.path.name) if self.slices else None
+
+    def pixels(self) -> NDArray[np.uint8]:
+        """Decode the image at its own size, with its neighbours if it is one of a stack.
+
+        Shape: uint8 ``[C, h, w]``.
+        """
+        if not self.slices:
+            with reading(str(self.path)), open_image(self.path) as image:
+                return in_channels(pixels_of(image), self.channels).numpy()
+        try:
+            return self._stack()().numpy()
+        except BadSampleError as error:
+            message = error.faults[0].message
+            raise UserError(f"{message}. Replace or remove it.") from error
+
+    def _stack(self) -> Stack:
+        """Find the neighbours next to the file, by the numbers in their names."""
+        if self._name is None:
+            if self.channels > 1:
+                raise UserError(
+                    f"{self.path}: the run was trained on stacks of {self.channels} slices, and "
+                    "this name has no number by which to find its neighbours. Name it like "
+                    "slice_0078_266_266_1.50_1.50.png."
+                )
+            return Stack((self.path,), None)
+        numbers: dict[int, list[Path]] = {}
+        for path in sorted(self.path.parent.iterdir()) if self.channels > 1 else ():
+            if match := FILE.fullmatch(path.name):
+                numbers.setdefault(int(match[1]), []).append(path)
+        files, _ = neighbours(numbers, int(self._name[1]), self.path, self.channels)
+        return Stack(files, stated_size(self.path.name))
