@@ -195,7 +195,9 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> str:
         )
     )
     for name in ("jars", "boxes"):
-        specs.source(name, summary="", task="counting")(lambda *_: None)
+        specs.register_source(
+            specs.DataSpec(name=name, argument="", summary="", module="nowhere", task="counting")
+        )
     return "counting"
 
 
