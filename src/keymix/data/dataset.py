@@ -45,8 +45,8 @@ class Split:
     """
 
     name: str
-    rows: Sequence[Row]
-    index: IntArray
+    rows: Sequence[Row] = field(repr=False)
+    index: IntArray = field(repr=False)
     origin: str
     kind: InputKind
     target_kind: TargetKind
