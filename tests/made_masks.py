@@ -7,8 +7,9 @@ import csv
 from pathlib import Path
 
 import numpy as np
-from keymix.data.segmentation.rle import encode
 from PIL import Image
+
+from keymix.data.rle import encode
 
 ORGANS = ("large_bowel", "small_bowel", "stomach")
 

@@ -55,8 +55,7 @@ def test_a_file_is_read_with_its_neighbours_as_the_data_reads_it(run: Run) -> No
     from keymix.train.model import load_data
 
     test = load_data(run.recipe.data).test
-    assert test.scans is not None
-    name = test.scans.scan_id(0)
+    name = test.rows[0].name
     case, day, _, number = name.split("_")
     folder = Path(run.recipe.data.spec.partition(":")[2]) / "train" / case / f"{case}_{day}"
     (file,) = folder.glob(f"scans/slice_{number}_*.png")

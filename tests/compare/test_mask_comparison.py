@@ -101,9 +101,8 @@ def test_results_csv_names_distances_by_their_unit(done):
 def test_pictures_are_the_models_answers_on_images_chosen_by_the_truth(done, folder):
     gallery = to_json(done.pictures)["galleries"]["masks"]
     data = load(f"masks:{folder}", image_size=SIDE, val_fraction=1 / 6, test_fraction=0.4)
-    scans = data.test.scans
-    assert scans is not None
-    assert gallery["names"] == [scans.scan_id(i) for i in range(TEST)]
+    assert len(data.test) == TEST
+    assert gallery["names"] == [row.name for row in data.test.rows]
     scenes = gallery["scenes"]
     chosen = [gallery["names"].index(scene["name"]) for scene in scenes]
     truth = torch.stack([data.test.mask(i) for i in chosen])

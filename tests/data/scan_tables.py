@@ -3,60 +3,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from keymix.data.segmentation.inputs import ScanImages, SplitMasks
-from keymix.data.segmentation.table import Pixels, ScanTable, Seen
-from PIL import Image
+from numpy.typing import NDArray
+from torch import Tensor
+from torchvision import tv_tensors
 
 from keymix.data.dataset import ImageData, Split
-from keymix.data.kinds import MaskKind
+from keymix.data.kinds import IMAGE, MASK, MaskKind
+from keymix.data.mask_augment import outside
 from keymix.data.record import DataFacts
-from keymix.data.streams import IntArray
+from keymix.data.sample import Row
+from keymix.data.view import View
 from keymix.task import get_task
 
 EXCLUSIVE = MaskKind(multilabel=False, background=0)
 MULTILABEL = MaskKind(multilabel=True, background=None)
 
 
-class Scans(ScanTable):
+@dataclass
+class Scans:
     """Images ``[N, C, H, W]`` with masks ``[N, H, W]`` or ``[N, K, H, W]`` of the same size."""
 
-    def __init__(self, images: Pixels, masks: Pixels, groups: Sequence[str] = ()) -> None:
-        self.images, self.masks = images, masks
-        self.labels = np.zeros(len(images), dtype=np.int64)
-        self.groups = tuple(groups) or tuple(f"case{i}" for i in range(len(images)))
-        self.channels = images.shape[1]
+    images: NDArray[np.uint8]
+    masks: NDArray[np.uint8]
+    rows: list[Row] = field(init=False)
 
-    def pixels(self, i: int) -> Pixels:
-        return self.images[i]
+    def __post_init__(self) -> None:
+        self.rows = [
+            Row(
+                id=f"scans/{i}.png",
+                name=f"scan{i}",
+                group=f"case{i}",
+                image=partial(_copy, image),
+                target=partial(_mask, mask),
+            )
+            for i, (image, mask) in enumerate(zip(self.images, self.masks, strict=True))
+        ]
 
-    def mask(self, i: int) -> Pixels:
-        return self.masks[i]
 
-    def size(self, i: int) -> tuple[int, int]:
-        return self.images.shape[-2], self.images.shape[-1]
+def _copy(values: NDArray[np.uint8]) -> Tensor:
+    return torch.from_numpy(values.copy())
 
-    def scan_id(self, i: int) -> str:
-        return f"scan{i}"
 
-    def inspect(self, i: int, *, decode: bool = True) -> Seen:
-        return Seen(empty=not np.isin(self.masks[i], (1, 2)).any())
-
-    def name(self, i: int) -> str:
-        return f"scans/{i}.png"
-
-    def open(self, i: int) -> Image.Image:
-        return Image.fromarray(self.images[i, 0])
-
-    def digest(self, i: int, *, content: bool = True) -> bytes:
-        return self.images[i].tobytes()
-
-    def select(self, rows: IntArray) -> Scans:
-        return Scans(self.images[rows], self.masks[rows], [self.groups[i] for i in rows.tolist()])
+def _mask(values: NDArray[np.uint8]) -> tv_tensors.Mask:
+    return tv_tensors.Mask(_copy(values))
 
 
 def scans_of(count: int, channels: int = 1, size: tuple[int, int] = (24, 20)) -> Scans:
@@ -69,29 +64,32 @@ def scans_of(count: int, channels: int = 1, size: tuple[int, int] = (24, 20)) ->
 
 def data_of(scans: Scans, masks: MaskKind = EXCLUSIVE, *, in_memory: bool = False) -> ImageData:
     """Make a set whose three splits are the same scans, in memory as small sets are or not."""
-    size = scans.size(0)
-    pixels = map(torch.from_numpy, (scans.images, scans.masks)) if in_memory else (None, None)
-    in_memory, drawn = pixels
+    channels, size = scans.images.shape[1], scans.images.shape[2:]
+    kept = map(torch.from_numpy, (scans.images, scans.masks)) if in_memory else (None, None)
+    images, drawn = kept
 
     def split(name: str) -> Split:
         return Split(
             name=name,
-            inputs=ScanImages(scans, size, in_memory),
-            targets=SplitMasks(scans, masks, size, (), drawn),
-            rows=np.arange(len(scans), dtype=np.int64),
+            rows=scans.rows,
+            index=np.arange(len(scans.rows), dtype=np.int64),
             origin="train",
-            table=scans,
+            kind=IMAGE,
+            target_kind=MASK,
+            view=View(mode="stretch", size=size, channels=channels),
+            images=images,
+            masks=drawn,
+            outside=outside(masks),
         )
 
     options: dict[str, Any] = {
         "spec": "masks:made",
         "classes": ("background", "a", "b"),
         "image_size": size,
-        "in_chans": scans.channels,
-        "mean": (0.5,) * scans.channels,
-        "std": (0.25,) * scans.channels,
+        "in_chans": channels,
+        "mean": (0.5,) * channels,
+        "std": (0.25,) * channels,
         "facts": DataFacts(fingerprint=""),
         "task": get_task("segmentation"),
     }
-    names = ("train", "val", "test")
-    return ImageData(**options, **{name: split(name) for name in names})
+    return ImageData(**options, **{name: split(name) for name in ("train", "val", "test")})

@@ -16,11 +16,11 @@ import torch
 from coco_sets import CATEGORIES, write
 from hypothesis import given
 from hypothesis import strategies as st
-from keymix.data.detection.table import InstanceTargets
 from torch import Tensor
 
 from keymix.data import Augment, ImageData, Loader, load
 from keymix.data.decode import fitted_size
+from keymix.data.instances import Instances
 from keymix.data.random_parameters import flips, short_side
 from keymix.data.record import DataRecord
 from keymix.data.shown import file_pixels, fitted
@@ -41,10 +41,8 @@ def data(root: Path) -> ImageData:
     return load(f"coco:{root}", image_size=WITHIN)
 
 
-def instances(data: ImageData, split: str = "train") -> InstanceTargets:
-    found = getattr(data, split).targets
-    assert isinstance(found, InstanceTargets)
-    return found
+def instances(data: ImageData, split: str = "train") -> list[Instances]:
+    return [row.target for row in getattr(data, split).rows]
 
 
 def tight(mask: Tensor) -> list[int]:
@@ -55,7 +53,7 @@ def tight(mask: Tensor) -> list[int]:
 
 def test_classes_are_in_the_order_of_their_ids(data: ImageData) -> None:
     assert data.classes == ("ant", "cat", "dog")
-    assert data.record().class_ids == instances(data).category_ids == (3, 7, 90)
+    assert data.record().class_ids == (3, 7, 90)
     assert data.task.name == "detection"
 
 
@@ -75,10 +73,9 @@ def test_notes_and_errors_name_no_strata(tmp_path: Path) -> None:
 def test_val_is_test_and_validation_is_split_from_train(data: ImageData) -> None:
     assert [len(split) for split in data.splits] == [7, 1, 3]
     assert data.test.origin == "val"
-    ids = [instances(data, "test").image_id(i) for i in range(3)]
-    assert ids == [9, 10, 11]
-    learned = {instances(data).image_id(i) for i in range(7)}
-    assert learned | {instances(data, "val").image_id(0)} == set(range(1, 9))
+    assert [each.image_id for each in instances(data, "test")] == [9, 10, 11]
+    learned = {each.image_id for each in instances(data) + instances(data, "val")}
+    assert learned == set(range(1, 9))
 
 
 def test_a_test_split_of_its_own_is_kept(tmp_path: Path) -> None:
@@ -100,16 +97,16 @@ def test_train_alone_gives_up_a_part_for_test(tmp_path: Path) -> None:
 def test_the_truth_is_what_the_file_says(root: Path, data: ImageData) -> None:
     told = json.loads((root / "annotations" / "instances_val2017.json").read_text())
     sizes = {entry["id"]: (entry["height"], entry["width"]) for entry in told["images"]}
-    targets = instances(data, "test")
-    for i in range(len(targets)):
-        truth, key = targets.truth(i), targets.image_id(i)
+    class_ids = data.facts.class_ids or ()
+    for found in instances(data, "test"):
+        truth, key = found.truth(), found.image_id
         own = [each for each in told["annotations"] if each["image_id"] == key]
         assert tuple(truth["size"].tolist()) == sizes[key] == truth["masks"].shape[1:]
         assert truth["boxes"].shape == (len(own), 4)
         for k, each in enumerate(own):
             x, y, w, h = each["bbox"]
             assert truth["boxes"][k].tolist() == [x, y, x + w, y + h]
-            assert targets.category_ids[int(truth["labels"][k]) - 1] == each["category_id"]
+            assert class_ids[int(truth["labels"][k]) - 1] == each["category_id"]
             assert truth["area"][k] == each["area"]
             assert truth["iscrowd"][k] == bool(each["iscrowd"])
 
@@ -120,12 +117,12 @@ def _coco(path: Path) -> Any:
         return api.COCO(str(path))
 
 
-def _check_masks(targets: InstanceTargets, path: Path) -> int:
+def _check_masks(found: list[Instances], path: Path) -> int:
     """Compare masks at the images' own sizes with those of COCO's own code; how many."""
     told, count = _coco(path), 0
-    for i in range(len(targets)):
-        truth, encoded = targets.truth(i), targets.encoded(i) or []
-        own = told.loadAnns(told.getAnnIds(imgIds=targets.image_id(i)))
+    for one in found:
+        truth, encoded = one.truth(), one.encoded() or []
+        own = told.loadAnns(told.getAnnIds(imgIds=one.image_id))
         assert len(own) == len(truth["masks"]) == len(encoded)
         for k, each in enumerate(own):
             np.testing.assert_array_equal(truth["masks"][k].numpy(), told.annToMask(each))
@@ -155,9 +152,9 @@ def test_compressed_run_lengths_are_the_same_as_plain_ones(tmp_path: Path) -> No
     packed = load(f"coco:{write(tmp_path / 'two', change=compress)}")
     assert plain.facts.fingerprint == packed.facts.fingerprint
     one, two = (instances(each) for each in (plain, packed))
-    assert any(one.truth(i)["iscrowd"].any() for i in range(len(one)))
-    for i in range(len(one)):
-        assert torch.equal(one.truth(i)["masks"], two.truth(i)["masks"])
+    assert any(each.crowd.any() for each in one)
+    for a, b in zip(one, two, strict=True):
+        assert torch.equal(a.truth()["masks"], b.truth()["masks"])
 
 
 @given(
@@ -184,12 +181,11 @@ def test_coco_sizes(size: tuple[int, int], wanted: tuple[int, int]) -> None:
 
 
 def test_images_keep_their_proportions_and_boxes_follow(data: ImageData) -> None:
-    targets = instances(data)
-    for i in range(len(data.train)):
-        image, found, own = data.train.read(i), targets.read(i), targets.size(i)
+    for i, one in enumerate(instances(data)):
+        image, found, own = data.train.read(i), data.train.target(i), one.size
         size = fitted_size(own, WITHIN)
         assert image.shape[1:] == size == found["masks"].shape[1:]
-        truth = targets.truth(i)
+        truth = one.truth()
         scale = torch.tensor([size[1] / own[1], size[0] / own[0]] * 2)
         torch.testing.assert_close(found["boxes"], truth["boxes"] * scale)
         grown = size[0] * size[1] / (own[0] * own[1])
@@ -259,7 +255,7 @@ def test_an_image_varies_with_seed_epoch_and_place_alone(data: ImageData) -> Non
     assert all(same(first[i], again[i]) and same(first[i], by_one[i]) for i in first)
     later = [served(data, workers=0, epoch=epoch) for epoch in range(1, 8)]
     for i in first:
-        own = instances(data).size(i)
+        own = data.train.size(i)
         short = [short_side(i, 20, 60, seed=5, epoch=epoch) for epoch in range(1, 8)]
         wanted = [fitted_size(own, (side, WITHIN[1])) for side in short]
         assert [tuple(found[i][0].shape[1:]) for found in later] == wanted
@@ -274,7 +270,7 @@ def test_flip_moves_image_boxes_and_masks(data: ImageData) -> None:
     for i in index.tolist():
         image, target = found[i]
         size = (image.shape[1], image.shape[2])
-        plain = targets.read_at(i, size)
+        plain = targets[i].at(size)
         for box, mask in zip(target["boxes"].tolist(), target["masks"], strict=True):
             assert tight(mask) == pytest.approx(box, abs=1)
         masks = plain["masks"].flip(-1) if mirrored[i] else plain["masks"]
@@ -368,19 +364,11 @@ def test_the_fingerprint_is_of_all_annotations(tmp_path: Path) -> None:
     assert same == plain
 
 
-def test_targets_select_and_travel_to_workers(data: ImageData) -> None:
-    targets = instances(data)
-    some = targets.select(np.array([1, 4]))
-    sent = pickle.loads(pickle.dumps(some))
-    for k, i in enumerate((1, 4)):
-        assert some.image_id(k) == targets.image_id(i)
-        assert some.content(k) == targets.content(i)
-        for name, each in targets.read(i).items():
-            assert torch.equal(each, some.read(k)[name])
-            assert torch.equal(each, sent.read(k)[name])
-    assert some.content(0) != some.content(1)
-    assert targets.groups is None
-    assert not targets.strata.any()
+def test_instances_travel_to_workers(data: ImageData) -> None:
+    some = instances(data)
+    for one, sent in zip(some, pickle.loads(pickle.dumps(some)), strict=True):
+        assert sent.content() == one.content()
+    assert len({one.content() for one in some}) == len(some)
 
 
 def _as_files(root: Path, layout: str) -> Path:
@@ -452,14 +440,9 @@ def test_boxes_are_cut_at_the_border_for_training_alone(tmp_path: Path) -> None:
 
     root = write(tmp_path / "set", {"train2017": 3, "val2017": 3}, change=shift)
     data = load(f"coco:{root}", image_size=WITHIN, val_fraction=0.34)
-    by_id = {
-        targets.image_id(i): (targets, i)
-        for targets in (instances(data), instances(data, "val"))
-        for i in range(len(targets))
-    }
-    targets, i = by_id[1]
-    assert targets.truth(i)["boxes"][0, 0] == -0.5
-    assert targets.read(i)["boxes"][0, 0] == 0
+    by_id = {each.image_id: each for each in instances(data) + instances(data, "val")}
+    assert by_id[1].truth()["boxes"][0, 0] == -0.5
+    assert by_id[1].at((80, 60))["boxes"][0, 0] == 0
 
 
 def test_the_record_round_trips(data: ImageData) -> None:
@@ -481,10 +464,10 @@ def test_real_images(real_data: Path) -> None:
     data = load(f"coco:{root}")
     assert [len(split) for split in data.splits] == [58, 6, 36]
     assert (len(data.classes), data.classes[0]) == (80, "person")
-    assert data.train.targets.category_ids[-1] == 90  # type: ignore[attr-defined]
+    assert (data.facts.class_ids or ())[-1] == 90
     file = root / "annotations" / "instances_val2017.json"
     assert _check_masks(instances(data, "test"), file) == 200
-    image, found = data.train.read(0), instances(data).read(0)
+    image, found = data.train.read(0), data.train.target(0)
     assert min(image.shape[1:]) == 800 or max(image.shape[1:]) == 1333
     assert found["masks"].shape[1:] == image.shape[1:]
     loader = Loader(

@@ -24,8 +24,13 @@ FIVE = Augment(
 
 
 @pytest.fixture(scope="module")
-def data() -> ImageData:
-    return data_of(scans_of(23, channels=5))
+def scans() -> Scans:
+    return scans_of(23, channels=5)
+
+
+@pytest.fixture(scope="module")
+def data(scans: Scans) -> ImageData:
+    return data_of(scans)
 
 
 def loader(data: ImageData, augment: Augment | None = FIVE, **options) -> Loader:
@@ -60,9 +65,7 @@ def test_batches_and_workers_change_nothing(data: ImageData, options: dict) -> N
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_workers_augment_sets_in_memory_too(data: ImageData) -> None:
-    scans = data.train.scans
-    assert isinstance(scans, Scans)
+def test_workers_augment_sets_in_memory_too(data: ImageData, scans: Scans) -> None:
     ahead = loader(data_of(scans, in_memory=True), workers=2)
     assert ahead.workers == 2
     assert same(served(ahead), served(loader(data)))
@@ -91,11 +94,9 @@ def test_an_epoch_goes_on_from_any_batch(data: ImageData) -> None:
             assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def test_evaluation_shows_images_and_masks_as_they_are(data: ImageData) -> None:
-    scans = data.test.scans
-    assert isinstance(scans, Scans)
+def test_evaluation_shows_images_and_masks_as_they_are(data: ImageData, scans: Scans) -> None:
     shown = served(Loader(data.test, data, batch_size=4, train=False, augment=FIVE))
-    assert list(shown) == list(range(len(scans)))
+    assert list(shown) == list(range(len(scans.rows)))
     for i, (image, mask) in shown.items():
         expected = (torch.from_numpy(scans.images[i]) / 255 - 0.5) / 0.25
         torch.testing.assert_close(image, expected, atol=1e-5, rtol=1e-5)
@@ -123,13 +124,13 @@ def test_outside_of_a_turned_image_is_background_or_ignored(background, fill) ->
 
 
 def test_a_damaged_scan_is_named() -> None:
-    class Damaged(Scans):
-        def mask(self, i: int):
-            raise UserError(f"{self.name(i)}: the mask is missing.")
+    def missing():
+        raise UserError("scans/2.png: the mask is missing.")
 
-    whole = scans_of(4)
-    broken = data_of(Damaged(whole.images, whole.masks))
-    with pytest.raises(UserError, match=r"scans/[0-3]\.png: the mask is missing"):
+    scans = scans_of(4)
+    scans.rows[2] = replace(scans.rows[2], target=missing)
+    broken = data_of(scans)
+    with pytest.raises(UserError, match=r"scans/2\.png: the mask is missing"):
         list(loader(broken))
 
 

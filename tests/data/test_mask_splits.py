@@ -3,59 +3,50 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from keymix.data.segmentation import inputs as loading
-from keymix.data.segmentation.table import ScanSource
 from PIL import Image
 from scan_sets import mask_set, scan_path, scan_set
 
-from keymix.data import load
-from keymix.data.class_names import ClassNames
+from keymix.data import load, loading
 from keymix.data.dataset import ImageData
-from keymix.data.kinds import MaskKind
-from keymix.data.sources.masks import Pair, Pairs
-from keymix.data.splits import Part, choose_groups, make_splits
+from keymix.data.sample import Row, Source
+from keymix.data.specs import Options
+from keymix.data.splits import Part, Table, choose_groups, make_splits
 from keymix.data.streams import Stream
 from keymix.errors import UserError
 
 COUNTS = st.lists(st.integers(1, 12), min_size=3, max_size=12)
 
 
-def source_of(counts: list[int]) -> ScanSource:
+def source_of(counts: list[int]) -> Source:
     """Cases of so many images, which are not there."""
-    pairs = [
-        Pair(stem=f"{case}_{k}", images=(), masks=(Path(),), group=f"case{case}")
+    rows = [
+        Row(id="", image=torch.empty, target=0, name=f"{case}_{k}", group=f"case{case}")
         for case, count in enumerate(counts)
         for k in range(count)
     ]
-    kind, names = MaskKind(multilabel=False, background=0), ("background", "leaf")
-    train = Pairs(pairs, kind, ClassNames(names, None, None), 1)
-    return ScanSource(classes=names, train=train, masks=kind)
+    return Source(rows=rows, test_fraction=0.04)
 
 
 def divided(
-    source: ScanSource,
-    *,
-    seed: int = 0,
-    test_fraction: float | None = None,
-    val_fraction: float = 1 / 6,
-    limit: int | None = None,
-    split_by: str = "case",
+    source: Source, *, seed: int = 0, val_fraction: float = 1 / 6, **asked: Any
 ) -> dict[str, Part]:
-    shares = {"test_fraction": test_fraction, "split_by": split_by}
-    return make_splits(source, "x", limit, val_fraction, seed, **shares)[0]  # type: ignore[arg-type]
+    options = Options(val_fraction=val_fraction, split_seed=seed, **asked)
+    table = Table.of(source.rows, by_class=False)
+    return make_splits(source, table, "x", options, by_class=False)[0]
 
 
 @given(COUNTS, st.integers(0, 2**31), st.floats(0.01, 0.6), st.floats(0.01, 0.6))
 def test_no_case_is_in_two_splits(counts: list[int], seed: int, test: float, val: float) -> None:
     source = source_of(counts)
     parts = divided(source, seed=seed, test_fraction=test, val_fraction=val)
-    groups = {name: {source.train.groups[i] for i in part.rows} for name, part in parts.items()}
+    groups = {name: {source.rows[i].group for i in part.rows} for name, part in parts.items()}
     assert all(groups.values())
     assert sum(map(len, groups.values())) == len(counts)  # each in one
     rows = np.concatenate([part.rows for part in parts.values()])
@@ -115,7 +106,7 @@ def test_slices_of_a_case_may_part() -> None:
     source = source_of([10, 10, 10])
     parts = divided(source, split_by="slice", test_fraction=0.2, val_fraction=0.25)
     assert [len(parts[name].rows) for name in ("train", "val", "test")] == [18, 6, 6]
-    shared = [{source.train.groups[i] for i in part.rows} for part in parts.values()]
+    shared = [{source.rows[i].group for i in part.rows} for part in parts.values()]
     assert set.intersection(*shared)
 
 
@@ -156,7 +147,7 @@ def test_images_in_memory_and_read_one_by_one_are_alike(
     root = scan_set(tmp_path, {1: 3, 2: 3, 3: 3, 4: 3})
     options = {"image_size": (4, 5), "val_fraction": 0.3, "stack": 3}
     in_memory = load(f"uwgi:{root}", **options)  # type: ignore[arg-type]
-    monkeypatch.setattr(loading, "IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr(loading, "CACHE_MASKS", 0)
     read = load(f"uwgi:{root}", **options)  # type: ignore[arg-type]
     assert in_memory.record().cached
     assert not read.record().cached
@@ -170,24 +161,14 @@ def test_images_in_memory_and_read_one_by_one_are_alike(
     kept = image.clone()
     image.zero_()  # a copy
     assert torch.equal(in_memory.train.read(0), kept)
-    assert in_memory.train.scans is not None
-    assert in_memory.train.scans.read(0, (6, 9))[0].shape == (3, 6, 9)
-
-
-def test_a_view_of_a_set_in_memory_has_its_own_images_and_masks(tmp_path: Path) -> None:
-    train = load(f"masks:{mask_set(tmp_path / 'set', {'': 8})}").train
-    assert train.images is not None
-    assert train.scans is not None
-    image, mask = train.scans.select(np.array([2, 3])).read(0, train.image_size)
-    assert torch.equal(image, train.read(2))
-    assert torch.equal(mask, train.mask(2))
+    assert in_memory.train.own(0).shape == (3, 6, 9)
 
 
 @pytest.mark.parametrize("kind", ["images", "masks"])
 def test_faults_of_a_set_read_one_by_one_are_reported_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(loading, "IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr(loading, "CACHE_MASKS", 0)
     root = mask_set(tmp_path / "set", {"train": 4, "val": 2, "test": 2})
     file = root / "test" / kind / "p1.png"
     content = file.read_bytes()
@@ -205,16 +186,14 @@ def test_mean_and_deviation_are_those_of_the_training_pixels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool
 ) -> None:
     if not in_memory:
-        monkeypatch.setattr(loading, "IN_MEMORY_BYTES", 0)
+        monkeypatch.setattr(loading, "CACHE_MASKS", 0)
     scans = scan_set(tmp_path / "scans", {1: 2, 2: 2, 3: 2, 4: 2})
     files = mask_set(tmp_path / "files", {"train": 5, "val": 3, "test": 3})
     for spec, stack in ((f"uwgi:{scans}", 3), (f"masks:{files}", None)):
         data = load(spec, val_fraction=0.3, stack=stack)
         found = {}
         for split in data.splits:
-            table = split.scans
-            assert table is not None
-            pixels = np.stack([table.pixels(i) for i in range(len(table))]) / 255.0
+            pixels = np.stack([split.own(i).numpy() for i in range(len(split))]) / 255.0
             found[split.name] = pixels.mean(axis=(0, 2, 3)), pixels.std(axis=(0, 2, 3))
         mean, std = found["train"]
         np.testing.assert_allclose(data.mean, mean, rtol=1e-12)
@@ -228,7 +207,7 @@ def test_the_fingerprint_is_of_images_and_masks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool
 ) -> None:
     if not in_memory:
-        monkeypatch.setattr(loading, "IN_MEMORY_BYTES", 0)
+        monkeypatch.setattr(loading, "CACHE_MASKS", 0)
     scans = scan_set(tmp_path / "scans", {1: 2, 2: 2, 3: 2})
     files = mask_set(tmp_path / "files", {"": 6})
     first = [sha(load(f"uwgi:{scans}")), sha(load(f"masks:{files}"))]
@@ -259,7 +238,7 @@ def test_the_real_cases_are_split_whole(real_data: Path) -> None:
     spec = f"uwgi:{real_data}/uw-madison-gi"
     for seed in range(3):
         data = load(spec, split_seed=seed, image_size=32, val_fraction=1 / 6, test_fraction=0.2)
-        groups = [set(split.scans.groups) for split in data.splits if split.scans]
+        groups = [set(split.groups) for split in data.splits]
         assert not groups[0] & groups[1]
         assert not groups[0] & groups[2]
         assert not groups[1] & groups[2]

@@ -42,12 +42,8 @@ def third(what: str, **values: Any) -> Change:
 
 def instances(data: ImageData) -> dict[int, dict[str, Any]]:
     """All that is said of each image's instances at its own size, by its id."""
-    found = {}
-    for targets in (split.targets for split in data.splits):
-        assert isinstance(targets, InstanceTargets)
-        for i in range(len(targets)):
-            found[targets.image_id(i)] = targets.truth(i)
-    return found
+    rows = [row for split in data.splits for row in split.rows]
+    return {row.target.image_id: row.target.truth() for row in rows}
 
 
 def boxes(data: ImageData) -> dict[int, list[list[float]]]:
@@ -126,7 +122,7 @@ def test_boxes_without_outlines_are_read(tmp_path: Path, plain: ImageData, outli
     data = load(f"coco:{root}", image_size=SIZE)
     assert boxes(data) == boxes(plain)
     assert all("masks" not in each for each in instances(data).values())
-    assert "masks" not in data.train.targets.read(0)
+    assert "masks" not in data.train.target(0)
     left, top, right, bottom = instances(data)[1]["boxes"].unbind(1)
     assert torch.equal(instances(data)[1]["area"], (right - left) * (bottom - top))
     assert [score.key for score in data.task.scores if "mask" in score.key] == []

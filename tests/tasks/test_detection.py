@@ -37,7 +37,7 @@ from keymix.report.comparison_page import render
 from keymix.report.part import page_of
 from keymix.studies.attention.page import figures
 from keymix.task import get_task
-from keymix.tasks.detection.answers import ANSWERS, instance_targets, instances_of
+from keymix.tasks.detection.answers import ANSWERS, instances_of
 from keymix.tasks.detection.matching import Found
 from keymix.tasks.detection.page import OfComparison
 from keymix.tasks.detection.predictions import InstancePrediction, found_at
@@ -151,7 +151,6 @@ def test_the_command_trains_and_evaluates(
 
 def test_truth_through_the_evaluation_scores_1(data: Path) -> None:
     loaded = load_data(small(data).data)
-    targets = instance_targets(loaded.test)
 
     class Knowing(torch.nn.Module):
         """Returns the true instances of the images, at the size that it sees."""
@@ -161,7 +160,7 @@ def test_truth_through_the_evaluation_scores_1(data: Path) -> None:
         def forward(self, images: list[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
             found = []
             for image in images:
-                truth = targets.read(self.at)
+                truth = loaded.test.target(self.at)
                 self.at += 1
                 single = ~truth["iscrowd"]
                 number = int(single.sum())
@@ -201,7 +200,7 @@ def test_detections_are_brought_to_the_size_of_the_image() -> None:
 
 def test_the_frequent_boxes_are_those_of_training(data: Path) -> None:
     loaded = load_data(small(data).data)
-    found = frequent_boxes(instance_targets(loaded.train), len(loaded.classes))
+    found = frequent_boxes([row.target for row in loaded.train.rows], len(loaded.classes))
     assert set(found.labels) == {1, 2}
     assert all((found.labels == k).sum() <= BOXES for k in (1, 2))
     assert ((found.boxes >= 0) & (found.boxes <= 1)).all()
@@ -461,11 +460,10 @@ def test_schedules_are_those_of_the_field(
 
 def test_instances_are_read_at_their_own_size(data: Path) -> None:
     loaded = load_data(small(data).data)
-    targets = instance_targets(loaded.test)
-    for i in range(len(loaded.test)):
-        found = instances_of(targets, i)
+    for i, row in enumerate(loaded.test.rows):
+        found = instances_of(row)
         assert found.masks is not None
-        assert all(tuple(mask["size"]) == targets.size(i) for mask in found.masks)
+        assert all(tuple(mask["size"]) == loaded.test.size(i) for mask in found.masks)
         assert len(found.masks) == len(found.labels) == len(found.area)
 
 

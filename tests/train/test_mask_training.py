@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from keymix.data.segmentation.table import resized_image
 from PIL import Image
 from small_runs import on_masks
 from timm.data import create_transform, resolve_model_data_config
 
 from keymix.analysis import overlap
 from keymix.data.augment import Augment
+from keymix.data.decode import resized_image
 from keymix.errors import KeymixWarning, UserError
 from keymix.tasks.segmentation.answers import MaskAnswers
 from keymix.tasks.segmentation.facts import MaskDetails
@@ -88,7 +88,7 @@ def test_timm_shows_a_loaded_model_and_its_encoder_the_images_of_its_training(ru
     model, seen = load_run(run.folder).model(), run.summary.data
     data = load_data(run.recipe.data)
     wide = np.random.default_rng(0).integers(0, 255, (1, 30, 50), dtype=np.uint8)
-    wanted = data.prepared(resized_image(wide, (24, 24))[None])[0]
+    wanted = data.prepared(resized_image(torch.from_numpy(wide), (24, 24))[None])[0]
     a_level = 1 / 255 / min(seen.std)  # Pillow rounds after each axis
     for part in (model, model.encoder):
         config = resolve_model_data_config(part)

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from keymix.data.segmentation.slices import ScanFile
 from PIL import Image
 
 from keymix.analysis.mask_pictures import PALETTE, rim
 from keymix.data import load
 from keymix.data.loaders import Loader
+from keymix.data.slices import ScanFile
 from keymix.errors import UserError
 from keymix.tasks.segmentation.predict_masks import COLUMNS, predict_masks
 from keymix.train.evaluation import data_for
@@ -153,15 +153,12 @@ def test_predicted_run_lengths_are_a_data_set_again(
     shutil.copytree(scans / "train", tmp_path / "again" / "train")
     shutil.copy(tmp_path / "out" / "predictions.csv", tmp_path / "again" / "train.csv")
     data = load(f"uwgi:{tmp_path / 'again'}", masks="multilabel", test_fraction=0.2)
-    seen = 0
-    for split in data.splits:
-        assert split.scans is not None
-        for i in range(len(split)):
-            for organ, plane in zip(ORGANS, split.scans.mask(i), strict=True):
-                wanted = mask_of(tmp_path / "out", f"{organ}/{split.scans.scan_id(i)}.png")
-                np.testing.assert_array_equal(plane * 255, wanted)
-            seen += 1
-    assert seen == len(found)
+    rows = [row for split in data.splits for row in split.rows]
+    for row in rows:
+        for organ, plane in zip(ORGANS, row.read_target().numpy(), strict=True):
+            wanted = mask_of(tmp_path / "out", f"{organ}/{row.name}.png")
+            np.testing.assert_array_equal(plane * 255, wanted)
+    assert len(rows) == len(found)
 
 
 def test_files_are_answered_as_the_split_that_they_are_of(
@@ -259,14 +256,13 @@ def test_overlays_outline_the_truth_where_it_is_known(
 ) -> None:
     predict_masks(runs["exclusive"], out=tmp_path / "split", split="train")
     data = load(f"uwgi:{scans}", test_fraction=0.4, val_fraction=0.2)
-    assert data.train.scans is not None
-    name, truth = data.train.scans.scan_id(0), data.train.scans.mask(0)
+    row = data.train.rows[0]
+    name, truth = row.name, row.read_target().numpy()
     drawn = np.asarray(Image.open(tmp_path / "split" / "overlays" / f"{name}.png"))
     last = rim(truth == 3)
     assert last.any()
     assert (drawn[last] == PALETTE[2]).all()
-    path = data.train.scans.name(0)
-    predict_masks(runs["exclusive"], [path], out=tmp_path / "files")
+    predict_masks(runs["exclusive"], [row.id], out=tmp_path / "files")
     plain = np.asarray(Image.open(tmp_path / "files" / "overlays" / f"{name}.png"))
     assert not (plain[last] == PALETTE[2]).all(-1).any()
 

@@ -59,7 +59,7 @@ class Augment:
             as well and nothing else of these.
         vertical_flip: Mirror upside down with probability 0.5. Like the next three, for images with
             masks, which take ``flip`` as well and nothing else of these
-            (`keymix.data.segmentation.augment`).
+            (`keymix.data.mask_augment`).
         shift_scale_rotate: Shift, scale and rotate with probability 0.5.
         coarse_dropout: Blank rectangles of the image, not of the mask, with probability 0.5.
         brightness_contrast: Change brightness and contrast with probability 0.5.

@@ -302,7 +302,8 @@ def _plane(path: Path, names: ClassNames, *, multilabel: bool) -> NDArray[np.uin
         message = f"cannot read mask {path}: {reason(error)}"
         raise BadSampleError([Fault("unreadable", message, str(path))]) from error
     if multilabel:
-        return (values != 0).astype(np.uint8)
+        inside: NDArray[np.uint8] = (values != 0).astype(np.uint8)
+        return inside
     mask, unknown = _numbered(values, names, coloured=coloured)
     if unknown.any():
         wrong, counts = np.unique(values[unknown], return_counts=True)

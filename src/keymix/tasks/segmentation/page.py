@@ -123,7 +123,7 @@ class MaskPage(Page):
 
     def label(self, data: ImageData, i: int) -> str:
         """Name a test image."""
-        return gallery.scans_of(data).scan_id(i)
+        return data.test.rows[i].name
 
     def drawn(self, answers: Answers) -> Sequence[int]:
         """Choose full images of different cases, and one that is empty."""
