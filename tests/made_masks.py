@@ -7,9 +7,8 @@ import csv
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
-
 from keymix.data.segmentation.rle import encode
+from PIL import Image
 
 ORGANS = ("large_bowel", "small_bowel", "stomach")
 

@@ -19,7 +19,7 @@ OF_A_KIND = {"is_events", "of_data", "takes_frames", "load_frames", "RECORDING",
 _RECORDS = {"data", "seen", "record", "images"}
 """What data and their records are called; a model's own time steps are no kind of input."""
 TASKS = {"classification", "segmentation"}
-FREE_OF_TASKS = ("tasks/", "recipes/", "decoders/", "data/sources/", "data/segmentation/")
+FREE_OF_TASKS = ("tasks/", "recipes/", "decoders/", "data/sources/")
 """What a task brings."""
 FREE_OF_KINDS = ("data/", *FREE_OF_TASKS)
 """What a kind of input brings, too."""

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from keymix.data.segmentation.inputs import ScanImages, SplitMasks
+from keymix.data.segmentation.table import Pixels, ScanTable, Seen
 from PIL import Image
 
 from keymix.data.dataset import ImageData, Split
 from keymix.data.kinds import MaskKind
 from keymix.data.record import DataFacts
-from keymix.data.segmentation.inputs import ScanImages, SplitMasks
-from keymix.data.segmentation.table import Pixels, ScanTable, Seen
 from keymix.data.streams import IntArray
 from keymix.task import get_task
 

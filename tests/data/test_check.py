@@ -26,7 +26,7 @@ from event_files import (
 from film import save_frames
 from pictures import encoded, picture, seed_of
 from PIL import Image
-from scan_sets import add_scan, mask_set, lines_of, scan_path, scan_set, write_rows
+from scan_sets import add_scan, lines_of, mask_set, scan_path, scan_set, write_rows
 
 from each import together
 from keymix import recipes

@@ -16,11 +16,11 @@ import torch
 from coco_sets import CATEGORIES, write
 from hypothesis import given
 from hypothesis import strategies as st
+from keymix.data.detection.table import InstanceTargets
 from torch import Tensor
 
 from keymix.data import Augment, ImageData, Loader, load
 from keymix.data.decode import fitted_size
-from keymix.data.detection.table import InstanceTargets
 from keymix.data.random_parameters import flips, short_side
 from keymix.data.record import DataRecord
 from keymix.data.shown import file_pixels, fitted

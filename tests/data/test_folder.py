@@ -36,7 +36,10 @@ def test_rows_are_built_alike_in_another_process(make_folder) -> None:
     rows = spec.open(argument, Faults()).rows
     assert [row.name for row in rows[4:6]] == ["dog/deep/001", "dog/000"]
     assert [(row.target, row.split) for row in rows[2:6]] == [
-        (0, "train"), (1, "train"), (1, "train"), (1, "test")
+        (0, "train"),
+        (1, "train"),
+        (1, "train"),
+        (1, "test"),
     ]
     assert [*pickle.loads(pickle.dumps(rows))] == [*rows]
     assert [*select(rows, np.array([1, 5]))] == [rows[1], rows[5]]

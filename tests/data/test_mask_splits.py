@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from keymix.data.segmentation import inputs as loading
+from keymix.data.segmentation.table import ScanSource
 from PIL import Image
 from scan_sets import mask_set, scan_path, scan_set
 
@@ -16,8 +18,6 @@ from keymix.data import load
 from keymix.data.class_names import ClassNames
 from keymix.data.dataset import ImageData
 from keymix.data.kinds import MaskKind
-from keymix.data.segmentation import inputs as loading
-from keymix.data.segmentation.table import ScanSource
 from keymix.data.sources.masks import Pair, Pairs
 from keymix.data.splits import Part, choose_groups, make_splits
 from keymix.data.streams import Stream

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from coco_sets import rectangle, write
+from keymix.data.detection.table import InstanceTargets
 from numpy.typing import NDArray
 from PIL import Image
 from scan_sets import mask_set
@@ -19,7 +20,6 @@ from scan_sets import mask_set
 from keymix.cli import main
 from keymix.data import ImageData, load
 from keymix.data.check import check
-from keymix.data.detection.table import InstanceTargets
 from keymix.data.record import DataRecord, counts_left_out
 from keymix.data.specs import kind_of
 from keymix.errors import KeymixWarning, UserError

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from keymix.data.sources.base import Faults, Source
+
 from keymix.data.sources.digits import open_source
 from keymix.data.splits import choose, digest, make_splits, rest
 from keymix.data.streams import Stream

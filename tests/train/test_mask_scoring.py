@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from keymix.data.segmentation.rle import encode
 from PIL import Image
 from torch import Tensor, nn
 
@@ -19,7 +20,6 @@ from keymix.analysis import overlap
 from keymix.data import load
 from keymix.data.dataset import ImageData
 from keymix.data.loaders import Loader
-from keymix.data.segmentation.rle import encode
 from keymix.tasks.segmentation.answers import ANSWERS, MaskAnswers
 from keymix.tasks.segmentation.facts import MaskDetails
 from keymix.tasks.segmentation.scoring import (

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from keymix.data.segmentation.table import resized_image
 from PIL import Image
 from small_runs import on_masks
 from timm.data import create_transform, resolve_model_data_config
 
 from keymix.analysis import overlap
 from keymix.data.augment import Augment
-from keymix.data.segmentation.table import resized_image
 from keymix.errors import KeymixWarning, UserError
 from keymix.tasks.segmentation.answers import MaskAnswers
 from keymix.tasks.segmentation.facts import MaskDetails

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from keymix.data.segmentation.slices import ScanFile
 from PIL import Image
 
 from keymix.analysis.mask_pictures import PALETTE, rim
 from keymix.data import load
 from keymix.data.loaders import Loader
-from keymix.data.segmentation.slices import ScanFile
 from keymix.errors import UserError
 from keymix.tasks.segmentation.predict_masks import COLUMNS, predict_masks
 from keymix.train.evaluation import data_for

@@ -202,7 +202,7 @@ class MaskKind:
 
 def mask_kind(masks: str | None, classes: Sequence[str]) -> MaskKind | None:
     """Return what masks are, by the fact of the data; None of data without any."""
-    if masks is None:
+    if not masks:
         return None
     multilabel = masks == "multilabel"
     background = None if multilabel or BACKGROUND not in classes else classes.index(BACKGROUND)

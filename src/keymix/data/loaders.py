@@ -390,7 +390,7 @@ def _made(split: Split, augment: Augment | None, seed: int, order: Order) -> Mad
     """Read and augment a batch; workers with copies of a split make the same."""
     epoch, index = order
     samples = [sample(split, i, augment, seed=seed, epoch=epoch) for i in index.tolist()]
-    pixels, targets = collate(samples, listed=split.listed)
+    pixels, targets = collate(samples, split)
     boxes = None
     if augment is not None and augment.erasing:
         size = split.image_size

@@ -194,7 +194,7 @@ def load(
             target_kind=target,
             view=seeing.view,
             images=seeing.images.get(name),
-            masks=seeing.masks.get(name),
+            targets=seeing.targets.get(name),
             outside=0 if kind is None else outside(kind),
             listed=task.whole_images,
         )
@@ -359,7 +359,7 @@ class _Seeing:
     view: View
     notes: list[str]
     images: Mapping[str, Tensor] = field(default_factory=dict)
-    masks: Mapping[str, Tensor] = field(default_factory=dict)
+    targets: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def _seen_by_a_model(
@@ -395,10 +395,11 @@ def _cropped(rows: Rows, view: View, size: Size | None, crop_pct: float | None) 
     count = sum(map(len, rows.values()))
     first = rows["train"][0]
     with reading(first.id, REMEDY):
-        eight_bit = view.values(first.image()).dtype == torch.uint8
+        width = view.values(first.image()).element_size()
 
     def small(size: Size) -> bool:
-        return max(size) <= CACHE_SIDE and count * view.channels * size[0] * size[1] < CACHE_BYTES
+        every = count * view.channels * size[0] * size[1] * width
+        return max(size) <= CACHE_SIDE and every < CACHE_BYTES
 
     def kept(size: Size, *, only: bool) -> dict[str, Tensor] | None:
         at = replace(view, size=size, crop_pct=crop_pct or 1.0)
@@ -414,14 +415,14 @@ def _cropped(rows: Rows, view: View, size: Size | None, crop_pct: float | None) 
     if size is None:
         with reading(first.id, REMEDY):
             size = size_of(first.image)
-        if eight_bit and small(size):
+        if small(size):
             images = kept(size, only=True)
         if images is None:
             every = common()
             size = every.pop() if len(every) == 1 else DEFAULT_SIZE
     elif not small(size):
         common()  # checks the headers
-    if images is None and eight_bit and small(size):
+    if images is None and small(size):
         images = kept(size, only=False)
     shares = crop_pct or (LAZY_CROP_PCT if images is None else 1.0)
     notes = [
@@ -443,7 +444,9 @@ def _decoded(rows: Sequence[Row], view: View, *, only: bool = False) -> Tensor |
 
     None if ``only`` images of the view's size are wanted and one has another.
     """
-    pixels = torch.empty((len(rows), view.channels, *view.size), dtype=torch.uint8)
+    with reading(rows[0].id, REMEDY):
+        kind = view.values(rows[0].image()).dtype
+    pixels = torch.empty((len(rows), view.channels, *view.size), dtype=kind)
 
     def decode(chunk: range) -> bool:
         for i in chunk:
@@ -498,7 +501,7 @@ def _whole(
         return _Seeing(view=view, notes=notes)
     images = {name: _decoded(part, view) for name, part in rows.items()}
     masks = {name: _masks(part, size) for name, part in rows.items()}
-    return _Seeing(view=view, notes=notes, images=cast("Any", images), masks=masks)
+    return _Seeing(view=view, notes=notes, images=cast("Any", images), targets=masks)
 
 
 def _masks(rows: Sequence[Row], size: Size) -> Tensor:

@@ -22,6 +22,7 @@ from keymix.data import frame_augment, mask_augment
 from keymix.data.augment import Augment, check_augment
 from keymix.data.dataset import Split
 from keymix.data.decode import by_pillow, resize, resized_image
+from keymix.data.kinds import MASK
 from keymix.data.rand_augment import AutoAugment, RandAugment, plans
 from keymix.data.random_parameters import flips, resized_crop, short_side
 from keymix.data.view import moved, moves, resized
@@ -55,6 +56,13 @@ def check_split(augment: Augment, split: Split) -> None:
     if view.mode != "crop":
         return
     height, width = view.size
+    for name in ("rand_augment", "auto_augment"):
+        asked = getattr(augment, name)
+        if asked not in ("", (0, 0)) and split.read(0).is_floating_point():
+            raise UserError(
+                f"augment.{name}={asked!r} changes images of 8 bits, and these are float32. Leave "
+                "it out."
+            )
     if augment.auto_augment and split.images is not None:
         raise UserError(
             f"augment.auto_augment={augment.auto_augment!r} changes images one by one, and at "
@@ -156,26 +164,22 @@ def _auto_augment(config: str, channels: int, height: int, width: int) -> AutoAu
     return AutoAugment(config, channels, height, width)
 
 
-def collate(samples: Sequence[tuple[Tensor, Any]], *, listed: bool) -> tuple[Any, Any]:
-    """Make a batch of samples: images and targets, or no targets where they are by position."""
+def collate(samples: Sequence[tuple[Tensor, Any]], split: Split) -> tuple[Any, Any]:
+    """Make a batch of samples: images and targets, or no targets where they are by position.
+
+    Masks of one size are a tensor, other targets with a place in their image a list.
+    """
     images = [image.as_subclass(Tensor) for image, _ in samples]
-    pixels = images if listed else torch.stack(images)
-    if not listed and images[0].ndim == 3:  # which convolutions prefer
-        pixels = torch.stack(images).contiguous(memory_format=torch.channels_last)
-    targets = [target for _, target in samples]
-    return pixels, None if targets[0] is None else stacked(targets)
-
-
-def stacked(targets: Sequence[Any]) -> Any:
-    """Make a batch of targets: one tensor of masks and numbers of one shape, else a list."""
-    ragged = any(
-        isinstance(each, tv_tensors.TVTensor) and not isinstance(each, tv_tensors.Mask)
-        for each in targets
-    )
-    plain = [_plain(each) for each in targets]
-    tensors = [each for each in plain if isinstance(each, Tensor)]
-    alike = len(tensors) == len(plain) and len({each.shape for each in tensors}) == 1
-    return torch.stack(tensors) if alike and not ragged else plain
+    pixels: Any = images
+    if not split.listed:
+        pixels = torch.stack(images)
+        if pixels.ndim == 4:  # which convolutions prefer
+            pixels = pixels.contiguous(memory_format=torch.channels_last)
+    if samples[0][1] is None:
+        return pixels, None
+    targets = [_plain(target) for _, target in samples]
+    stacked = split.target_kind is MASK and not split.listed
+    return pixels, torch.stack(targets) if stacked else targets
 
 
 def _plain(target: Any) -> Any:
