@@ -289,10 +289,16 @@ def test_a_check_says_recordings_and_takes_the_frames_of_training(
     assert "26 of 26 recordings checked" in said.err
     assert "\nrecordings\ttrain 26\n" in said.out
     assert "a has 24 training recordings, b 2" in said.out
-    assert "12 events for T = 16; and 23 more" in said.out.replace(f"{root}/a/002.npz: ", "")
+    assert "15 of 16 frames; and 23 more" in said.out.replace(f"{root}/a/002.npz: ", "")
     assert "image" not in said.out
     assert main(["data", "check", f"events:{root}", "--time-steps", "1"]) == 0
     assert "frames" not in capsys.readouterr().out
+    gap = [(t, 3, 3, 1) for t in (*range(30), 1_000_000)]
+    write_npz(root / "a" / "000.npz", gap, (16, 16))
+    for unit, expected in (("number", False), ("time", True)):
+        options = ("--time-steps", "4", "--frames-by", unit)
+        assert main(["data", "check", f"events:{root}", *options]) == 0
+        assert ("000.npz: 3 of 4 frames" in capsys.readouterr().out) == expected
 
 
 def test_moving_digits_are_one_set() -> None:
