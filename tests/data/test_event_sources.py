@@ -298,7 +298,7 @@ def test_a_check_says_recordings_and_takes_the_frames_of_training(
     for unit, expected in (("number", False), ("time", True)):
         options = ("--time-steps", "4", "--frames-by", unit)
         assert main(["data", "check", f"events:{root}", *options]) == 0
-        assert ("000.npz: 3 of 4 frames" in capsys.readouterr().out) == expected
+        assert ("000.npz: 2 of 4 frames" in capsys.readouterr().out) == expected
 
 
 def test_moving_digits_are_one_set() -> None:
