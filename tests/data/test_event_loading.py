@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from keymix.data.events.augment import augmented
 
 from keymix.cli.recipe_options import typed
 from keymix.data import Augment, Loader, load
 from keymix.data.augment import check_augment
 from keymix.data.dataset import ImageData
-from keymix.data.events import augment as wide
+from keymix.data.frame_augment import OPERATIONS, augmented
 from keymix.data.kinds import RECORDING
 from keymix.data.mixing import Mixing
 from keymix.data.random_parameters import flips
@@ -47,14 +45,6 @@ def test_batches_are_frames_of_counts(data: ImageData) -> None:
     for i in range(0, len(index), 17):
         assert (images[i] == data.train.read(i)).all()
         assert targets[i] == data.train.labels[i]
-        # axes: the polarity of the recording's events, frame by frame
-        events = data.train.table.read(i)  # type: ignore[attr-defined]
-        each = len(events) // 5
-        assert images[i, 0, 1].sum() == events["p"][:each].sum()
-        assert (
-            images[i, 1, 0, 9].sum()
-            == ((events["p"][each : 2 * each] == 0) & (events["y"][each : 2 * each] == 9)).sum()
-        )
 
 
 @pytest.mark.parametrize("augment", [None, BOTH])
@@ -123,7 +113,7 @@ def by_hand(image: np.ndarray, i: int, seed: int, epoch: int) -> np.ndarray:
     """One image, pixel by pixel."""
     H, W = image.shape
     draws = uniforms(5, seed, epoch, Stream.FRAMES, i)[0]
-    name, much = wide.OPERATIONS[int(draws[0] * 5)], 2 * draws[1] - 1
+    name, much = OPERATIONS[int(draws[0] * 5)], 2 * draws[1] - 1
     mirrored = flips(np.array([i]), seed=seed, epoch=epoch)[0]
     shown = image[:, ::-1] if mirrored else image
     made = np.zeros_like(image)
@@ -218,15 +208,6 @@ def test_a_picture_shows_darker_red_and_brighter_blue(data: ImageData) -> None:
     assert ((picture[0] > 0) == (counts[0] > 0)).all()
     assert ((picture[2] > 0) == (counts[1] > 0)).all()
     assert picture[1].sum() == 0
-
-
-def test_an_image_is_not_made_of_events(data: ImageData) -> None:
-    def refused(work: Callable[[], object]) -> None:
-        with pytest.raises(UserError, match="holds events, not an image"):
-            work()
-
-    refused(lambda: data.train.decoded(0))
-    refused(lambda: data.train.table.open(0))
 
 
 @pytest.mark.gpu

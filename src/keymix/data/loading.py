@@ -174,7 +174,7 @@ def load(
         refuse(source.loose, "entries")
         for every in seen.values():
             for one in every:
-                refuse(one.faults)
+                refuse(one.faults, source.items)
     more: dict[str, Any] = {}
     if target.facts:
         more, said = look_up(target.facts)(rows, seen, source, options)
@@ -252,8 +252,10 @@ def _broken(rows: Rows, seen: Mapping[str, Sequence[Seen]]) -> LeftOut:
     """List the samples with faults."""
 
     def named(row: Row, faults: Sequence[Fault]) -> LeftOutImage:
-        prefix = f"cannot read image {row.id}: "
-        reasons = [fault.message.removeprefix(prefix) for fault in faults]
+        reasons = [
+            fault.message.removeprefix("cannot read image ").removeprefix(f"{row.id}: ")
+            for fault in faults
+        ]
         return LeftOutImage(id=row.id, reason="; ".join(reasons))
 
     return {
