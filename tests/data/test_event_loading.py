@@ -12,7 +12,7 @@ from keymix.cli.recipe_options import typed
 from keymix.data import Augment, Loader, load
 from keymix.data.augment import check_augment
 from keymix.data.dataset import ImageData
-from keymix.data.frame_augment import OPERATIONS, augmented
+from keymix.data.frame_augment import OPERATIONS, augmented_frames
 from keymix.data.kinds import RECORDING
 from keymix.data.mixing import Mixing
 from keymix.data.random_parameters import flips
@@ -90,7 +90,7 @@ def test_augmentation_changes_with_seed_epoch_and_index() -> None:
     index = np.arange(40)
 
     def made(index: Any = index, seed: int = 1, epoch: int = 0) -> torch.Tensor:
-        return augmented(frames, index, flip=True, wide=True, seed=seed, epoch=epoch)
+        return augmented_frames(frames, index, flip=True, wide=True, seed=seed, epoch=epoch)
 
     base = made()
     assert (made() == base).all()
@@ -103,7 +103,7 @@ def test_augmentation_changes_with_seed_epoch_and_index() -> None:
 def test_augmentation_is_alike_for_all_frames_and_polarities() -> None:
     one = torch.randint(0, 9, (64, 1, 1, 24, 32), dtype=torch.uint8)
     frames = one.expand(-1, 6, 2, -1, -1).contiguous()
-    made = augmented(frames, np.arange(64), flip=True, wide=True, seed=0, epoch=0)
+    made = augmented_frames(frames, np.arange(64), flip=True, wide=True, seed=0, epoch=0)
     assert made.shape == frames.shape
     assert (made == made[:, :1, :1]).all()
     assert (made != frames).any()
@@ -142,7 +142,7 @@ def by_hand(image: np.ndarray, i: int, seed: int, epoch: int) -> np.ndarray:
 def test_augmentation_equals_a_loop_over_pixels() -> None:
     torch.manual_seed(1)
     frames = torch.randint(0, 200, (50, 1, 1, 20, 26), dtype=torch.uint8)
-    made = augmented(frames, np.arange(50), flip=True, wide=True, seed=4, epoch=7)
+    made = augmented_frames(frames, np.arange(50), flip=True, wide=True, seed=4, epoch=7)
     seen = set()
     for i in range(50):
         expected = by_hand(frames[i, 0, 0].numpy(), i, 4, 7)
@@ -153,7 +153,7 @@ def test_augmentation_equals_a_loop_over_pixels() -> None:
 
 def test_a_mirror_alone_is_one() -> None:
     frames = torch.randint(0, 2**20, (30, 2, 2, 8, 9), dtype=torch.int32)
-    made = augmented(frames, np.arange(30), flip=True, wide=False, seed=0, epoch=0)
+    made = augmented_frames(frames, np.arange(30), flip=True, wide=False, seed=0, epoch=0)
     mirrored = torch.from_numpy(flips(np.arange(30), seed=0, epoch=0))
     assert 5 < int(mirrored.sum()) < 25
     assert (made == torch.where(mirrored[:, None, None, None, None], frames.flip(-1), frames)).all()

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from coco_sets import rectangle, write
-from keymix.data.detection.table import InstanceTargets
 from numpy.typing import NDArray
 from PIL import Image
 from scan_sets import mask_set
