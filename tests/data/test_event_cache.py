@@ -9,6 +9,7 @@ import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -121,10 +122,14 @@ def test_what_does_not_load_is_made_again(root: Path, made: list[int], damage: s
 def test_a_stop_while_frames_are_made_leaves_nothing(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped(*_: object) -> None:
-        raise KeyboardInterrupt
+    times = [0.0]
 
-    monkeypatch.setattr(np, "broadcast_to", stopped)
+    def monotonic() -> float:
+        if not times:  # frames are written
+            raise KeyboardInterrupt
+        return times.pop()
+
+    monkeypatch.setattr(cache, "time", SimpleNamespace(monotonic=monotonic))
     with pytest.raises(KeyboardInterrupt):
         opened(root)
     assert not [*(root / ".keymix").iterdir()]
