@@ -18,7 +18,6 @@ from torch import nn
 from timm.models import register_model
 
 import keymix
-from keymix.data.specs import DataSpec
 from keymix.mixers.identity import Identity
 from keymix.task import Score, Task
 
@@ -54,9 +53,13 @@ keymix.register_task(
     Task(name="number", does="estimates numbers", holds="images with a number each", unit="jar",
          scores=(score,), training=Training(), answers=object())
 )
-keymix.register_source(
-    DataSpec(name="jars", argument="PATH", summary="jars of things", module=__name__, task="number")
-)
+
+
+@keymix.source("jars", argument="PATH", summary="jars of things", task="number")
+def jars(argument, faults):
+    raise NotImplementedError
+
+
 keymix.register_mixer("nothing")(type("Nothing", (Identity,), {}))
 """
 

@@ -95,6 +95,10 @@ def test_images_have_names(digits: ImageData) -> None:
     assert "digits image 0" in names
 
 
+def test_a_set_prints_in_a_few_lines(digits: ImageData) -> None:
+    assert len(repr(digits)) < 12000
+
+
 def test_another_size_is_resized() -> None:
     data = load("digits", image_size=(24, 16), limit=40)
     assert data.image_size == (24, 16)

@@ -9,17 +9,20 @@ import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from event_files import random_events, write_dvs128, write_folder, write_npz
 
 from keymix.data import load
 from keymix.data.dataset import ImageData
 from keymix.data.events import cache, integrate, read_events
 from keymix.data.events.cache import Frames
-from keymix.data.events.inputs import few_events
-from keymix.data.events.recordings import Recordings
+from keymix.data.events.rows import Recorded, few_events
+from keymix.data.sample import BadSampleError, Faults, Row, digest_of, size_of
+from keymix.data.specs import Options, parse
 from keymix.errors import UserError
 
 
@@ -46,9 +49,15 @@ def opened(root: Path, **options: object) -> ImageData:
     return load(f"events:{root}", **{"time_steps": 4, **options})  # type: ignore[arg-type]
 
 
-def frames(data: ImageData) -> Frames:
-    assert data.train.frames is not None
-    return data.train.frames
+def rows(root: Path, **options: int) -> list[Row]:
+    """All rows of a folder, in its order."""
+    entry, argument = parse(f"events:{root}")
+    return [*entry.open(argument, Faults(), Options(**{"time_steps": 4, **options})).rows]  # type: ignore[arg-type]
+
+
+def frames(row: Row) -> Frames:
+    assert isinstance(row.image, Recorded)
+    return row.image.frames
 
 
 def kept(root: Path, ending: str = "npy") -> list[Path]:
@@ -59,7 +68,7 @@ def test_frames_are_made_once_and_are_those_of_the_files(root: Path, made: list[
     first, second = opened(root), opened(root)
     assert len(made) == 24
     assert first.record() == second.record()
-    assert isinstance(frames(second).array, np.memmap)
+    assert isinstance(frames(second.train.rows[0]).array.base, np.memmap)
     for data in (first, second):
         for split in data.splits:
             for i in range(len(split)):
@@ -113,10 +122,14 @@ def test_what_does_not_load_is_made_again(root: Path, made: list[int], damage: s
 def test_a_stop_while_frames_are_made_leaves_nothing(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped(*_: object) -> None:
-        raise KeyboardInterrupt
+    times = [0.0]
 
-    monkeypatch.setattr(cache, "_width", stopped)
+    def monotonic() -> float:
+        if not times:  # frames are written
+            raise KeyboardInterrupt
+        return times.pop()
+
+    monkeypatch.setattr(cache, "time", SimpleNamespace(monotonic=monotonic))
     with pytest.raises(KeyboardInterrupt):
         opened(root)
     assert not [*(root / ".keymix").iterdir()]
@@ -128,10 +141,10 @@ def test_frames_and_fingerprint_are_of_labels_too(tmp_path: Path, made: list[int
     labels = folder / "user01_led_labels.csv"
     labels.write_text(labels.read_text().replace("1,100000,150000", "1,100000,101000"))
     data = load(f"dvs128:{folder}")
-    table = data.train.table
-    assert isinstance(table, Recordings)
     assert len(made) == 2 * 33
-    assert frames(data).tensor(np.array([0])).sum() == len(table.read(0))
+    cut = read_events(folder / "user01_led.aedat").between(100_000, 101_000)
+    assert data.train.ids(0).endswith("user01_led.aedat (user01_led_labels.csv line 2)")
+    assert data.train.read(0).sum() == len(cut) > 5
     tests = folder / "user24_led_labels.csv"  # of the test split: what is split off stays
     head, first, second, *rest = tests.read_text().splitlines()
     tests.write_text("\n".join([head, second[0] + first[1:], first[0] + second[1:], *rest]) + "\n")
@@ -144,25 +157,29 @@ def test_frames_and_fingerprint_are_of_labels_too(tmp_path: Path, made: list[int
     ("count", "kind"), [(255, np.uint8), (256, np.uint16), (70_000, np.uint32)]
 )
 def test_counts_are_exact_however_large(root: Path, count: int, kind: type) -> None:
-    before = frames(opened(root, time_steps=1))
-    same = {i: before.tensor(np.array([i])).int() for i in range(24)}
+    before = rows(root, time_steps=1)
     hot = [(k, 3, 3, 1) for k in range(count)]
+    same = [(row.image().int(), digest_of(row.image)) for row in before]
     write_npz(root / "b" / "005.npz", hot, (16, 16))  # the 18th: all is written again, wider
-    data = opened(root, time_steps=1)
-    after = frames(data)
-    assert after.array.dtype == kind
-    assert after.tensor(np.array([17])).sum() == after.tensor(np.array([17])).max() == count
+    after = rows(root, time_steps=1)
+    assert frames(after[0]).array.dtype == kind
+    assert after[0].image().dtype == (torch.uint8 if kind is np.uint8 else torch.int32)
+    assert after[17].image().sum() == after[17].image().max() == count
     for i in set(range(24)) - {17}:
-        assert (after.tensor(np.array([i])).int() == same[i]).all()
-        assert after.digests[i] == before.digests[i]
-    assert opened(root, time_steps=1).record() == data.record()
+        assert (after[i].image().int() == same[i][0]).all()
+        assert digest_of(after[i].image) == same[i][1]
+    assert frames(rows(root, time_steps=1)[0]).digests == frames(after[0]).digests
 
 
 def test_frames_travel_to_workers_by_their_path(root: Path) -> None:
-    found = frames(opened(root))
+    found = rows(root)
+    found[3].image()
     sent = pickle.dumps(found)
-    assert len(sent) < 4000
-    assert (pickle.loads(sent).tensor(np.array([3])) == found.tensor(np.array([3]))).all()
+    assert len(sent) < 5000
+    assert (pickle.loads(sent)[3].image() == found[3].image()).all()
+    entry, argument = parse("moving_digits:100")
+    kept = [*entry.open(argument, Faults()).rows]  # in memory alone
+    assert (pickle.loads(pickle.dumps(kept))[3].image() == kept[3].image()).all()
 
 
 def test_frames_lie_where_they_can_and_are_found_next_to_the_data(
@@ -204,6 +221,14 @@ def test_what_is_wrong_with_a_recording_is_remembered(root: Path, made: list[int
             opened(root)
     record = opened(root, skip_corrupt=True).record()
     assert len(made) == 23
+    broken = rows(root)[17].image
+    for work in (broken, lambda: size_of(broken)):
+        with pytest.raises(BadSampleError) as caught:
+            work()
+        assert [(each.kind, each.culprit) for each in caught.value.faults] == [
+            ("unreadable", f"{root}/b/005.npz")
+        ]
+    assert size_of(rows(root)[16].image) == (16, 16)
     assert [each.id for each in record.left_out] == [f"{root}/b/005.npz"]
     assert str(root) not in record.left_out[0].reason
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +12,7 @@ from keymix.cli.recipe_options import typed
 from keymix.data import Augment, Loader, load
 from keymix.data.augment import check_augment
 from keymix.data.dataset import ImageData
-from keymix.data.events import augment as wide
-from keymix.data.events.augment import augmented
+from keymix.data.frame_augment import OPERATIONS, augmented_frames
 from keymix.data.kinds import RECORDING
 from keymix.data.mixing import Mixing
 from keymix.data.random_parameters import flips
@@ -47,14 +45,6 @@ def test_batches_are_frames_of_counts(data: ImageData) -> None:
     for i in range(0, len(index), 17):
         assert (images[i] == data.train.read(i)).all()
         assert targets[i] == data.train.labels[i]
-        # axes: the polarity of the recording's events, frame by frame
-        events = data.train.table.read(i)  # type: ignore[attr-defined]
-        each = len(events) // 5
-        assert images[i, 0, 1].sum() == events["p"][:each].sum()
-        assert (
-            images[i, 1, 0, 9].sum()
-            == ((events["p"][each : 2 * each] == 0) & (events["y"][each : 2 * each] == 9)).sum()
-        )
 
 
 @pytest.mark.parametrize("augment", [None, BOTH])
@@ -100,7 +90,7 @@ def test_augmentation_changes_with_seed_epoch_and_index() -> None:
     index = np.arange(40)
 
     def made(index: Any = index, seed: int = 1, epoch: int = 0) -> torch.Tensor:
-        return augmented(frames, index, flip=True, wide=True, seed=seed, epoch=epoch)
+        return augmented_frames(frames, index, flip=True, wide=True, seed=seed, epoch=epoch)
 
     base = made()
     assert (made() == base).all()
@@ -113,7 +103,7 @@ def test_augmentation_changes_with_seed_epoch_and_index() -> None:
 def test_augmentation_is_alike_for_all_frames_and_polarities() -> None:
     one = torch.randint(0, 9, (64, 1, 1, 24, 32), dtype=torch.uint8)
     frames = one.expand(-1, 6, 2, -1, -1).contiguous()
-    made = augmented(frames, np.arange(64), flip=True, wide=True, seed=0, epoch=0)
+    made = augmented_frames(frames, np.arange(64), flip=True, wide=True, seed=0, epoch=0)
     assert made.shape == frames.shape
     assert (made == made[:, :1, :1]).all()
     assert (made != frames).any()
@@ -123,7 +113,7 @@ def by_hand(image: np.ndarray, i: int, seed: int, epoch: int) -> np.ndarray:
     """One image, pixel by pixel."""
     H, W = image.shape
     draws = uniforms(5, seed, epoch, Stream.FRAMES, i)[0]
-    name, much = wide.OPERATIONS[int(draws[0] * 5)], 2 * draws[1] - 1
+    name, much = OPERATIONS[int(draws[0] * 5)], 2 * draws[1] - 1
     mirrored = flips(np.array([i]), seed=seed, epoch=epoch)[0]
     shown = image[:, ::-1] if mirrored else image
     made = np.zeros_like(image)
@@ -152,7 +142,7 @@ def by_hand(image: np.ndarray, i: int, seed: int, epoch: int) -> np.ndarray:
 def test_augmentation_equals_a_loop_over_pixels() -> None:
     torch.manual_seed(1)
     frames = torch.randint(0, 200, (50, 1, 1, 20, 26), dtype=torch.uint8)
-    made = augmented(frames, np.arange(50), flip=True, wide=True, seed=4, epoch=7)
+    made = augmented_frames(frames, np.arange(50), flip=True, wide=True, seed=4, epoch=7)
     seen = set()
     for i in range(50):
         expected = by_hand(frames[i, 0, 0].numpy(), i, 4, 7)
@@ -163,7 +153,7 @@ def test_augmentation_equals_a_loop_over_pixels() -> None:
 
 def test_a_mirror_alone_is_one() -> None:
     frames = torch.randint(0, 2**20, (30, 2, 2, 8, 9), dtype=torch.int32)
-    made = augmented(frames, np.arange(30), flip=True, wide=False, seed=0, epoch=0)
+    made = augmented_frames(frames, np.arange(30), flip=True, wide=False, seed=0, epoch=0)
     mirrored = torch.from_numpy(flips(np.arange(30), seed=0, epoch=0))
     assert 5 < int(mirrored.sum()) < 25
     assert (made == torch.where(mirrored[:, None, None, None, None], frames.flip(-1), frames)).all()
@@ -218,15 +208,6 @@ def test_a_picture_shows_darker_red_and_brighter_blue(data: ImageData) -> None:
     assert ((picture[0] > 0) == (counts[0] > 0)).all()
     assert ((picture[2] > 0) == (counts[1] > 0)).all()
     assert picture[1].sum() == 0
-
-
-def test_an_image_is_not_made_of_events(data: ImageData) -> None:
-    def refused(work: Callable[[], object]) -> None:
-        with pytest.raises(UserError, match="holds events, not an image"):
-            work()
-
-    refused(lambda: data.train.decoded(0))
-    refused(lambda: data.train.table.open(0))
 
 
 @pytest.mark.gpu

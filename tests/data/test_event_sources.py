@@ -21,23 +21,25 @@ from event_files import (
 
 from keymix.cli import main
 from keymix.data import load
-from keymix.data.events.recordings import EventSource, Recordings
-from keymix.data.sources.base import Faults
-from keymix.data.specs import parse
+from keymix.data.events import integrate, read_events
+from keymix.data.sample import Faults, Row, Source
+from keymix.data.specs import Options, parse
 from keymix.errors import UserError
 
 
-def opened(spec: str) -> EventSource:
+def opened(spec: str, **options: Any) -> Source:
     entry, argument = parse(spec)
-    source = entry.open(argument, Faults())
-    assert isinstance(source, EventSource)
-    return source
+    return entry.open(argument, Faults(), Options(**options))
 
 
-def numbers(table: Recordings) -> dict[str, list[int]]:
+def of(source: Source, split: str) -> list[Row]:
+    return [row for row in source.rows if row.split == split]
+
+
+def numbers(rows: list[Row]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {name: [] for name in CLASSES}
-    for i in range(len(table)):
-        path = Path(table.name(i))
+    for row in rows:
+        path = Path(row.id)
         found[path.parent.name].append(int(path.stem.rpartition("_")[2]))
     return found
 
@@ -49,10 +51,11 @@ def refusal(spec: str, **options: Any) -> str:
     return str(caught.value)
 
 
-@pytest.fixture(scope="module")
-def thousands(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def thousands(tmp_path: Path) -> Path:
     """All 10,000 names of CIFAR10-DVS, without content."""
-    root = tmp_path_factory.mktemp("cifar")
+    root = tmp_path / "cifar"
+    root.mkdir()
     for name in CLASSES:
         (root / name).mkdir()
         for i in range(1000):
@@ -61,8 +64,8 @@ def thousands(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_first90_is_the_split_of_spikingjelly(thousands: Path) -> None:
-    source = opened(f"cifar10dvs:{thousands}")
-    train, test = numbers(source.train), numbers(source.test)  # type: ignore[arg-type]
+    source = opened(f"cifar10dvs:{thousands}", time_steps=1, image_size=(1, 1))
+    train, test = numbers(of(source, "train")), numbers(of(source, "test"))
     for name in CLASSES:
         as_text = sorted(range(1000), key=lambda i: f"cifar10_{name}_{i}.npz")
         pos = math.ceil(1000 * 0.9)
@@ -72,7 +75,8 @@ def test_first90_is_the_split_of_spikingjelly(thousands: Path) -> None:
 
 
 def test_tebn_tests_on_the_first_hundred_of_each_class(thousands: Path) -> None:
-    train, test = (numbers(table) for table in opened(f"cifar10dvs:{thousands}").named["tebn"])
+    source = opened(f"cifar10dvs:{thousands}", time_steps=1, image_size=(1, 1), event_split="tebn")
+    train, test = numbers(of(source, "train")), numbers(of(source, "test"))
     for name in CLASSES:
         assert sorted(test[name]) == list(range(100))
         assert sorted(train[name]) == list(range(100, 1000))
@@ -134,27 +138,29 @@ def test_a_link_to_nowhere_is_a_recording_that_cannot_be_read(tmp_path: Path) ->
 
 
 def test_gestures_are_cut_out_of_their_recordings(tmp_path: Path) -> None:
-    source = opened(f"dvs128:{write_dvs128(tmp_path)}")
-    assert (len(source.train), len(source.test or ())) == (22, 11)
-    assert source.train.labels.tolist() == [*range(11), *range(11)]
-    for table in (source.train, source.test):
-        assert isinstance(table, Recordings)
-        for i in range(len(table)):
-            events, label = table.read(i), int(table.labels[i])
-            start = (label + 1) * 100_000
-            assert len(events) > 50
-            assert start <= events["t"][0] <= events["t"][-1] < start + 50_000
+    root = write_dvs128(tmp_path)
+    source = opened(f"dvs128:{root}", time_steps=4)
+    assert [row.target for row in of(source, "train")] == [*range(11), *range(11)]
+    assert [row.target for row in of(source, "test")] == [*range(11)]
+    for row in source.rows:
+        start = (row.target + 1) * 100_000
+        events = read_events(row.id.partition(" (")[0]).between(start, start + 50_000)
+        assert len(events) > 50
+        np.testing.assert_array_equal(row.image(), integrate(events, time_steps=4))
 
 
 def test_gestures_may_overlap_and_end_before_their_last_microsecond(tmp_path: Path) -> None:
     root = write_dvs128(tmp_path) / "DvsGesture"
-    events = [(t, 1, 2, 1) for t in (10, 20, 30, 40)]
+    events = [(t, t // 10, 2, 1) for t in (10, 20, 30, 40)]
     (root / "user01_led.aedat").write_bytes(aedat3(events))
     (root / "user01_led_labels.csv").write_text(
         "class,startTime_usec,endTime_usec\n1,10,30\n2,20,41\n"
     )
-    source = opened(f"dvs128:{root}")
-    assert [source.train.read(i)["t"].tolist() for i in (0, 1)] == [[10, 20], [20, 30, 40]]
+    rows = opened(f"dvs128:{root}", time_steps=1).rows
+    assert [row.image()[0, 1, 2].nonzero().flatten().tolist() for row in (rows[0], rows[1])] == [
+        [1, 2],
+        [2, 3, 4],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -283,23 +289,39 @@ def test_a_check_says_recordings_and_takes_the_frames_of_training(
     assert "26 of 26 recordings checked" in said.err
     assert "\nrecordings\ttrain 26\n" in said.out
     assert "a has 24 training recordings, b 2" in said.out
-    assert "12 events for T = 16; and 23 more" in said.out.replace(f"{root}/a/002.npz: ", "")
+    assert "15 of 16 frames; and 23 more" in said.out.replace(f"{root}/a/002.npz: ", "")
     assert "image" not in said.out
     assert main(["data", "check", f"events:{root}", "--time-steps", "1"]) == 0
     assert "frames" not in capsys.readouterr().out
+    gap = [(t, 3, 3, 1) for t in (*range(30), 1_000_000)]
+    write_npz(root / "a" / "000.npz", gap, (16, 16))
+    for unit, expected in (("number", False), ("time", True)):
+        options = ("--time-steps", "4", "--frames-by", unit)
+        assert main(["data", "check", f"events:{root}", *options]) == 0
+        assert ("000.npz: 2 of 4 frames" in capsys.readouterr().out) == expected
 
 
-def test_moving_digits_are_one_set(tmp_path: Path) -> None:
-    few, all_ = opened("moving_digits:120"), opened("moving_digits")
-    assert (len(few.train), len(all_.train)) == (120, 1797)
+def test_moving_digits_are_one_set() -> None:
+    few, all_ = opened("moving_digits:120").rows, opened("moving_digits").rows
+    assert (len(few), len(all_)) == (120, 1797)
     for i in (0, 7, 119):
-        ours, theirs = few.train.read(i), all_.train.read(i)
-        assert ours.sensor == (32, 32)
-        assert 500 < len(ours) < 20_000
-        assert ours["t"][-1] < 300_000
-        assert 0.3 < ours["p"].mean() < 0.7
-        np.testing.assert_array_equal(ours.data, theirs.data)
-    alone = few.train.whole.read(np.array([7]))[0]
-    np.testing.assert_array_equal(alone.data, few.train.read(7).data)  # type: ignore[union-attr]
+        frames = few[i].image()
+        assert frames.shape == (10, 2, 32, 32)
+        assert 500 < frames.sum() < 20_000
+        assert 0.3 < frames[:, 1].sum() / frames.sum() < 0.7
+        assert (frames == all_[i].image()).all()
+        assert few[i].image.digest() == all_[i].image.digest()  # type: ignore[attr-defined]
     for wrong in ("many", "99", "1798"):
         assert "Give a number from 100 to 1797" in refusal(f"moving_digits:{wrong}")
+
+
+def test_only_frames_need_events(thousands: Path) -> None:
+    source = opened(f"cifar10dvs:{thousands}", time_steps=3, frames_by="time")
+    assert len(source.rows) == 10_000
+    assert not (thousands / ".keymix").exists()
+    assert source.facts == {
+        "time_steps": 3,
+        "frames_by": "time",
+        "sensor_size": (128, 128),
+        "event_split": "first90",
+    }

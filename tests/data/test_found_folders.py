@@ -23,7 +23,7 @@ from keymix.data.decode import Encoded, convert, open_image
 from keymix.data.shown import read_file
 from keymix.data.specs import kind_of
 from keymix.errors import KeymixWarning, UserError
-from keymix.studies.inputs import View, _of_table
+from keymix.studies.inputs import View, _of_rows
 from keymix.train.evaluation import data_for
 from keymix.train.recipe import DataConfig
 
@@ -353,7 +353,7 @@ def test_values_of_fewer_bits_are_warned_of_and_scaled(tmp_path: Path) -> None:
         assert (data.train.read(0)[0].numpy() == wanted).all()
         assert (read_file(path, data.record(), data.image_size) == data.train.read(0)).all()
         view = View(size=(14, 20), in_chans=3, mean=(), std=(), crop_pct=1.0, white_level=white)
-        analysed = _of_table(data.train.table, "", view, None)
+        analysed = _of_rows(data.train.rows, "", view)
         assert (analysed.read(0) == data.train.read(0)).all()
     one_by_one = load(f"folder:{root}", white_level="auto", image_size=140)
     assert one_by_one.train.images is None

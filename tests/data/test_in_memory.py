@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from each import together
 from keymix.data import Augment, ImageData, Loader, load
-from keymix.data.inputs import ImagesInMemory
 from keymix.data.loaders import InMemoryBatches
 from keymix.data.mixing import Mixing
 
@@ -64,7 +63,7 @@ def colour(data: ImageData) -> ImageData:
     def tinted(split: Any) -> Any:
         assert split.images is not None
         images = torch.cat([split.images, split.images // 2, ~split.images], 1)
-        return replace(split, inputs=ImagesInMemory(split.table, images))
+        return replace(split, images=images, view=replace(split.view, channels=3))
 
     mean, std = data.mean * 3, data.std * 3
     return replace(data, train=tinted(data.train), in_chans=3, mean=mean, std=std)

@@ -392,7 +392,9 @@ def test_a_sample_is_a_function_of_seed_epoch_and_position(sources: Path, spec: 
             loader.set_epoch(now)
             for batch in loader:
                 targets = [*batch.targets]
-                for i, image, target in zip(batch.index.tolist(), batch.images, targets):
+                for i, image, target in zip(
+                    batch.index.tolist(), batch.images, targets, strict=True
+                ):
                     parts = target.values() if isinstance(target, dict) else [target]
                     found[i] = [each.numpy().tobytes() for each in (image, *parts)]
         return found

@@ -3,33 +3,23 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from each import together
 from keymix.data import specs
-from keymix.data.specs import built_in, kind_of, parse
+from keymix.data.specs import built_in, kind_of, look_up, parse
 from keymix.errors import UserError
 
 
 @together
 @pytest.mark.parametrize("row", built_in().values(), ids=lambda row: row.name)
-def test_every_spec_names_a_module_that_opens_sources(row) -> None:
-    assert callable(getattr(importlib.import_module(row.module), row.function))
+def test_every_spec_names_a_function_that_opens_data(row) -> None:
+    assert callable(look_up(row.opener))
     assert row.summary
-
-
-def test_a_file_of_sources_declares_what_is_read_from_its_text() -> None:
-    declared = {row.name: row for row in built_in().values()}
-    for module in sorted({row.module for row in declared.values()}):
-        for row in importlib.import_module(module).SPECS:
-            assert replace(row, module=module) == declared.pop(row.name)
-    assert not declared
 
 
 NEW = '''
@@ -37,27 +27,29 @@ NEW = '''
 
 import torch
 
-SPECS = (
-    DataSpec(
-        name="waves",
-        argument="[N]",
-        summary="waves that "
-        "were never seen",
-        settings=("stack",),
-    ),
+from keymix.data.specs import source
+
+@source(
+    "waves",
+    argument="[N]",
+    summary="waves that "
+    "were never seen",
+    settings=("stack",),
 )
+def open_waves(argument, faults):
+    ...
 '''
 
 
 def test_a_source_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sources").mkdir()
     (tmp_path / "sources" / "sea.py").write_text(NEW, encoding="utf-8")
-    (tmp_path / "sources" / "base.py").write_text("x = 1\n", encoding="utf-8")
+    (tmp_path / "sources" / "other.py").write_text("x = 1\n", encoding="utf-8")
     monkeypatch.setattr(specs, "__file__", str(tmp_path / "specs.py"))
     (row,) = built_in.__wrapped__().values()
     assert row.usage == "waves[:N]"
     assert row.summary == "waves that were never seen"
-    assert (row.module, row.settings) == ("keymix.data.sources.sea", ("stack",))
+    assert (row.opener, row.settings) == ("keymix.data.sources.sea:open_waves", ("stack",))
 
 
 def test_specs_split_at_the_first_colon() -> None:

@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keymix.data.sources.base import Faults, Source
-from keymix.data.sources.digits import open_source
-from keymix.data.splits import choose, digest, make_splits, rest
+from keymix.data.sample import SPLITS, Faults, Row, Source
+from keymix.data.sources.digits import open_digits
+from keymix.data.specs import Options
+from keymix.data.splits import Part, Table, choose, digest, make_splits, rest
 from keymix.data.streams import Stream
 from keymix.errors import UserError
 
@@ -66,13 +68,23 @@ def test_digest_distinguishes_rows_and_tables() -> None:
 
 @pytest.fixture(scope="module")
 def digits() -> Source:
-    return open_source("", Faults())
+    return open_digits("", Faults())
+
+
+def split(source: Source, **options: Any) -> tuple[dict[str, Part], list[str]]:
+    table = Table.of(source.rows, by_class=True)
+    return make_splits(source, table, "x", Options(**options), by_class=True)
+
+
+def rows_of(digits: Source, *splits: str) -> list[Row]:
+    """Deal the digits out to splits of their own."""
+    return [replace(row, split=splits[i % len(splits)]) for i, row in enumerate(digits.rows)]
 
 
 @pytest.mark.parametrize("limit", [None, 20, 300])
 def test_parts_never_share_a_row(digits: Source, limit: int | None) -> None:
-    parts, _ = make_splits(digits, "digits", limit, 0.1, 3)
-    rows = np.concatenate([part.rows for part in parts.values()])
+    parts, _ = split(digits, limit=limit, split_seed=3)
+    rows = np.concatenate([part.index for part in parts.values()])
     assert len(np.unique(rows)) == len(rows)
     if limit is not None:
         assert len(parts["train"].rows) + len(parts["val"].rows) == limit
@@ -80,32 +92,30 @@ def test_parts_never_share_a_row(digits: Source, limit: int | None) -> None:
 
 
 def test_the_test_split_does_not_move_with_the_split_seed(digits: Source) -> None:
-    one, other = (make_splits(digits, "digits", None, 0.1, seed)[0] for seed in (0, 1))
+    one, other = (split(digits, split_seed=seed)[0] for seed in (0, 1))
     assert (one["test"].rows == other["test"].rows).all()
     assert (one["val"].rows != other["val"].rows).any()
 
 
 def test_a_source_with_all_three_splits_keeps_its_validation(digits: Source) -> None:
-    third = np.arange(len(digits.train)) % 3
-    tables = [digits.train.select(np.flatnonzero(third == k)) for k in range(3)]
-    source = Source(classes=digits.classes, train=tables[0], val=tables[1], test=tables[2])
-    parts, notes = make_splits(source, "x", None, 0.1, 0)
-    assert [len(parts[n].rows) for n in ("train", "val", "test")] == [599, 599, 599]
+    source = replace(digits, rows=rows_of(digits, "test", "train", "val"))
+    parts, notes = split(source)
+    assert [len(parts[n].rows) for n in SPLITS] == [599, 599, 599]
     assert parts["val"].origin == "val"
-    parts, _ = make_splits(source, "x", 100, 0.1, 0)
-    assert [len(parts[n].rows) for n in ("train", "val", "test")] == [90, 10, 100]
+    assert parts["val"].index.tolist() == list(range(2, 1797, 3))
+    parts, _ = split(source, limit=100)
+    assert [len(parts[n].rows) for n in SPLITS] == [90, 10, 100]
     assert "validation = the source's validation split" in notes
 
 
 def test_validation_serves_as_test_where_there_is_no_test(digits: Source) -> None:
-    source = Source(classes=digits.classes, train=digits.train, val=digits.train)
-    parts, notes = make_splits(source, "x", None, 0.1, 0)
+    parts, notes = split(replace(digits, rows=rows_of(digits, "", "val")))
     assert parts["test"].origin == "val"
     assert parts["val"].origin == "train"
     assert any(note.startswith("test = the source's validation") for note in notes)
 
 
 def test_a_validation_that_leaves_nothing_to_learn_from_is_refused(digits: Source) -> None:
-    whole = replace(digits, val=digits.train, test=digits.train)
+    whole = replace(digits, rows=rows_of(digits, *SPLITS))
     with pytest.raises(UserError, match="none is left for train"):
-        make_splits(whole, "x", 40, 0.999, 0)
+        split(whole, limit=40, val_fraction=0.999)

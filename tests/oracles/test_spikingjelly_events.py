@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
-from event_files import aedat2, aedat3, columns, random_events
+from event_files import CLASSES, aedat2, aedat3, columns, random_events
 
 from keymix.data.events import integrate, make_events, read_events
+from keymix.data.sample import Faults
+from keymix.data.specs import Options, parse
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +58,16 @@ def test_frames_are_theirs(theirs: Any, by: str, T: int) -> None:
     np.testing.assert_array_equal(integrate(events, time_steps=T, frames_by=by), other)
 
 
-def test_first90_is_their_split_of_a_sorted_folder(theirs: Any) -> None:
-    from keymix.data.sources.cifar10dvs import _first90
-
-    labels = np.repeat(np.arange(3), [10, 15, 7])
+def test_first90_is_their_split_of_a_sorted_folder(theirs: Any, tmp_path: Path) -> None:
+    for k, name in enumerate(CLASSES):
+        (tmp_path / name).mkdir()
+        for i in range(7 + k):
+            (tmp_path / name / f"cifar10_{name}_{i}.aedat").touch()
+    entry, argument = parse(f"cifar10dvs:{tmp_path}")
+    options = Options(time_steps=1, image_size=(1, 1))
+    rows = [*entry.open(argument, Faults(), options).rows]
     first, rest = theirs.utils.split_to_train_test_set(
-        0.9, [(None, int(label)) for label in labels], 3
+        0.9, [(None, row.target) for row in rows], 10
     )
-    assert np.flatnonzero(_first90(labels)).tolist() == first.indices
-    assert np.flatnonzero(~_first90(labels)).tolist() == rest.indices
+    for split, expected in (("train", first), ("test", rest)):
+        assert [i for i, row in enumerate(rows) if row.split == split] == expected.indices

@@ -7,7 +7,6 @@ evaluate, predict, compare and report it without a change under ``src``.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +25,7 @@ from keymix.analysis.answers import Answers, Arrays, FloatArray, IntArray, whole
 from keymix.cli import main
 from keymix.compare.run import rebuild
 from keymix.data.record import DataRecord
-from keymix.data.sources.base import Faults, Source, Table
-from keymix.data.specs import DataSpec
-from keymix.data.targets import ArrayTargets, Targets
+from keymix.data.sample import Faults, Source, array_rows
 from keymix.report.words import said
 from keymix.task import Score, Task
 from keymix.train.model import load_data
@@ -55,34 +52,6 @@ from keymix.train.task import StepLoss, TrainingTask
 SIDE = 12
 
 
-class Discs(Table):
-    """Discs of different radius, each at a place of its own; the number is the radius in pixels."""
-
-    def __init__(self, rows: IntArray) -> None:
-        self.rows = rows
-        radii = np.array([[_disc(int(row))[1]] for row in rows], dtype=np.float32)
-        self.radii = ArrayTargets(radii)
-
-    @property
-    def targets(self) -> Targets:
-        return self.radii
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def name(self, i: int) -> str:
-        return f"disc {self.rows[i]}"
-
-    def open(self, i: int) -> Image.Image:
-        return Image.fromarray(_disc(int(self.rows[i]))[0])
-
-    def digest(self, i: int, *, content: bool = True) -> bytes:
-        return hashlib.sha256(str(self.rows[i]).encode()).digest()
-
-    def select(self, rows: IntArray) -> Discs:
-        return Discs(self.rows[rows])
-
-
 def _disc(row: int) -> tuple[NDArray[np.uint8], float]:
     random = np.random.default_rng(row)
     radius = random.uniform(1, 5)
@@ -91,9 +60,11 @@ def _disc(row: int) -> tuple[NDArray[np.uint8], float]:
 
 
 def open_discs(argument: str, faults: Faults) -> Source:
-    """Open so many discs."""
-    rows = np.arange(int(argument or 120), dtype=np.int64)
-    return Source(classes=(), train=Discs(rows), in_chans=1)
+    """List so many discs of different radius; the number is the radius in pixels."""
+    found = [_disc(i) for i in range(int(argument or 120))]
+    pixels = np.stack([image for image, _ in found])[:, None]
+    radii = [np.array([radius], dtype=np.float32) for _, radius in found]
+    return Source(rows=array_rows("disc", pixels, radii), in_chans=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,15 +180,7 @@ def register() -> None:
             answers=RadiusAnswers(),
         )
     )
-    keymix.register_source(
-        DataSpec(
-            name="discs",
-            argument="[N]",
-            summary="discs of a radius",
-            task="radius",
-            open_with=open_discs,
-        )
-    )
+    keymix.source("discs", argument="[N]", summary="discs of a radius", task="radius")(open_discs)
 
 
 if __name__.startswith("keymix_user"):

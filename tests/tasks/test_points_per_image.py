@@ -7,7 +7,6 @@ validation. `keymix` reads this file with ``--import`` as a user's; nothing unde
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,9 +30,7 @@ from keymix.cli import main
 from keymix.compare.run import rebuild
 from keymix.data.loaders import Loader
 from keymix.data.record import DataRecord
-from keymix.data.sources.base import Faults, Source, Table
-from keymix.data.specs import DataSpec
-from keymix.data.targets import RaggedTargets, Targets
+from keymix.data.sample import Faults, Row, Source
 from keymix.task import Score, Task
 from keymix.train.model import load_data
 from keymix.train.parts import AnswersPart, Evaluated, Inputs, Prediction, TrainingPart
@@ -62,37 +59,17 @@ def _scene(row: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     return image, points.astype(np.float32)
 
 
-class Scenes(Table):
-    """Scenes by number."""
-
-    def __init__(self, rows: IntArray) -> None:
-        self.rows = rows
-        self.points = RaggedTargets([_scene(int(row))[1] for row in rows])
-
-    @property
-    def targets(self) -> Targets:
-        return self.points
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def name(self, i: int) -> str:
-        return f"scene {self.rows[i]}"
-
-    def open(self, i: int) -> Image.Image:
-        return Image.fromarray(_scene(int(self.rows[i]))[0])
-
-    def digest(self, i: int, *, content: bool = True) -> bytes:
-        return hashlib.sha256(str(self.rows[i]).encode()).digest()
-
-    def select(self, rows: IntArray) -> Scenes:
-        return Scenes(self.rows[rows])
-
-
 def open_scenes(argument: str, faults: Faults) -> Source:
-    """Open so many scenes."""
-    rows = np.arange(int(argument or 60), dtype=np.int64)
-    return Source(classes=(), train=Scenes(rows), in_chans=1)
+    """List so many scenes."""
+    rows = [
+        Row(
+            id=f"scene {i}",
+            image=lambda i=i: torch.from_numpy(_scene(i)[0][None]),
+            target=lambda i=i: _scene(i)[1],
+        )
+        for i in range(int(argument or 60))
+    ]
+    return Source(rows=rows, in_chans=1)
 
 
 class PointNet(VisionTransformer):
@@ -290,15 +267,13 @@ def register() -> None:
             answers=PointAnswers(),
         )
     )
-    keymix.register_source(
-        DataSpec(
-            name="scenes",
-            argument="[N]",
-            summary="squares on images of unequal sizes",
-            task="points",
-            open_with=open_scenes,
-        )
-    )
+    keymix.source(
+        "scenes",
+        argument="[N]",
+        summary="squares on images of unequal sizes",
+        task="points",
+        target="place",
+    )(open_scenes)
 
 
 if __name__.startswith("keymix_user"):

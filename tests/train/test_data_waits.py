@@ -16,8 +16,7 @@ from PIL import Image
 from test_resume import traces
 
 from commands import PATIENCE, Command
-from keymix.data.inputs import ImagesOneByOne, Order
-from keymix.data.sources import folder
+from keymix.data import decode, loaders
 from keymix.errors import Interrupted
 from keymix.tasks.classification.training import ClassificationTask
 from keymix.train.checkpoints import checkpoints
@@ -31,7 +30,7 @@ def hang() -> None:
         Path("waits").touch()
         Path("pipe").read_text()
 
-    folder.Files.open = waiting  # type: ignore[method-assign]
+    decode.Encoded.open = waiting  # type: ignore[assignment]
 
 
 def photos(root: Path) -> Path:
@@ -90,15 +89,15 @@ def test_a_signal_ends_the_wait_for_a_batch_and_the_run_resumes_to_the_bit(
     train(recipe, tmp_path / "whole")
     waits, pipe, trained = (tmp_path / name for name in ("waits", "pipe", "trained"))
     os.mkfifo(pipe)
-    make, step = ImagesOneByOne.make, ClassificationTask.training_step
+    make, step = loaders._made, ClassificationTask.training_step
     served: list[int] = []
 
-    def slow(self: ImagesOneByOne, order: Order, targets: Any, augment: Any, seed: int) -> Any:
+    def slow(split: Any, augment: Any, seed: int, order: loaders.Order) -> Any:
         served.append(order[0])
         if augment is not None and order[0] == 1 and served.count(1) == 2:
             waits.touch()
             pipe.read_text()
-        return make(self, order, targets, augment, seed)
+        return make(split, augment, seed, order)
 
     def trains(self: Any, batch: Any, batch_idx: int) -> Any:
         if self.current_epoch == 1:
@@ -106,7 +105,7 @@ def test_a_signal_ends_the_wait_for_a_batch_and_the_run_resumes_to_the_bit(
         return step(self, batch, batch_idx)
 
     with monkeypatch.context() as patched:
-        patched.setattr(ImagesOneByOne, "make", slow)
+        patched.setattr(loaders, "_made", slow)
         patched.setattr(ClassificationTask, "training_step", trains)
         with signalled_once(waits, pipe, trained) as waited, pytest.raises(Interrupted) as stopped:
             train(recipe, tmp_path / "cut")

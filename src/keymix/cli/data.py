@@ -24,6 +24,7 @@ _SHOWN = 3  # places named in the table; --json and --out name all
 _SILENCE = 30.0  # seconds between two lines of progress where there is no terminal
 
 _OF_ONE_KIND: Mapping[str, tuple[type, str, str]] = {
+    "frames_by": (str, "UNIT", "of events, number or time (default: number)"),
     "masks": (
         str,
         "KIND",
@@ -36,8 +37,9 @@ _OF_ONE_KIND: Mapping[str, tuple[type, str, str]] = {
 }
 
 _HELP = """\
-usage: keymix data check DATA [--time-steps T] [--masks KIND] [--stack N] [--split-by UNIT]
-                         [--test-fraction F] [--json] [--out FILE] [--overwrite] [--import FILE.py]
+usage: keymix data check DATA [--time-steps T] [--frames-by UNIT] [--masks KIND] [--stack N]
+                         [--split-by UNIT] [--test-fraction F] [--json] [--out FILE] [--overwrite]
+                         [--import FILE.py]
 
   check     decode every image, mask or recording of a data set and find what would stop training
             or falsify its results: broken ones, ones in two splits, bad labels and masks, empty

@@ -55,7 +55,7 @@ class Augment:
         erasing: Probability that a rectangle (2 to 33 % of the area) is erased
             (https://arxiv.org/abs/1708.04896).
         snn_wide: One of shear, translation, rotation and cutout, alike for all frames of a
-            recording (`keymix.data.events.augment`). For frames of events, which take ``flip``
+            recording (`keymix.data.frame_augment`). For frames of events, which take ``flip``
             as well and nothing else of these.
         vertical_flip: Mirror upside down with probability 0.5. Like the next three, for images with
             masks, which take ``flip`` as well and nothing else of these

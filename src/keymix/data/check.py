@@ -121,6 +121,7 @@ def check(
     *,
     progress: Progress | None = None,
     time_steps: int | None = None,
+    frames_by: str | None = None,
     masks: str | None = None,
     stack: int | None = None,
     split_by: str | None = None,
@@ -136,6 +137,7 @@ def check(
     entry, argument = resolve(what)
     options = Options(
         time_steps=time_steps,
+        frames_by=frames_by,
         masks=masks,
         stack=stack,
         split_by=split_by,

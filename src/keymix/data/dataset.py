@@ -39,20 +39,20 @@ class Split:
         target_kind: The kind of target.
         view: How a model sees the images.
         images: All of them as evaluation sees them, ``[N, C, H, W]``, where they are in memory.
-        masks: All masks at that size, where they are.
+        targets: All masks at that size, where they are.
         outside: What a mask shows where a moved image shows nothing.
         listed: Whether a batch is a list of images, each of its own size.
     """
 
     name: str
-    rows: Sequence[Row]
-    index: IntArray
+    rows: Sequence[Row] = field(repr=False)
+    index: IntArray = field(repr=False)
     origin: str
     kind: InputKind
     target_kind: TargetKind
     view: View
     images: Tensor | None = None
-    masks: Tensor | None = None
+    targets: Tensor | None = None
     outside: int = 0
     listed: bool = False
 
@@ -131,8 +131,8 @@ class Split:
 
     def target(self, i: int) -> Any:
         """Read the target of image ``i`` at the size at which evaluation sees the image."""
-        if self.masks is not None:
-            return tv_tensors.Mask(self.masks[i].clone())
+        if self.targets is not None:
+            return tv_tensors.Mask(self.targets[i].clone())
         target = self.rows[i].read_target()
         if not self.target_kind.placed:
             return target
@@ -252,6 +252,6 @@ class ImageData:
             sizes={split.name: len(split) for split in self.splits},
             index_sha256={split.name: digest(split.origin, split.index) for split in self.splits},
             task=self.task.name,
-            multilabel=None if self.masks is None else self.masks.multilabel,
+            multilabel=self.masks.multilabel if self.masks else None,
             **vars(self.facts),
         )

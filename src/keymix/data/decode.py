@@ -209,7 +209,7 @@ class Encoded(Stored):
         placed: Whether a mask or boxes belong to it, so that EXIF must not turn it.
     """
 
-    source: Path | bytes
+    source: str | Path | bytes
     name: str
     key: str = ""
     placed: bool = False
@@ -246,7 +246,7 @@ class Encoded(Stored):
         if content:
             with regular(self.source).open("rb") as stream:
                 head = stream.read(_HEAD)
-        return head_digest(self.source.stat().st_size, self.key.encode() + head)
+        return head_digest(Path(self.source).stat().st_size, self.key.encode() + head)
 
 
 def head_digest(length: int, head: bytes) -> bytes:

@@ -32,7 +32,7 @@ SHEAR, SHIFT, ANGLE, HOLE = 0.3, 5 / 128, math.radians(30), 30 / 128
 """Largest shear, shares of a side that a picture moves and that a hole has, and angle."""
 
 
-def augmented(
+def augmented_frames(
     frames: Tensor, index: IntArray, *, flip: bool, wide: bool, seed: int, epoch: int
 ) -> Tensor:
     """Augment the frames of recordings, each as a function of (seed, epoch, index)."""

@@ -175,8 +175,8 @@ BOXES = TargetKind(
     data="data for detection, such as coco:PATH",
     instead="a recipe for detection, such as mask_rcnn_small; augment.flip and "
     "augment.multi_scale are for images with instances",
-    facts="keymix.data.instances:facts",
-    described="keymix.data.instances:describe",
+    facts="keymix.data.instance_facts:facts",
+    described="keymix.data.instance_facts:describe",
 )
 VALUE = TargetKind(name="value", noun="value", nouns="values", single="value")
 PLACE = TargetKind(name="place", noun="target", nouns="targets", single="target", placed=True)
@@ -202,7 +202,7 @@ class MaskKind:
 
 def mask_kind(masks: str | None, classes: Sequence[str]) -> MaskKind | None:
     """Return what masks are, by the fact of the data; None of data without any."""
-    if masks is None:
+    if not masks:
         return None
     multilabel = masks == "multilabel"
     background = None if multilabel or BACKGROUND not in classes else classes.index(BACKGROUND)

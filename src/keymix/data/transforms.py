@@ -18,11 +18,12 @@ from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as F
 
-from keymix.data import frame_augment, mask_augment
 from keymix.data.augment import Augment, check_augment
 from keymix.data.dataset import Split
 from keymix.data.decode import by_pillow, resize, resized_image
+from keymix.data.frame_augment import augmented_frames
 from keymix.data.kinds import MASK
+from keymix.data.mask_augment import augmented
 from keymix.data.rand_augment import AutoAugment, RandAugment, plans
 from keymix.data.random_parameters import flips, resized_crop, short_side
 from keymix.data.view import moved, moves, resized
@@ -93,7 +94,7 @@ def sample(
     if split.view.mode == "crop":
         return _cropped(split, i, augment, seed=seed, epoch=epoch), None
     if split.view.mode == "frames":
-        frames = frame_augment.augmented(
+        frames = augmented_frames(
             split.read(i)[None],
             index,
             flip=augment.flip,
@@ -104,9 +105,7 @@ def sample(
         return frames[0], None
     image, target = _at_size(split, i, augment, seed=seed, epoch=epoch)
     if isinstance(target, tv_tensors.Mask):
-        return mask_augment.augmented(
-            image, target, i, augment, fill=split.outside, seed=seed, epoch=epoch
-        )
+        return augmented(image, target, i, augment, fill=split.outside, seed=seed, epoch=epoch)
     if augment.flip and flips(index, seed=seed, epoch=epoch)[0]:
         image, target = image.flip(-1), moved(target, F.horizontal_flip)
     return image, target if split.values is None else None

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where inputs come from, one file a source.
 
-A file declares what it opens as ``SPECS``, a tuple of calls of `keymix.data.specs.DataSpec` whose
-arguments are constants, and offers ``open_source(argument, faults) -> Source``. The folder is
-searched: nothing else names a source.
+A source is a function under the decorator `keymix.data.specs.source`, whose arguments are
+constants. The folder is searched: nothing else names a source.
 """

@@ -21,6 +21,7 @@ from pycocotools import mask
 from keymix.data.decode import DAMAGE, Encoded, open_image
 from keymix.data.files import SPLITS, existing_path, regular, split_named
 from keymix.data.instances import FloatArray, Instances, Outline, encoded, read_region
+from keymix.data.record import DataFacts
 from keymix.data.sample import Fault, Faults, Row, Size, Source, some
 from keymix.data.specs import source
 from keymix.errors import UserError
@@ -84,7 +85,7 @@ def coco(argument: str, faults: Faults) -> Source:
         ),
         image_size=(800, 1333),
         notes=() if outlined else (_BOXES_ALONE,),
-        facts={"class_ids": tuple(classes), "outlines": outlined},
+        facts=DataFacts(class_ids=tuple(classes), outlines=outlined),
         loose=tuple(loose),
     )
 

@@ -167,7 +167,8 @@ def _read(gestures: Sequence[_Gesture]) -> list[Read]:
     """Cut the gestures of a file out of it."""
     (whole,) = alone(read_aedat3, gestures[0].file)
     if isinstance(whole, UserError):
-        return [whole] * len(gestures)
+        why = str(whole).removeprefix(f"{gestures[0].file}: ")
+        return [UserError(f"{gesture.id}: {why}") for gesture in gestures]
     found: list[Read] = []
     for gesture in gestures:
         events = whole.between(gesture.start, gesture.end)

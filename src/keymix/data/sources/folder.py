@@ -161,6 +161,7 @@ class FileRows(Sequence[Row]):
         groups: Sequence[str] = (),
     ) -> None:
         self._root, self._files, self._targets = root, files, targets
+        self._before = str(root / "_")[:-1]  # a million Paths would take seconds
         self._splits, self._groups = splits, groups
 
     def __len__(self) -> int:
@@ -168,12 +169,12 @@ class FileRows(Sequence[Row]):
 
     def __getitem__(self, i: Any) -> Any:
         """Build a row; its name is class and file, without suffix and a split's folder."""
-        path = self._root / self._files[i]
+        path = self._before + self._files[i]
         key = self._files[i].replace(os.sep, "/")
         split, _, rest = key.partition("/")
         return Row(
-            id=str(path),
-            image=Encoded(path, str(path), key),
+            id=path,
+            image=Encoded(path, path, key),
             target=self._targets[i],
             split=self._splits[i],
             group=self._groups[i] if self._groups else "",

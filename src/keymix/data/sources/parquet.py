@@ -211,7 +211,7 @@ def _classes(
     return tuple(map(str, labels)), {label: i for i, label in enumerate(labels)}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class _Rows(Sequence[Row]):
     """Rows of files, built when they are asked for; `select` reads their images."""
 
