@@ -104,8 +104,9 @@ class Stack(Stored):
                 message = f"cannot read image {path}: {reason(error)}"
                 faults.append(Fault("unreadable", message, str(path)))
                 continue
-            if self.size not in (None, (height, width)):
-                message = f"{path} has {width}x{height} pixels, not those of {self.own.name}"
+            if self.size is not None and self.size != (height, width):
+                wanted = f"{self.size[1]}x{self.size[0]}"
+                message = f"{path} has {width}x{height} pixels, not the {wanted} of {self.own.name}"
                 faults.append(Fault("wrong size", message, str(path)))
         refuse(faults)
         return done
