@@ -62,7 +62,7 @@ class Settings:
         return f"frames-T{self.time_steps}-{self.frames_by}-{self.size[0]}x{self.size[1]}"
 
     @property
-    def facts(self) -> dict[str, object]:
+    def facts(self) -> dict[str, int | str | Size]:
         """What a record says of them."""
         return {
             "time_steps": self.time_steps,
