@@ -26,24 +26,16 @@ Read = Events | UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Recordings:
-    """All recordings of a set, whatever their splits.
+    """All recordings of a set, whatever their splits."""
 
-    Args:
-        ids: Where each stands: a file, or a file and a line of its labels.
-        labels: The class number of each.
-        splits: The split of each, as of a `keymix.data.sample.Row`.
-        groups: Functions that read recordings that lie together, in the order of all; what is
-            wrong with one comes in its place.
-        home: The folder of the data; None of data that are no files.
-        files: The files below it that recordings depend on.
-    """
-
-    ids: Sequence[str]
-    labels: Sequence[int]
-    splits: Sequence[str]
+    ids: Sequence[str]  # where each stands: a file, or a file and a line of its labels
+    labels: Sequence[int]  # the class number of each
+    splits: Sequence[str]  # the split of each, as of a `keymix.data.sample.Row`
+    # functions that read recordings that lie together, in the order of all; what is wrong with one
+    # comes in its place
     groups: Sequence[Callable[[], Sequence[Read]]]
-    home: Path | None = None
-    files: Sequence[str] = ()
+    home: Path | None = None  # the folder of the data; None of data that are no files
+    files: Sequence[str] = ()  # the files below it that recordings depend on
 
 
 def alone(read: Callable[[Path], Events], path: Path) -> list[Read]:
