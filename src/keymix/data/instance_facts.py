@@ -28,11 +28,7 @@ SMALL, LARGE = 32**2, 96**2
 def facts(
     rows: Mapping[str, Sequence[Row]], seen: object, source: Source, options: Options
 ) -> tuple[DataFacts, list[str]]:
-    """Say what was left out of the instances of each split: what the record says, and notes.
-
-    Raises:
-        UserError: If an annotation is unfit and not left out, or nothing can be learned.
-    """
+    """Refuse unfit annotations, or say what was left out: what the record says, and notes."""
     del seen
     found = {name: [row.target for row in some] for name, some in rows.items()}
     if not options.skip_corrupt:

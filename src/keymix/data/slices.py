@@ -43,15 +43,10 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Stack(Stored):
-    """A slice with its neighbours as channels, each scaled from its least and largest value.
+    """A slice with its neighbours as channels, each scaled from its least and largest value."""
 
-    Args:
-        files: Their files in order, the slice's own in the middle.
-        size: Height and width that all have; None for those of a lone file.
-    """
-
-    files: tuple[Path, ...]
-    size: Size | None
+    files: tuple[Path, ...]  # in order, the slice's own in the middle
+    size: Size | None  # height and width that all have; None for those of a lone file
 
     @property
     def own(self) -> Path:
@@ -64,11 +59,7 @@ class Stack(Stored):
         return torch.from_numpy(np.stack([planes[path] for path in self.files]))
 
     def check(self, *, decode: bool) -> Size:
-        """Look at each file for damage, and compare the sizes.
-
-        Raises:
-            UserError: With all faults.
-        """
+        """Look at each file for damage, and compare the sizes; a UserError has all faults."""
 
         def look(image: Image.Image) -> Size:
             size = (image.height, image.width)

@@ -77,7 +77,7 @@ class Options:
     """What loading or a check is asked for; see `keymix.data.loading.load`.
 
     Raises:
-        UserError: If masks are asked for that there are not.
+        UserError: If masks, or a way to split, are asked for that there are not.
     """
 
     image_size: tuple[int, int] | None = None
@@ -99,6 +99,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.masks not in (None, *MASKS):
             raise unknown("task.options.masks", str(self.masks), MASKS)
+        if self.split_by not in (None, *SPLIT_BY):
+            raise unknown("data.split_by", str(self.split_by), SPLIT_BY)
 
     @property
     def of_one_kind(self) -> dict[str, int | float | str | None]:

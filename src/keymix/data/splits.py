@@ -17,7 +17,7 @@ from keymix.data.sample import SPLITS, Row, Source, some
 from keymix.data.sample import select as select_rows
 from keymix.data.specs import SPLIT_BY, Options
 from keymix.data.streams import IntArray, Stream, hash64
-from keymix.errors import UserError, unknown
+from keymix.errors import UserError
 
 _TEST_SEED = 0  # the test split is one and the same whatever the split seed
 
@@ -93,8 +93,6 @@ def make_splits(
 
     Returns the parts by name, and notes for the record.
     """
-    if options.split_by not in (None, *SPLIT_BY):
-        raise unknown("data.split_by", str(options.split_by), SPLIT_BY)
     origins = [name for name in SPLITS if (table.split == name).any()]
     if "train" not in origins:
         raise UserError(f"data {spec}: no {source.items} to learn from. Add some to train.")
