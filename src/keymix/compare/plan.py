@@ -222,8 +222,8 @@ def at_the_models_size(recipe: Recipe) -> Recipe:
     if not own or recipe.data.image_size is not None:
         return recipe
     entry, argument = parse(recipe.data.spec)
-    sensor = entry.open(argument, Faults()).facts["sensor_size"]
-    small = min(sensor) < _SIDE or max(sensor) == _SIDE
+    sensor = entry.open(argument, Faults()).facts.sensor_size
+    small = sensor is None or min(sensor) < _SIDE or max(sensor) == _SIDE
     return recipe if small else replace_path(recipe, {"data.image_size": _SIDE})
 
 

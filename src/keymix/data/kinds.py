@@ -175,8 +175,8 @@ BOXES = TargetKind(
     data="data for detection, such as coco:PATH",
     instead="a recipe for detection, such as mask_rcnn_small; augment.flip and "
     "augment.multi_scale are for images with instances",
-    facts="keymix.data.instances:facts",
-    described="keymix.data.instances:describe",
+    facts="keymix.data.instance_facts:facts",
+    described="keymix.data.instance_facts:describe",
 )
 VALUE = TargetKind(name="value", noun="value", nouns="values", single="value")
 PLACE = TargetKind(name="place", noun="target", nouns="targets", single="target", placed=True)

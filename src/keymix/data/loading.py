@@ -31,7 +31,7 @@ from keymix.data.files import in_chunks
 from keymix.data.kinds import CLASS, IMAGE, RECORDING, TargetKind, mask_kind
 from keymix.data.looks import Seen, look, target_bytes
 from keymix.data.mask_augment import outside
-from keymix.data.record import DataFacts, LeftOutImage, task_of
+from keymix.data.record import LeftOutImage, task_of
 from keymix.data.sample import (
     REMEDY,
     Fault,
@@ -175,15 +175,15 @@ def load(
         for every in seen.values():
             for one in every:
                 refuse(one.faults, source.items)
-    more: dict[str, Any] = {}
+    known = source.facts
     if target.facts:
-        more, said = look_up(target.facts)(rows, seen, source, options)
+        known, said = look_up(target.facts)(rows, seen, source, options)
         notes += said
     white, said = _white_level(rows["train"], target, spec, white_level)
     notes += said
     seeing = _seen_by_a_model(spec, rows, seen, source, options, white)
     notes += seeing.notes
-    kind = mask_kind(source.facts.get("masks"), source.classes)
+    kind = mask_kind(known.masks, source.classes)
     splits = {
         name: Split(
             name=name,
@@ -202,22 +202,19 @@ def load(
     }
     mean, std, measured_on = _statistics(splits["train"])
     fingerprint, fingerprint_of = _fingerprint(splits, seen, left_out, before)
-    facts = DataFacts(
-        **{
-            "compared_by": task.decided_by(_class_inputs(splits["train"], len(source.classes))),
-            "split_seed": split_seed,
-            "val_fraction": val_fraction,
-            "limit": limit,
-            "mean_std_of": measured_on,
-            "fingerprint": fingerprint,
-            "fingerprint_of": fingerprint_of,
-            "notes": tuple(notes),
-            "left_out": tuple(one for of in left_out.values() for one in of.values())[:_NAMED],
-            "left_out_count": sum(map(len, left_out.values())),
-            "white_level": white,
-            **source.facts,
-            **more,
-        }
+    facts = replace(
+        known,
+        compared_by=task.decided_by(_class_inputs(splits["train"], len(source.classes))),
+        split_seed=split_seed,
+        val_fraction=val_fraction,
+        limit=limit,
+        mean_std_of=measured_on,
+        fingerprint=fingerprint,
+        fingerprint_of=fingerprint_of,
+        notes=tuple(notes),
+        left_out=tuple(one for of in left_out.values() for one in of.values())[:_NAMED],
+        left_out_count=sum(map(len, left_out.values())),
+        white_level=white,
     )
     return ImageData(
         spec=spec,
@@ -528,7 +525,8 @@ def _statistics(split: Split) -> tuple[tuple[float, ...], tuple[float, ...], str
     read = split.own if split.view.mode == "fit" else split.read
 
     def count(chunk: range) -> NDArray[Any]:
-        return np.stack([_counts(read(chosen[k])[None]) for k in chunk]).sum(0)
+        counts: NDArray[Any] = np.stack([_counts(read(chosen[k])[None]) for k in chunk]).sum(0)
+        return counts
 
     few = f"a fixed sample of {len(chosen)}" if len(chosen) < len(split) else "all"
     return *_mean_std(np.stack(in_chunks(len(chosen), count)).sum(0)), f"{few} {items}"
@@ -553,7 +551,7 @@ def _counts(images: Tensor) -> NDArray[Any]:
         values = (images.double() / 255).transpose(0, 1).flatten(1)
         number = torch.full((len(values),), values.shape[1], dtype=torch.float64)
         sums = torch.stack([number, values.sum(1), values.square().sum(1)], dim=1)
-        return sums.numpy()  # type: ignore[no-any-return]
+        return sums.numpy()
     counts = np.zeros((images.shape[1], 256), dtype=np.int64)
     step = max(1, _CHANNEL_CHUNK // (images.shape[2] * images.shape[3]))
     for start in range(0, len(images), step):

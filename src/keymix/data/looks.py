@@ -90,7 +90,7 @@ def look_whole(row: Row, kind: TargetKind, inputs: InputKind, in_chans: int) -> 
     with _collected(faults, f"image {row.id}", row.id):
         if isinstance(row.image, Encoded):
             with row.image.open() as image:
-                remarks = _remarks(image)
+                remarks = _remarks(image, in_chans)
                 if image.mode in SIXTEEN_BIT:
                     seen.brightest = int(np.asarray(image).max())
                 pixels = pixels_of(image)
@@ -127,8 +127,8 @@ def _look_at_target(row: Row, kind: TargetKind, seen: Seen, faults: list[Fault])
         seen.target = hashlib.sha256(target_bytes(target)).digest()
 
 
-def _remarks(image: Image.Image) -> dict[str, str]:
-    """Say what is odd about an opened image."""
+def _remarks(image: Image.Image, in_chans: int) -> dict[str, str]:
+    """Say what is odd about an opened image of data with so many channels."""
     mode = image.mode
     found = {
         # a camera's MPO holds previews next to the photo
@@ -138,7 +138,7 @@ def _remarks(image: Image.Image) -> dict[str, str]:
     converted = {
         "16-bit": mode in SIXTEEN_BIT
         or any("16" in str(tile[3]) for tile in getattr(image, "tile", ())),
-        "grey": mode in ("1", "L", "LA", *SIXTEEN_BIT),
+        "grey": in_chans == 3 and mode in ("1", "L", "LA", *SIXTEEN_BIT),
         "CMYK": mode == "CMYK",
         "palette": mode in ("P", "PA"),
         "transparent": mode in TRANSPARENT or "transparency" in image.info,

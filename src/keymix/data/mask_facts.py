@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
 from keymix.data.findings import Report
 from keymix.data.kinds import IGNORE, MaskKind, mask_kind
+from keymix.data.record import DataFacts
 from keymix.data.sample import SPLITS, Faults, Row, Source
 from keymix.data.specs import MASKS, SPLIT_BY, Options
 from keymix.data.streams import IntArray
@@ -57,28 +58,29 @@ def facts(
     seen: Mapping[str, Sequence[Seen]],
     source: Source,
     options: Options,
-) -> tuple[dict[str, Any], list[str]]:
-    """Count cases and classes of each split: `keymix.data.record.DataFacts`, and no notes."""
+) -> tuple[DataFacts, list[str]]:
+    """Count cases and classes of each split: what the record says, and no notes."""
     found = {name: [one.own for one in some] for name, some in seen.items()}
     kind = _kind(source)
     undivided = {row.split for row in source.rows} <= {"", "train"}
     why = unfit(found, kind, source.classes)
-    return {
-        "test_fraction": (options.test_fraction or source.test_fraction) if undivided else None,
-        "split_by": options.split_by or SPLIT_BY[0],
-        "cases": {name: len({row.group for row in of}) for name, of in rows.items()},
-        "empty": {name: _empty(masks, kind) for name, masks in found.items()},
-        "unfit": why[0] if why else None,
-        "grouped": source.grouped,
-        "class_images": {
+    return replace(
+        source.facts,
+        test_fraction=(options.test_fraction or source.test_fraction) if undivided else None,
+        split_by=options.split_by or SPLIT_BY[0],
+        cases={name: len({row.group for row in of}) for name, of in rows.items()},
+        empty={name: _empty(masks, kind) for name, masks in found.items()},
+        unfit=why[0] if why else None,
+        grouped=source.grouped,
+        class_images={
             name: tuple(_images(masks, len(source.classes)).tolist())
             for name, masks in found.items()
         },
-    }, []
+    ), []
 
 
 def _kind(source: Source) -> MaskKind:
-    kind = mask_kind(source.facts["masks"], source.classes)
+    kind = mask_kind(source.facts.masks, source.classes)
     assert kind is not None
     return kind
 

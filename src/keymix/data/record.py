@@ -99,7 +99,7 @@ class DataFacts:
     grouped: bool | None = None
     class_images: Mapping[str, tuple[int, ...]] | None = None
     mean_std_of: str = ""
-    fingerprint: str
+    fingerprint: str = ""
     fingerprint_of: str = ""
     notes: tuple[str, ...] = ()
     left_out: tuple[LeftOutImage, ...] = ()

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from keymix.data.kinds import IMAGE, InputKind
+from keymix.data.record import DataFacts
 from keymix.data.streams import IntArray
 from keymix.errors import UserError
 
@@ -208,7 +209,7 @@ class Source:
         notes: What a reader of a result should know about the source.
         grouped: Whether the groups of rows that have groups are the data's own; otherwise each row
             is one by itself.
-        facts: Fields of `keymix.data.record.DataFacts` that the source knows, by name.
+        facts: What the source knows of the record of the data.
         found: What the source found that does not stop training, items by kind of finding
             (`keymix.data.findings.KINDS`).
         loose: What is wrong with the data, but with no row; training refuses it, or goes without
@@ -223,7 +224,7 @@ class Source:
     test_fraction: float = 0.2
     notes: tuple[str, ...] = ()
     grouped: bool = True
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: DataFacts = field(default_factory=DataFacts)
     found: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     loose: tuple[Fault, ...] = ()
 

@@ -104,8 +104,9 @@ class Stack(Stored):
                 message = f"cannot read image {path}: {reason(error)}"
                 faults.append(Fault("unreadable", message, str(path)))
                 continue
-            if self.size not in (None, (height, width)):
-                message = f"{path} has {width}x{height} pixels, not those of {self.own.name}"
+            if self.size is not None and self.size != (height, width):
+                wanted = f"{self.size[1]}x{self.size[0]}"
+                message = f"{path} has {width}x{height} pixels, not the {wanted} of {self.own.name}"
                 faults.append(Fault("wrong size", message, str(path)))
         refuse(faults)
         return done
@@ -114,18 +115,10 @@ class Stack(Stored):
 def neighbours(
     numbers: Mapping[int, Sequence[Path]], number: int, own: Path, count: int
 ) -> tuple[tuple[Path, ...], int]:
-    """List the files of a stack in the order of their numbers, ``own`` in the middle.
+    """List the files of a stack, that of slice ``number`` in the middle, by those of its scan.
 
-    For a neighbour that is missing, the nearest slice on the way to it stands in.
-
-    Args:
-        numbers: Files of the scan by the number of the slice.
-        number: That of the slice in the middle.
-        own: Its file.
-        count: How many are wanted.
-
-    Returns:
-        The files, and for how many of them another one stands in.
+    For a neighbour that is missing, the nearest slice on the way to it stands in; it is said for
+    how many.
     """
     found, replaced = [], 0
     for step in range(-(count // 2), count // 2 + 1):

@@ -33,6 +33,7 @@ from keymix.data.events.frames import integrate
 from keymix.data.events.recordings import Read, Recordings
 from keymix.data.events.stream import POLARITIES, Events, Size
 from keymix.data.files import threads
+from keymix.data.record import DataFacts
 from keymix.errors import KeymixWarning, UserError
 
 _VERSION = 4  # of the frames' making: another number makes all again
@@ -62,13 +63,11 @@ class Settings:
         return f"frames-T{self.time_steps}-{self.frames_by}-{self.size[0]}x{self.size[1]}"
 
     @property
-    def facts(self) -> dict[str, int | str | Size]:
+    def facts(self) -> DataFacts:
         """What a record says of them."""
-        return {
-            "time_steps": self.time_steps,
-            "frames_by": self.frames_by,
-            "sensor_size": self.sensor,
-        }
+        return DataFacts(
+            time_steps=self.time_steps, frames_by=self.frames_by, sensor_size=self.sensor
+        )
 
     def frames(self, events: Events) -> NDArray[Any]:
         """Make the frames of a recording, in the narrowest numbers that hold its counts."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -117,5 +118,5 @@ def open_cifar10dvs(
         classes=CLASSES,
         in_chans=POLARITIES,
         notes=notes,
-        facts=settings.facts | {"event_split": event_split},
+        facts=replace(settings.facts, event_split=event_split),
     )

@@ -21,6 +21,7 @@ from pycocotools import mask
 from keymix.data.decode import DAMAGE, Encoded, open_image
 from keymix.data.files import SPLITS, existing_path, regular, split_named
 from keymix.data.instances import FloatArray, Instances, Outline, encoded, read_region
+from keymix.data.record import DataFacts
 from keymix.data.sample import Fault, Faults, Row, Size, Source, some
 from keymix.data.specs import source
 from keymix.errors import UserError
@@ -68,10 +69,13 @@ def coco(argument: str, faults: Faults) -> Source:
                     "list of categories."
                 )
     outlined = any(map(_has_outline, whole["train"]["annotations"]))
+    numbers = {key: k for k, key in enumerate(classes)}
     rows, loose = list[Row](), list[Fault]()
     for name, (path, folder) in places.items():
-        reader = _Reader(path, folder, {key: k for k, key in enumerate(classes)}, outlined)
-        rows += [image.row(folder, name) for image in reader.read(whole.pop(name))]
+        reader, told = _Reader(path, folder, numbers, outlined), whole.pop(name)
+        images = reader.images(told["images"])
+        reader.annotations(told["annotations"], images)
+        rows += [image.row(folder, name) for image in images.values()]
         loose += reader.loose
     often = Counter(classes.values())
     return Source(
@@ -81,7 +85,7 @@ def coco(argument: str, faults: Faults) -> Source:
         ),
         image_size=(800, 1333),
         notes=() if outlined else (_BOXES_ALONE,),
-        facts={"class_ids": tuple(classes), "outlines": outlined},
+        facts=DataFacts(class_ids=tuple(classes), outlines=outlined),
         loose=tuple(loose),
     )
 
@@ -195,14 +199,8 @@ class _Reader:
         self.path, self.folder, self.label_of, self.outlined = path, folder, label_of, outlined
         self.loose: list[Fault] = []
 
-    def read(self, whole: dict[str, list[Any]]) -> list[_Image]:
-        """Read images and annotations; refuse a file of which nothing can be used."""
-        images = self._images(whole["images"])
-        self._annotations(whole["annotations"], images)
-        return [*images.values()]
-
-    def _images(self, raw: list[Any]) -> dict[int, _Image]:
-        """Read the images by their ids."""
+    def images(self, raw: list[Any]) -> dict[int, _Image]:
+        """Read the images by their ids; refuse a file of which none can be used."""
         images: dict[int, _Image] = {}
         seen = set[Any]()
         for number, entry in enumerate(raw):
@@ -234,8 +232,8 @@ class _Reader:
             )
         return images
 
-    def _annotations(self, raw: list[Any], images: Mapping[int, _Image]) -> None:
-        """Read the annotations, each to its image."""
+    def annotations(self, raw: list[Any], images: Mapping[int, _Image]) -> None:
+        """Read the annotations, each to its image; refuse a file of which none can be used."""
         ids, faults, fit = set[int](), list[Fault](), 0
         for number, entry in enumerate(raw):
             key, of = _whole(entry, "id"), _whole(entry, "image_id")

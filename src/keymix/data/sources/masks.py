@@ -28,6 +28,7 @@ from keymix.data.files import (
 )
 from keymix.data.kinds import BACKGROUND, IGNORE
 from keymix.data.mask_facts import report_shared_cases
+from keymix.data.record import DataFacts
 from keymix.data.sample import SPLITS, BadSampleError, Fault, Faults, Row, Source, refuse, some
 from keymix.data.specs import MASKS, source
 from keymix.data.splits import sample
@@ -99,7 +100,7 @@ def masks(
         test_fraction=0.04,
         notes=() if grouped else ("no groups.csv: each image is taken for a case of its own",),
         grouped=grouped,
-        facts={"masks": MASKS[multilabel], "stack": 1},
+        facts=DataFacts(masks=MASKS[multilabel], stack=1),
     )
 
 

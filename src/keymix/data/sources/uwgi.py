@@ -22,6 +22,7 @@ from keymix.data import rle
 from keymix.data.files import existing_path, read_rows
 from keymix.data.kinds import BACKGROUND, IMAGE, SLICES
 from keymix.data.mask_facts import report_shared_cases
+from keymix.data.record import DataFacts
 from keymix.data.sample import SPLITS, Fault, Faults, Row, Size, Source, some
 from keymix.data.slices import DAY, FILE, Stack, neighbours, spacing_of, stated_size
 from keymix.data.specs import MASKS, source
@@ -122,7 +123,7 @@ def uwgi(
         in_chans=stack,
         test_fraction=0.04,
         notes=tuple(notes),
-        facts={"masks": MASKS[multilabel], "stack": stack},
+        facts=DataFacts(masks=MASKS[multilabel], stack=stack),
         found={"overlap": overlaps, kind: unlisted},
     )
 
