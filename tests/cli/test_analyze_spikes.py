@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from keymix.analysis.spikes import spike_study
 from keymix.cli import analyze, console
 from keymix.data import load
+from keymix.data.sources.moving_digits import recordings_of
 from keymix.errors import UserError
 from keymix.recipes.small import digits_vit
 from keymix.studies.inputs import load_images, load_models
@@ -262,7 +263,7 @@ def test_a_run_on_events_is_shown_frames_of_its_recordings(
     assert study["origin"] == "test recordings of moving_digits:100"
     assert study["raster_image"] == Path(data.test.ids(0)).name
     assert study["photo"].startswith("data:image/png;base64,")
-    events = data.test.table.read(3)  # type: ignore[attr-defined]
+    (events,) = recordings_of(data.test.index[[3]])
     np.savez(tmp_path / "a.npz", **{name: events[name] for name in "txyp"})
     alone = spike_study(one.model, data.test.frames_of(np.array([3])).float())
     study = studied("--images", str(tmp_path), "--time-steps", "2")
