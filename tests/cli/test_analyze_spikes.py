@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from keymix.analysis.spikes import spike_study
 from keymix.cli import analyze, console
 from keymix.data import load
+from keymix.data.dataset import Split
+from keymix.data.sources.moving_digits import recordings_of
 from keymix.errors import UserError
 from keymix.recipes.small import digits_vit
 from keymix.studies.inputs import load_images, load_models
@@ -27,6 +30,10 @@ from keymix.train.recipe import DataConfig, ModelConfig, Recipe
 from keymix.train.record import RunRecord, SplitScores, Tested, WeightsFacts
 
 DIGITS = ["--images", "digits", "--limit", "3"]
+
+
+def frames_of(split: Split, rows: Iterable[int]) -> torch.Tensor:
+    return torch.stack([split.read(i) for i in rows]).float()
 
 
 def _spiking_run(folder: Path, steps: int) -> Path:
@@ -231,7 +238,7 @@ def run_on_events(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if isinstance(module, _BatchNorm):
             module.momentum = 1.0
     with torch.no_grad():
-        model.train()(data.train.frames_of(np.arange(16)).float())
+        model.train()(frames_of(data.train, range(16)))
     files.make_folder(folder)
     files.write_json(folder / files.RECIPE, one.to_dict())
     facts = WeightsFacts(recipe=one, data=data.record())
@@ -255,16 +262,16 @@ def test_a_run_on_events_is_shown_frames_of_its_recordings(
         rows = [i * len(data.test) // 5 for i in range(5)]
         one.model.set_time_steps(steps)
         study = studied("--limit", "5", *words)
-        found = spike_study(one.model, data.test.frames_of(np.array(rows)).float()).to_dict()
+        found = spike_study(one.model, frames_of(data.test, rows)).to_dict()
         assert found["rate"] > 0.01
         for key in ("rate", "sops", "macs", "energy", "time_steps", "images"):
             assert study[key] == pytest.approx(found[key], rel=1e-5)
     assert study["origin"] == "test recordings of moving_digits:100"
     assert study["raster_image"] == Path(data.test.ids(0)).name
     assert study["photo"].startswith("data:image/png;base64,")
-    events = data.test.table.read(3)  # type: ignore[attr-defined]
+    (events,) = recordings_of(data.test.index[[3]])
     np.savez(tmp_path / "a.npz", **{name: events[name] for name in "txyp"})
-    alone = spike_study(one.model, data.test.frames_of(np.array([3])).float())
+    alone = spike_study(one.model, frames_of(data.test, [3]))
     study = studied("--images", str(tmp_path), "--time-steps", "2")
     assert study["sops"] == pytest.approx(alone.sops, rel=1e-5)
     assert study["origin"] == str(tmp_path)

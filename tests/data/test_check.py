@@ -289,7 +289,7 @@ FOUND: Mapping[Callable[[Path], str], Mapping[str, tuple[int, str]]] = {
     recordings: {
         "unreadable": (1, "b/005.npz: event 0 at x=16, y=0 is outside"),
         "conflict": (1, "b/099.npz"),
-        "empty frames": (2, "b/007.npz: 3 events for T = 10"),
+        "empty frames": (1, "b/007.npz: 9 of 10 frames"),
         "stranger": (1, "b/notes.txt"),
     },
     gestures: {

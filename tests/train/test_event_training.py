@@ -17,6 +17,7 @@ from timm.data import resolve_model_data_config
 
 from keymix.cli.swap import main as swap
 from keymix.data import load
+from keymix.data.sources.moving_digits import recordings_of
 from keymix.errors import Interrupted, KeymixWarning, UserError
 from keymix.tasks.classification.training import ClassificationTask
 from keymix.train import engine, files
@@ -94,7 +95,7 @@ def test_recordings_are_predicted_as_they_are_scored(folder: Path, tmp_path: Pat
     data = load("moving_digits:100", time_steps=2, frames_by="time", image_size=16)
     paths = []
     for i in range(4):
-        events = data.test.table.read(i)  # type: ignore[attr-defined]
+        (events,) = recordings_of(data.test.index[[i]])
         paths.append(tmp_path / f"{i}.npz")
         np.savez(paths[-1], **{name: events[name] for name in "txyp"})
     model = load_run(folder).model()
@@ -130,7 +131,7 @@ def test_other_time_steps_are_other_frames_of_the_same_recordings(
     loss = torch.nn.functional.cross_entropy(logits, data.test.labels)
     assert other["loss"] == pytest.approx(float(loss), rel=1e-5)
     assert other["loss"] != same["loss"]
-    events = data.test.table.read(0)  # type: ignore[attr-defined]
+    (events,) = recordings_of(data.test.index[[0]])
     np.savez(tmp_path / "0.npz", **{name: events[name] for name in "txyp"})
     (answer,) = predict(folder, [tmp_path], top=1, time_steps=3)
     assert answer.probabilities[0] == pytest.approx(float(logits[0].softmax(0).max()), rel=1e-4)

@@ -16,6 +16,7 @@ from PIL import Image
 
 import keymix
 from keymix.cli import main
+from keymix.data.sources.moving_digits import recordings_of
 from keymix.errors import UserError
 from keymix.tasks.segmentation.predict_masks import predict_masks
 from keymix.train import files
@@ -240,7 +241,7 @@ def test_a_run_on_events_takes_recordings_and_refuses_pixels(
 ) -> None:
     trained = keymix.load(events_run)
     table = keymix.data.load("moving_digits:100", time_steps=2, frames_by="time", image_size=16)
-    events = table.test.table.read(0)
+    (events,) = recordings_of(table.test.index[[0]])
     np.savez(tmp_path / "one.npz", **{name: events[name] for name in "txyp"})
     frames = trained.transform(tmp_path / "one.npz")
     close(frames, table.test.read(0).float())

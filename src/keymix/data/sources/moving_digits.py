@@ -71,7 +71,7 @@ def open_moving_digits(
         ids=[_id(row) for row in range(count)],
         labels=_digits()[1][:count].tolist(),
         splits=["train"] * count,
-        groups=[partial(_recordings, rows[a : a + _GROUP]) for a in range(0, count, _GROUP)],
+        groups=[partial(recordings_of, rows[a : a + _GROUP]) for a in range(0, count, _GROUP)],
     )
     settings = Settings(SENSOR, time_steps, frames_by, image_size)
     return Source(
@@ -99,7 +99,8 @@ def _id(row: int) -> str:
     return f"moving_digits recording {row}"
 
 
-def _recordings(rows: IntArray) -> list[Events]:
+def recordings_of(rows: IntArray) -> list[Events]:
+    """Record some of the digits, by number."""
     changes = _changes(_seen(_digits()[0][rows], rows))
     return [_events(found, row) for row, found in zip(rows.tolist(), changes, strict=True)]
 
