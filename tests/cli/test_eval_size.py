@@ -175,4 +175,4 @@ def test_larger_images_are_cropped_as_in_training(run: Path) -> None:
     assert data.load("digits", image_size=132, limit=60).crop_pct < 1.0
     opened = load_run(run)
     loaded, _ = data_for(opened.recipe.data, opened.weights()[1].data, None, size)
-    assert {split.crop_pct for split in loaded.splits} == {1.0}
+    assert {split.view.crop_pct for split in loaded.splits} == {1.0}

@@ -316,7 +316,7 @@ def test_images_keep_their_sizes_in_a_batch() -> None:
     assert len({len(points) for points in batch.targets}) > 1
     for image, points, i in zip(batch.images, batch.targets, batch.index.tolist(), strict=True):
         assert image.shape[-2:] == data.train.read(i).shape[-2:]
-        assert torch.equal(points, data.train.targets.read(i))
+        assert torch.equal(points, data.train.target(i))
 
 
 def test_predict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

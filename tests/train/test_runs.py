@@ -196,8 +196,8 @@ def test_another_size_shows_as_much_of_an_image_as_training_did(done: Run) -> No
     for side in (14, 16, 150):
         loaded, _ = data_for(done.recipe.data, seen, None, (side, side))
         assert loaded.crop_pct == 0.75
-        image = fit(loaded.test.table.open(0).convert("L"), (side, side), 0.75)
-        assert (loaded.test.read(0)[0].numpy() == image).all()
+        image = fit(loaded.test.own(0), (side, side), 0.75)
+        assert torch.equal(loaded.test.read(0), image)
 
 
 def test_broken_image_is_named_and_the_others_answered(done: Run, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What may happen to a training image: a plain, checked record.
 
-`keymix.data.loaders` does it to sets in memory, `keymix.data.inputs` to those read one by one.
+`keymix.data.loaders` does it to sets in memory, `keymix.data.transforms` to those read one by one.
 """
 
 from __future__ import annotations

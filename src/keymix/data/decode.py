@@ -160,9 +160,6 @@ def in_channels(pixels: Tensor, channels: int, white: int | None = None) -> Tens
     16-bit grey is scaled so that ``white``, 65,535 by default, becomes 255.
 
     Shape: ``[c, H, W]`` -> ``[channels, H, W]``, uint8, or float32 of float32.
-
-    Raises:
-        ValueError: If the channels do not fit.
     """
     if pixels.dtype == torch.uint16:
         values, white = pixels.numpy().astype(np.int64), white or WHITE

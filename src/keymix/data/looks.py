@@ -37,36 +37,20 @@ HASH = 16  # bytes
 
 @dataclass(kw_only=True)
 class Seen:
-    """What was seen of a sample.
-
-    Args:
-        faults: What is wrong with it.
-        size: Height and width of the image, pixels; None where it is broken.
-        target: Hash of the target where it has a place in the image; None where it is broken.
-        own: What its kind of target keeps of it (`TargetKind.seen`).
-        hash: Of the decoded image and its size; zero where it was not decoded.
-        brightest: Largest 16-bit value; 0 of other images.
-        remarks: What is odd about a sample that can be used: kinds of
-            `keymix.data.findings.KINDS` and words.
-    """
+    """What was seen of a sample."""
 
     faults: Sequence[Fault] = ()
-    size: Size | None = None
-    target: bytes | None = None
-    own: Any = None
-    hash: bytes = bytes(HASH)
-    brightest: int = 0
+    size: Size | None = None  # height and width of the image, pixels; None where it is broken
+    target: bytes | None = None  # hash of the target where it has a place in the image
+    own: Any = None  # what its kind of target keeps of it (`TargetKind.seen`)
+    hash: bytes = bytes(HASH)  # of the decoded image and its size; zero where it was not decoded
+    brightest: int = 0  # largest 16-bit value; 0 of other images
+    # what is odd about a sample that can be used: kinds of `keymix.data.findings.KINDS` and words
     remarks: dict[str, str] = field(default_factory=dict)
 
 
 def look(rows: Sequence[Row], kind: TargetKind, *, decode: bool) -> list[Seen]:
-    """Look at all samples of a split, in threads.
-
-    Args:
-        rows: The samples.
-        kind: Their kind of target; one with a place in the image is read.
-        decode: Decode images; otherwise their headers are read.
-    """
+    """Look at all samples of a split, in threads."""
 
     def some_of(chunk: range) -> list[Seen]:
         return [_look_at(rows[i], kind, decode=decode) for i in chunk]

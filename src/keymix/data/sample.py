@@ -85,12 +85,7 @@ class BadSampleError(UserError):
 
 
 def refuse(faults: Iterable[Fault], items: str = "images") -> None:
-    """Raise the faults if there are any, with what to do about the first.
-
-    Args:
-        faults: They.
-        items: What would be left out.
-    """
+    """Raise the faults if there are any, with what to do about the first."""
     if found := [*faults]:
         raise BadSampleError(found, items)
 

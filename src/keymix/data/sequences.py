@@ -97,13 +97,7 @@ def sequences_of(
     *,
     late: Callable[[], bool] = lambda: False,
 ) -> Sequences | None:
-    """Find the samples that are frames of sequences, whatever split they are in.
-
-    Args:
-        row: Gives sample ``k``.
-        parts: The split of each.
-        late: Whether it is late; raises TimeoutError then.
-    """
+    """Find the samples that are frames of sequences, whatever split they are in."""
     of_part = [np.flatnonzero(np.asarray(parts) == name)[:_LARGE] for name in dict.fromkeys(parts)]
     places = np.concatenate(of_part).tolist()
     rows = {k: row(k) for k in places}

@@ -33,11 +33,7 @@ CPU = torch.device("cpu")
 
 
 def check_split(augment: Augment, split: Split) -> None:
-    """Refuse augmentation that the images of a split do not take, or their targets.
-
-    Raises:
-        UserError: Naming the option.
-    """
+    """Refuse augmentation that the images of a split do not take, or their targets."""
     placed = split.target_kind.placed
     movable = not placed or moves(split.rows[0].read_target())
     check_augment(augment, split.kind, split.target_kind, moves=movable, whole=split.listed)
@@ -82,12 +78,7 @@ def check_split(augment: Augment, split: Split) -> None:
 def sample(
     split: Split, i: int, augment: Augment | None, *, seed: int, epoch: int
 ) -> tuple[Tensor, Any]:
-    """Read image ``i`` and its target, augmented as an epoch wants it; None shows them as they are.
-
-    Returns:
-        The image ``[C, H, W]`` of 0..255, or frames ``[T, C, H, W]``; and the target, None of those
-        that `Split.values` has.
-    """
+    """Read image ``i`` and its target, augmented as an epoch wants it; None shows them as they are."""
     if augment is None:
         return split.read(i), split.target(i) if split.values is None else None
     index = np.array([i], dtype=np.int64)

@@ -142,15 +142,7 @@ def images_below(folder: Path, faults: Faults) -> list[str]:
 
 
 class FileRows(Sequence[Row]):
-    """Image files below a root, built into rows when they are asked for.
-
-    Args:
-        root: The folder.
-        files: Their paths below it.
-        targets: The target of each.
-        splits: The split of each.
-        groups: The group of each; empty for none.
-    """
+    """Image files below a root, built into rows when they are asked for."""
 
     def __init__(
         self,

@@ -239,11 +239,7 @@ class _Rows(Sequence[Row]):
         return Row(id=name, image=image, target=int(self.labels[row]), split=split)
 
     def select(self, index: IntArray) -> _Rows:
-        """Keep some rows, ascending, and read their images.
-
-        Raises:
-            UserError: If a file cannot be read; it is named.
-        """
+        """Keep some rows, ascending, and read their images."""
         rows = self.chosen[index]
         halves = [(pa.nulls(0, pa.large_binary()), pa.nulls(0, pa.string()))]
         for (_, file), start, stop in zip(self.parts, self.starts, self.starts[1:], strict=False):
