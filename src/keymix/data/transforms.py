@@ -78,7 +78,11 @@ def check_split(augment: Augment, split: Split) -> None:
 def sample(
     split: Split, i: int, augment: Augment | None, *, seed: int, epoch: int
 ) -> tuple[Tensor, Any]:
-    """Read image ``i`` and its target, augmented as an epoch wants it; None shows them as they are."""
+    """Read image ``i`` and its target, augmented as an epoch wants it; shown as they are for None.
+
+    Shape: -> ``[C, H, W]`` of 0..255, or frames ``[T, C, H, W]``, and the target; None in place of
+    targets that `Split.values` has.
+    """
     if augment is None:
         return split.read(i), split.target(i) if split.values is None else None
     index = np.array([i], dtype=np.int64)
