@@ -83,7 +83,7 @@ BAD: Mapping[str, tuple[str, Callable[[], object], str]] = {
     "half a large JPEG": ("folder:photos", large_and_read_in_validation, "photos/val/a/001.jpg"),
     "an empty file": ("folder:photos", lambda: spoilt("cat/003.jpg", b""), "photos/cat/003.jpg"),
     "text": ("folder:photos", lambda: spoilt("cat/003.jpg", b"a cat"), "photos/cat/003.jpg"),
-    "a scan that is missing": ("uwgi:gi", missing_scan, "case1_day0_slice_0001"),
+    "a scan that is missing": ("uwgi:gi", missing_scan, "scans/slice_0001_*.png"),
     "a mask of other values": (
         "masks:leaves",
         lambda: Image.new("L", (9, 6), 7).save(mask_set(Path("leaves"), {"": 6}) / "masks/p0.png"),
