@@ -78,7 +78,7 @@ def data_of(scans: Scans, masks: MaskKind = EXCLUSIVE, *, in_memory: bool = Fals
             target_kind=MASK,
             view=View(mode="stretch", size=size, channels=channels),
             images=images,
-            masks=drawn,
+            targets=drawn,
             outside=outside(masks),
         )
 

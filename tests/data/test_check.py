@@ -562,7 +562,8 @@ def test_settings_that_do_not_fit_are_refused(
         check(str(mask_set(tmp_path / "set", counts)), **settings)
 
 
-def test_memory_holds_a_row_group_at_a_time(make_parquet) -> None:
+def test_a_few_encoded_images_are_in_memory_at_a_time(make_parquet, monkeypatch) -> None:
+    monkeypatch.setattr("keymix.data.check._AT_ONCE", 8)
     rng = np.random.default_rng(0)
     images = []
     for _ in range(120):

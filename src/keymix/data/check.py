@@ -26,7 +26,7 @@ from torch import Tensor
 from keymix.data.dataset import ImageData, Split
 from keymix.data.decode import DAMAGE, Encoded, dim, in_channels, pixels_of, upright_size
 from keymix.data.files import ranges, threads
-from keymix.data.findings import Balance, Report
+from keymix.data.findings import FALSIFIES, KINDS, Balance, Report
 from keymix.data.kinds import CLASS, RECORDING, InputKind, TargetKind
 from keymix.data.looks import HASH, Seen, blank, hash_of, look_whole, target_bytes
 from keymix.data.sample import SPLITS, Fault, Faults, Row, Source, digest_of, select
@@ -463,7 +463,8 @@ def quick_check(
     tried = _look(data, samples, place, (lambda share: False) if quick else late)
     report.add("blank", [samples.item(k) for k in samples.remarks().get("blank", ())])
     for kind, items in data.found.items():
-        report.add(kind, items)
+        if KINDS[kind][0] == FALSIFIES:
+            report.add(kind, items)
     _add_rules(report, samples, data, grouped=grouped, sound=True)
     every = len(samples)
     if tried < every:

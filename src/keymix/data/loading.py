@@ -232,8 +232,8 @@ def load(
 
 def _in_channels(source: Source, spec: str, channels: int) -> Source:
     """Return a source of images that are read as grey or colour."""
-    fixed = not isinstance(source.rows[0].image, Stored)
-    if channels not in (1, 3) or source.kind is not IMAGE or (fixed and channels < source.in_chans):
+    fits = channels in (1, 3) and source.kind is IMAGE
+    if not fits or (channels < source.in_chans and not isinstance(source.rows[0].image, Stored)):
         raise UserError(
             f"data {spec}: channels={channels!r} does not fit its {source.items} of "
             f"{source.in_chans} channels; leave it out."
