@@ -192,7 +192,7 @@ def to_image(pixels: Tensor) -> Image.Image:
 
 def _tensor(image: Image.Image) -> Tensor:
     array = np.array(image)
-    return torch.from_numpy(array[None] if array.ndim == 2 else array.transpose(2, 0, 1).copy())
+    return torch.from_numpy(array[None] if array.ndim == 2 else array.transpose(2, 0, 1))
 
 
 @dataclass(frozen=True)
@@ -340,6 +340,6 @@ def resized_image(image: Tensor, size: Size) -> Tensor:
     if image.shape[-2:] == size:
         return image
     small = F.interpolate(
-        image[None].float(), size, mode="bilinear", antialias=True, align_corners=False
+        image[None].float().contiguous(), size, mode="bilinear", antialias=True, align_corners=False
     )[0]
     return small if image.is_floating_point() else small.round().clamp(0, 255).to(torch.uint8)

@@ -24,7 +24,7 @@ from keymix.data.pixels import Noise, Normaliser, erase, shift_and_flip
 from keymix.data.rand_augment import Plan, RandAugment, plans
 from keymix.data.random_parameters import crop_corners, erased_boxes, flips
 from keymix.data.streams import IntArray, Stream, hash64
-from keymix.data.transforms import check_split, collate, each_tensor, sample
+from keymix.data.transforms import batch, check_split, each_tensor
 from keymix.errors import UserError
 
 Order: TypeAlias = tuple[int, IntArray]  # epoch, positions in the split
@@ -389,8 +389,7 @@ class WorkerBatches:
 def _made(split: Split, augment: Augment | None, seed: int, order: Order) -> Made:
     """Read and augment a batch; workers with copies of a split make the same."""
     epoch, index = order
-    samples = [sample(split, i, augment, seed=seed, epoch=epoch) for i in index.tolist()]
-    pixels, targets = collate(samples, split)
+    pixels, targets = batch(split, index, augment, seed=seed, epoch=epoch)
     boxes = None
     if augment is not None and augment.erasing:
         size = split.image_size

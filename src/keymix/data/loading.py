@@ -444,6 +444,7 @@ def _decoded(rows: Sequence[Row], view: View, *, only: bool = False) -> Tensor |
     with reading(rows[0].id, REMEDY):
         kind = view.values(rows[0].image()).dtype
     pixels = torch.empty((len(rows), view.channels, *view.size), dtype=kind)
+    array = pixels.numpy()  # NumPy's assignment keeps the interpreter, torch's lets threads fight
 
     def decode(chunk: range) -> bool:
         for i in chunk:
@@ -451,7 +452,7 @@ def _decoded(rows: Sequence[Row], view: View, *, only: bool = False) -> Tensor |
                 image = view.values(rows[i].image())
             if only and image.shape[-2:] != view.size:
                 return False
-            pixels[i] = view.shown(image)
+            array[i] = view.shown(image).numpy()
         return True
 
     return pixels if all(in_chunks(len(rows), decode)) else None

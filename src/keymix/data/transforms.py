@@ -9,7 +9,8 @@ Sets in memory whose targets have no place in the image are augmented as batches
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from keymix.data.kinds import MASK
 from keymix.data.mask_augment import augmented
 from keymix.data.rand_augment import AutoAugment, RandAugment, plans
 from keymix.data.random_parameters import flips, resized_crop, short_side
+from keymix.data.streams import IntArray
 from keymix.data.view import moved, moves, resized
 from keymix.errors import UserError
 
@@ -75,35 +77,62 @@ def check_split(augment: Augment, split: Split) -> None:
         _auto_augment(augment.auto_augment, view.channels, height, width)
 
 
-def sample(
+def batch(
+    split: Split, index: IntArray, augment: Augment | None, *, seed: int, epoch: int
+) -> tuple[Any, Any]:
+    """Read images and their targets, augmented as an epoch wants it; shown as they are for None.
+
+    Each is a function of (seed, epoch, position) alone. Masks of one size are a tensor, other
+    targets with a place in their image a list.
+
+    Shape: ``[n]`` -> ``[n, C, H, W]`` of 0..255, frames ``[n, T, C, H, W]``, or a list of images;
+    and the targets, None in place of those that `Split.values` has.
+    """
+    positions = index.tolist()
+    if split.values is None:
+        pairs = [_pair(split, i, augment, seed=seed, epoch=epoch) for i in positions]
+        images = [image.as_subclass(Tensor).contiguous() for image, _ in pairs]
+        targets: Any = [_plain(target) for _, target in pairs]
+        if split.target_kind is MASK and not split.listed:
+            targets = torch.stack(targets)
+        return (images if split.listed else channels_last(torch.stack(images))), targets
+    if augment is not None and split.view.mode == "crop":
+        return _cropped(split, index, augment, seed=seed, epoch=epoch), None
+    shown = [split.read(i) for i in positions]
+    if split.view.mode == "frames":
+        frames = torch.stack(shown)
+        if augment is not None:
+            flip, wide = augment.flip, augment.snn_wide
+            frames = augmented_frames(frames, index, flip=flip, wide=wide, seed=seed, epoch=epoch)
+        return frames, None
+    if augment is not None and augment.flip:  # images of which all is seen, of no fixed place
+        turned = flips(index, seed=seed, epoch=epoch).tolist()
+        shown = [
+            image.flip(-1) if turn else image for image, turn in zip(shown, turned, strict=True)
+        ]
+    if split.listed:
+        return [image.contiguous() for image in shown], None
+    return channels_last(torch.stack(shown)), None
+
+
+def channels_last(images: Tensor) -> Tensor:
+    """Arrange a batch ``[B, C, H, W]`` with its channels last, which convolutions prefer."""
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def _pair(
     split: Split, i: int, augment: Augment | None, *, seed: int, epoch: int
 ) -> tuple[Tensor, Any]:
-    """Read image ``i`` and its target, augmented as an epoch wants it; shown as they are for None.
-
-    Shape: -> ``[C, H, W]`` of 0..255, or frames ``[T, C, H, W]``, and the target; None in place of
-    targets that `Split.values` has.
-    """
+    """Read an image and its target, and move them together."""
     if augment is None:
-        return split.read(i), split.target(i) if split.values is None else None
-    index = np.array([i], dtype=np.int64)
-    if split.view.mode == "crop":
-        return _cropped(split, i, augment, seed=seed, epoch=epoch), None
-    if split.view.mode == "frames":
-        frames = augmented_frames(
-            split.read(i)[None],
-            index,
-            flip=augment.flip,
-            wide=augment.snn_wide,
-            seed=seed,
-            epoch=epoch,
-        )
-        return frames[0], None
+        return split.read(i), split.target(i)
     image, target = _at_size(split, i, augment, seed=seed, epoch=epoch)
     if isinstance(target, tv_tensors.Mask):
         return augmented(image, target, i, augment, fill=split.outside, seed=seed, epoch=epoch)
+    index = np.array([i], dtype=np.int64)
     if augment.flip and flips(index, seed=seed, epoch=epoch)[0]:
         image, target = image.flip(-1), moved(target, F.horizontal_flip)
-    return image, target if split.values is None else None
+    return image, target
 
 
 def _at_size(
@@ -119,31 +148,35 @@ def _at_size(
     return resized_image(own, after), resized(split.rows[i].read_target(), before, after)
 
 
-def _cropped(split: Split, i: int, augment: Augment, *, seed: int, epoch: int) -> Tensor:
-    """Cut a box out of an image, resize it, and change it."""
-    own, size = split.own(i), split.view.size
-    top, left, h, w = resized_crop(
-        i,
-        own.shape[-2],
-        own.shape[-1],
-        augment.random_resized_crop,
-        shape=size[1] / size[0],
-        seed=seed,
-        epoch=epoch,
-    )
-    box = (left, top, left + w, top + h)
-    image = by_pillow(own, lambda image: resize(image, size, box))
-    index = np.array([i], dtype=np.int64)
-    if augment.flip and flips(index, seed=seed, epoch=epoch)[0]:
-        image = image.flip(-1)
+def _cropped(split: Split, index: IntArray, augment: Augment, *, seed: int, epoch: int) -> Tensor:
+    """Cut a box out of each image, resize it, and change the batch."""
+    size = split.view.size
+    cut = []
+    for i in index.tolist():
+        own = split.own(i)
+        top, left, h, w = resized_crop(
+            i,
+            own.shape[-2],
+            own.shape[-1],
+            augment.random_resized_crop,
+            shape=size[1] / size[0],
+            seed=seed,
+            epoch=epoch,
+        )
+        box = (left, top, left + w, top + h)
+        cut.append(by_pillow(own, partial(resize, size=size, box=box)))
+    images = torch.stack(cut).contiguous()
+    if augment.flip:
+        turned = torch.from_numpy(flips(index, seed=seed, epoch=epoch))
+        images[turned] = images[turned].flip(-1)
     if augment.auto_augment:
-        change = _auto_augment(augment.auto_augment, *image.shape)
-        image = torch.from_numpy(change(image[None].numpy(), index, seed=seed, epoch=epoch))[0]
+        change = _auto_augment(augment.auto_augment, *images.shape[1:])
+        images = torch.from_numpy(change(images.numpy(), index, seed=seed, epoch=epoch))
     count, bin_ = augment.rand_augment
     if count:
-        (plan,) = plans(index, count, 1, seed=seed, epoch=epoch, device=CPU)
-        image = _rand_augment(bin_, *size)(image[None], plan)[0]
-    return image
+        (plan,) = plans(index, count, len(index), seed=seed, epoch=epoch, device=CPU)
+        images = _rand_augment(bin_, *size)(images, plan)
+    return channels_last(images)
 
 
 @functools.lru_cache(maxsize=4)
@@ -156,24 +189,6 @@ def _rand_augment(bin_: int, height: int, width: int) -> RandAugment:
 def _auto_augment(config: str, channels: int, height: int, width: int) -> AutoAugment:
     """Make timm's operations once a process."""
     return AutoAugment(config, channels, height, width)
-
-
-def collate(samples: Sequence[tuple[Tensor, Any]], split: Split) -> tuple[Any, Any]:
-    """Make a batch of samples: images and targets, or no targets where they are by position.
-
-    Masks of one size are a tensor, other targets with a place in their image a list.
-    """
-    images = [image.as_subclass(Tensor) for image, _ in samples]
-    pixels: Any = images
-    if not split.listed:
-        pixels = torch.stack(images)
-        if pixels.ndim == 4:  # which convolutions prefer
-            pixels = pixels.contiguous(memory_format=torch.channels_last)
-    if samples[0][1] is None:
-        return pixels, None
-    targets = [_plain(target) for _, target in samples]
-    stacked = split.target_kind is MASK and not split.listed
-    return pixels, torch.stack(targets) if stacked else targets
 
 
 def _plain(target: Any) -> Any:
