@@ -139,5 +139,5 @@ keymix.register_task(TASK)
 @keymix.source("digit_values", summary="scikit-learn's digits, each with its value", task=TASK.name)
 def digit_values(argument: str, faults: Any) -> Any:
     """List the digits."""
-    source = digits.digits(argument, faults)
+    source = digits.open_digits(argument, faults)
     return replace(source, notes=(*source.notes, "the class of a digit is its value"))

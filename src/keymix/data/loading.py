@@ -401,7 +401,8 @@ def _cropped(rows: Rows, view: View, size: Size | None, crop_pct: float | None) 
     def kept(size: Size, *, only: bool) -> dict[str, Tensor] | None:
         at = replace(view, size=size, crop_pct=crop_pct or 1.0)
         found = {name: _decoded(part, at, only=only) for name, part in rows.items()}
-        return None if None in found.values() else cast("dict[str, Tensor]", found)
+        whole = {name: images for name, images in found.items() if images is not None}
+        return whole if len(whole) == len(found) else None
 
     def common() -> set[Size]:
         return {
