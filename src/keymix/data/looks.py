@@ -104,7 +104,7 @@ def _look_at_target(row: Row, kind: TargetKind, seen: Seen, faults: list[Fault])
         stated = _stated(target)
         size = seen.size
         if size is not None and stated not in (None, size):
-            what = "has an entry that states" if isinstance(target, Instances) else "has a mask of"
+            what = "its entry states" if isinstance(target, Instances) else "its mask has"
             shown = f"{row.id} has {size[1]}x{size[0]} pixels, and {what}"
             faults.append(Fault("wrong size", f"{shown} {stated[1]}x{stated[0]}", row.id))
         seen.own = look_up(kind.seen)(target) if kind.seen else None
