@@ -123,7 +123,7 @@ OF_AN_IMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "value": (put("masks", pixels(7)), "bad value", "7 (2 pixels)"),
     # 2 in its lower byte
     "wide value": (put("masks", pixels(258, kind=np.uint16)), "bad value", "258 (2 pixels)"),
-    "size": (put("masks", pixels(1, (9, 6))), "wrong size", "9x6 pixels, and has a mask of 6x9"),
+    "size": (put("masks", pixels(1, (9, 6))), "wrong size", "9x6 pixels, and its mask has 6x9"),
     "broken mask": (
         lambda root: (root / "masks" / "p2.png").write_bytes(b"no picture"),
         "unreadable",
