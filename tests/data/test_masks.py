@@ -16,12 +16,12 @@ from keymix.data import load
 from keymix.data.kinds import MASK
 from keymix.data.looks import look
 from keymix.data.sample import Faults, Row
-from keymix.data.sources.masks import masks
+from keymix.data.sources.masks import open_masks
 from keymix.errors import UserError
 
 
 def rows_of(root: Path) -> Sequence[Row]:
-    return masks(str(root), Faults()).rows
+    return open_masks(str(root), Faults()).rows
 
 
 def mask_of(root: Path, values: NDArray[Any] | Image.Image) -> NDArray[np.uint8]:
@@ -222,7 +222,7 @@ def test_a_group_in_two_given_splits_is_refused_unless_images_are_split(tmp_path
     (root / "test" / "masks" / "p1.png").rename(root / "test" / "masks" / "q1.png")
     groups(root, [["p0", "a"], ["p1", "b"], ["p2", "c"], ["q1", "c"]])
     faults = Faults(collect=True)
-    masks(str(root), faults)
+    open_masks(str(root), faults)
     # p0 is in both folders, c twice in test; each is reported once
     assert [fault.culprit for fault in faults.found] == ["a", "c"]
     with pytest.raises(UserError, match=r"case 'a' is in train .* and in test"):

@@ -17,12 +17,12 @@ from keymix.data.dataset import ImageData
 from keymix.data.kinds import MASK
 from keymix.data.looks import look
 from keymix.data.sample import Fault, Faults, Row
-from keymix.data.sources.uwgi import uwgi
+from keymix.data.sources.uwgi import open_uwgi
 from keymix.errors import UserError
 
 
 def rows_of(root: Path, **settings: Any) -> Sequence[Row]:
-    return uwgi(str(root), Faults(), **settings).rows
+    return open_uwgi(str(root), Faults(), **settings).rows
 
 
 def faults_of(root: Path, **settings: Any) -> list[Fault]:
@@ -85,7 +85,7 @@ def test_stacks_are_neighbours_of_one_day_and_the_nearest_stands_in(tmp_path: Pa
     add_scan(tmp_path, 1, 2, 5, np.array([[0, 200, 255]], dtype=np.uint16))  # another day
     rows = [row for n in (3, 4, 6) for row in lines_of(f"case1_day0_slice_{n:04d}")]
     write_rows(tmp_path / "train.csv", rows)
-    source = uwgi(str(tmp_path), Faults(), stack=5)
+    source = open_uwgi(str(tmp_path), Faults(), stack=5)
     assert source.in_chans == 5
     middle = [row.image()[:, 0, 1].tolist() for row in source.rows]
     # wanted 1 2 3 4 5, 2 3 4 5 6 and 4 5 6 7 8; 7 has no mask but is a neighbour
@@ -93,7 +93,7 @@ def test_stacks_are_neighbours_of_one_day_and_the_nearest_stands_in(tmp_path: Pa
     left_out = "2 slices without a row in train.csv left out"
     assert source.notes[0] == left_out
     assert source.notes[1].startswith("7 missing neighbours in the stacks replaced")
-    assert uwgi(str(tmp_path), Faults()).notes == (left_out,)
+    assert open_uwgi(str(tmp_path), Faults()).notes == (left_out,)
 
 
 @pytest.mark.parametrize("stack", [0, 2, -1])
@@ -252,7 +252,7 @@ def test_rows_that_cannot_be_read_are_collected(tmp_path: Path) -> None:
     root = scan_set(tmp_path, {1: 2})
     rewrite(lambda rows: [["x", "stomach", ""], *rows, ["y"]])(root)
     faults = Faults(collect=True)
-    source = uwgi(str(root), faults)
+    source = open_uwgi(str(root), faults)
     lines = {f"{root}/train.csv:2", f"{root}/train.csv:9"}
     assert {fault.culprit for fault in faults.found} == lines
     assert len(faults.found) == 2
@@ -313,7 +313,7 @@ def test_a_case_in_two_splits_is_refused_unless_slices_are_split(tmp_path: Path)
     rows = [[SLICES[0][0], "test"], *SLICES[1:]]
     root = pinned(tmp_path, "id", rows)
     faults = Faults(collect=True)
-    uwgi(str(root), faults)
+    open_uwgi(str(root), faults)
     assert [fault.culprit for fault in faults.found] == ["case1"]
     with pytest.raises(UserError, match=r"case 'case1' is in test .*slice_0001.* and in train"):
         load(f"uwgi:{root}")
@@ -366,7 +366,7 @@ def test_the_real_slices_load(real_data: Path) -> None:
     with (root / "train.csv").open(newline="") as stream:
         lines = list(csv.DictReader(stream))
     # from the CSV to masks and back, exactly
-    many = uwgi(str(root), Faults(), masks="multilabel")
+    many = open_uwgi(str(root), Faults(), masks="multilabel")
     back = {
         (row.name, organ): rle.encode(plane)
         for row in many.rows

@@ -47,7 +47,7 @@ _UNKNOWN = (0, 0)  # the size of an image that cannot be read
     target="boxes",
     on_disk=True,
 )
-def coco(argument: str, faults: Faults) -> Source:
+def open_coco(argument: str, faults: Faults) -> Source:
     """Open ``PATH`` with annotation files for train and, optionally, val and test.
 
     ``PATH/annotations/instances_train2017.json`` has its images in ``PATH/train2017/`` or

@@ -53,7 +53,7 @@ _LAYOUT = (
     target="mask",
     on_disk=True,
 )
-def masks(
+def open_masks(
     argument: str,
     faults: Faults,
     *,

@@ -46,7 +46,7 @@ _Files = Mapping[tuple[str, str], Mapping[int, Sequence[Path]]]  # by case and d
     target="mask",
     on_disk=True,
 )
-def uwgi(
+def open_uwgi(
     argument: str,
     faults: Faults,
     *,
