@@ -61,8 +61,8 @@ def describe(report: Report, samples: Samples, about: Source | ImageData) -> dic
             {**samples.item(k), "id": fault.culprit, "reason": fault.message}
             for fault in found[split][-1].unfit
         ]
-    told = isinstance(about, Source)  # else they are left out
-    if told:
+    is_source = isinstance(about, Source)  # else they are left out
+    if is_source:
         report.add("bad annotation", unfit)
     classes, items = samples.classes, samples.kind.nouns
     every = [each for some in found.values() for each in some]
@@ -113,7 +113,7 @@ def describe(report: Report, samples: Samples, about: Source | ImageData) -> dic
         report.lines.append(("unfit", text))
     if all(each.crowd.all() for each in found["train"]):
         report.add("nothing", ["no training image has an instance that is no crowd; annotate some"])
-    return {} if unfit and told else counts  # a class may be of what is unfit
+    return {} if unfit and is_source else counts  # a class may be of what is unfit
 
 
 def _listed(numbers: Mapping[str, int]) -> str:

@@ -72,9 +72,9 @@ def open_coco(argument: str, faults: Faults) -> Source:
     numbers = {key: k for k, key in enumerate(classes)}
     rows, loose = list[Row](), list[Fault]()
     for name, (path, folder) in places.items():
-        reader, told = _Reader(path, folder, numbers, outlined), whole.pop(name)
-        images = reader.images(told["images"])
-        reader.annotations(told["annotations"], images)
+        reader, content = _Reader(path, folder, numbers, outlined), whole.pop(name)
+        images = reader.images(content["images"])
+        reader.annotations(content["annotations"], images)
         rows += [image.row(folder, name) for image in images.values()]
         loose += reader.loose
     often = Counter(classes.values())
