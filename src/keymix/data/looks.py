@@ -112,7 +112,7 @@ def _look_at_target(row: Row, kind: TargetKind, seen: Seen, faults: list[Fault])
 
 
 def _remarks(image: Image.Image, in_chans: int) -> dict[str, str]:
-    """Say what is odd about an opened image of data with so many channels."""
+    """Say what is odd about an opened image, for data of one channel or three."""
     mode = image.mode
     found = {
         # a camera's MPO holds previews next to the photo

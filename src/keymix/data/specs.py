@@ -224,16 +224,23 @@ class DataSpec:
 _OWN: dict[str, DataSpec] = {}
 
 
-def source(name: str, **facts: Any) -> Callable[[_Opener], _Opener]:
+def source(
+    name: str,
+    *,
+    summary: str,
+    argument: str = "",
+    task: str = DEFAULT,
+    kind: str = "image",
+    target: str = "",
+    settings: tuple[str, ...] = (),
+    on_disk: bool = False,
+    downloads: bool = False,
+) -> Callable[[_Opener], _Opener]:
     """Make a function a data source; of the same name again replaces it.
 
     The function takes what stood after the colon and a `keymix.data.sample.Faults`, and returns a
     `keymix.data.sample.Source`. It gets those options of loading that its signature names, such as
-    ``stack``.
-
-    Args:
-        name: What stands before the colon.
-        facts: Other fields of `DataSpec`, ``summary`` at least.
+    ``stack``. The arguments are those of `DataSpec`.
 
     Raises:
         UserError: If a built-in source has the name, or a kind or setting is unknown.
@@ -241,7 +248,20 @@ def source(name: str, **facts: Any) -> Callable[[_Opener], _Opener]:
 
     def register(opener: _Opener) -> _Opener:
         if not opener.__module__.startswith(f"{_SOURCES}."):  # those are found as text
-            _register(DataSpec(name=name, opener=opener, **facts))
+            _register(
+                DataSpec(
+                    name=name,
+                    opener=opener,
+                    summary=summary,
+                    argument=argument,
+                    task=task,
+                    kind=kind,
+                    target=target,
+                    settings=settings,
+                    on_disk=on_disk,
+                    downloads=downloads,
+                )
+            )
         return opener
 
     return register
