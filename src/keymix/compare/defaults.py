@@ -88,15 +88,17 @@ def fit_to_images(recipe: Recipe, given: Collection[str], *, cuda: bool) -> Reci
 
 
 def resized(recipe: Recipe, given: Collection[str], *, larger: bool) -> Recipe | None:
-    """Return the recipe for 224 pixels, or for half the side; None where there is no such."""
+    """Return the recipe for 224 pixels, or for half the side; None where there is no such.
+
+    Images that keep their proportions are halved where their shorter side is above 160 pixels.
+    """
     side = recipe.data.image_size
     fitted = recipe.name == FITTED and recipe.model.name == HOST
-    if (
-        not fitted
-        or "data.image_size" in given
-        or not isinstance(side, int)
-        or side <= _AS_THEY_ARE
-    ):
+    if "data.image_size" in given:
+        return None
+    if isinstance(side, tuple) and min(side) > 2 * _MIDDLE and not larger:
+        return _changed(recipe, {"data.image_size": (side[0] // 2, side[1] // 2)}, given)
+    if not fitted or not isinstance(side, int) or side <= _AS_THEY_ARE:
         return None
     if not larger:
         side //= 2

@@ -296,8 +296,10 @@ def _within(
     stay = [each.label not in found.left_out for each in plan.mixers]
     recipe = defaults.with_epochs(plan.recipe, question.given, found.epochs)
     parts = []
-    if recipe.data.image_size != first.data.image_size:
-        parts.append(f"{recipe.data.image_size} pixels instead of {first.data.image_size}")
+    sides = [each.data.image_size for each in (recipe, first)]
+    if sides[0] != sides[1]:
+        shorter = [min(side) if isinstance(side, tuple) else side for side in sides]
+        parts.append(f"{shorter[0]} pixels instead of {shorter[1]}")
     was, now = (defaults.updates(each, len(data.train)) for each in (first, recipe))
     if was != now:
         parts.append(f"{now:,} updates instead of {was:,}")
