@@ -24,7 +24,7 @@ from torch import Tensor
 import keymix
 from keymix.analysis.measure import timed
 from keymix.analysis.memory import MIB
-from keymix.analysis.memory_growth import peak_bytes
+from keymix.studies.memory.growth import peak_bytes
 from keymix.analysis.timing import Samples, Turns, compare, quartiles
 from keymix.layers.neurons import LIF
 from measured import device_name

@@ -109,6 +109,20 @@ def to_json(value: Any) -> Any:
     raise TypeError(f"a record holds no {type(value).__name__}: {value!r}")
 
 
+def finite(plain: Any) -> Any:
+    """Put None in place of every NaN of plain data, which JSON has no word for."""
+    if isinstance(plain, dict):
+        return {key: finite(each) for key, each in plain.items()}
+    if isinstance(plain, list):
+        return [finite(each) for each in plain]
+    return or_none(plain) if isinstance(plain, float) else plain
+
+
+def or_none(value: float) -> float | None:
+    """Return a number, and None for NaN."""
+    return None if math.isnan(value) else value
+
+
 def from_json(cls: type[T], values: Any, *, where: str) -> T:
     """Return the record that JSON holds, with the type of every field checked.
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from each import together
-from keymix.analysis import memory_growth as growth
+from keymix.studies.memory import growth
 from keymix.analysis.attention_operation import AttentionOperation
-from keymix.analysis.memory_growth import TABLE_8, memory_growth, peak_bytes
+from keymix.studies.memory.growth import TABLE_8, memory_growth, peak_bytes
 from keymix.errors import UserError
 
 MIB = 2**20

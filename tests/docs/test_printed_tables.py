@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from documents import DOCS, table
 
-from keymix.analysis.memory_growth import TABLE_8
+from keymix.studies.memory.growth import TABLE_8
 from keymix.analysis.spikes import TABLE7
 
 

@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from keymix.analysis.study_record import StudiedModel, StudyRecord
+from keymix.analysis.study_record import StudiedModel
 
-FORMAT = 1
-"""Version of the record."""
 WHOLE = (1.0, 1.0)
 """Share of what maps cover that images without padding are."""
 
@@ -21,7 +19,7 @@ class AttentionLayer:
 
     number: int  # of the layer in the model's order, from 0
     path: str
-    array: str  # name of its weights in ``maps.npz``
+    array: str  # name of its weights in ``attention-maps.npz``
     heads: int
     heads_read: int  # heads that were read
     keys: int  # keys that a row runs over
@@ -40,7 +38,7 @@ class AttentionLayer:
 class RolledOut:
     """Attention rollout of a model."""
 
-    array: str  # its name in ``maps.npz``
+    array: str  # its name in ``attention-maps.npz``
     tokens: int  # tokens of the maps, prefix tokens among them
     layers: tuple[int, ...]
     of: int
@@ -50,7 +48,7 @@ class RolledOut:
 class AttentionModel(StudiedModel):
     """What one model looks at."""
 
-    photos: str  # name of the images in ``maps.npz``
+    photos: str  # name of the images in ``attention-maps.npz``
     layers: tuple[AttentionLayer, ...]
     missing: Mapping[str, str]  # path to reason of those without
     rollout: RolledOut | None  # none if it was not asked for or cannot be
@@ -64,10 +62,9 @@ class AttentionModel(StudiedModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionRecord(StudyRecord):
+class AttentionRecord:
     """The content of ``attention.json``."""
 
-    format: int = FORMAT
     stage: Literal["softmax", "final"]  # right after the softmax, or the map that multiplies V
     heads: Literal["mean", "each"]
     view: Literal["image", "matrix"]  # over the image, or whole maps

@@ -4,14 +4,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
-from keymix.analysis.study_record import StudyRecord
 from keymix.analysis.timing import Verdict
-from keymix.records import to_json
-
-FORMAT = 1
-"""Version of the record (``Complexity.to_dict()["format"]``)."""
 
 BASELINE = "softmax"
 """What the others' latency and memory are given in multiples of."""
@@ -160,12 +154,11 @@ class ScalingRow:
     reason: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Complexity:
+@dataclass(kw_only=True, repr=False)
+class MixerCosts:
     """What a study found, so far or in all.
 
     Attributes:
-        format: Version of the record.
         setting: Sizes and conditions.
         mixers: Which mixers, and the reason of those that could not be counted.
         by_tokens: SKA Fig. 4, left: multiply-adds per parameter against N.
@@ -175,7 +168,6 @@ class Complexity:
         complete: Whether all tokens asked for have been measured.
     """
 
-    format: int = FORMAT
     setting: Setting
     mixers: tuple[MixerRow, ...]
     by_tokens: tuple[RatioPoint, ...]
@@ -183,14 +175,3 @@ class Complexity:
     weights: tuple[WeightRow, ...]
     scaling: tuple[ScalingRow, ...] = ()
     complete: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data, as JSON takes it."""
-        return dict(to_json(self))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComplexityRecord(Complexity, StudyRecord):
-    """The content of ``complexity.json``."""
-
-    baseline: ClassVar[str | None] = BASELINE

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from keymix.analysis.energy import Energy
-from keymix.analysis.study_record import ModelOnImages, StudyRecord
+from keymix.analysis.study_record import ModelOnImages
 
 Kind = Literal["binary", "counts", "real"]
 """``"binary"``: 0 and 1. ``"counts"``: whole numbers from 0 on, such as sums of spikes."""
@@ -169,13 +169,6 @@ class SpikesStudy(SpikeReading, ModelOnImages):
     rasters: tuple[RasterReading, ...]  # spikes of Q-K token attention on it
     # whether the run's test accuracy is no better than chance
     at_chance: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpikesRecord(StudyRecord):
-    """The content of ``spikes.json``."""
-
-    studies: tuple[SpikesStudy, ...]
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ The record of each adds fields of its own; `keymix.records` writes and reads all
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -23,9 +23,6 @@ class StudyRecord:
     command: str
     created: str
     environment: Mapping[str, str]  # versions and machine, in lines by name
-
-    # whom the others are compared with, by label; None where there is none
-    baseline: ClassVar[str | None] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +41,24 @@ class ModelOnImages(StudiedModel):
 
     origin: str  # where the images come from, in words
     left_out: Mapping[str, str]  # name and reason of each that could not be read
+
+
+UNNAMED = ModelOnImages(
+    label="model", name="", weights="", random=False, origin="images", left_out={}
+)
+"""A model and images that nobody named."""
+
+
+def numbers(noun: str, found: Sequence[int]) -> str:
+    """Name numbers shortly: ``block 3``, ``blocks 2, 4–6``."""
+    spans: list[list[int]] = []
+    for number in sorted(found):
+        if spans and spans[-1][-1] == number - 1:
+            spans[-1].append(number)
+        else:
+            spans.append([number])
+    parts = [f"{s[0]}–{s[-1]}" if len(s) > 1 else f"{s[0]}" for s in spans]
+    return f"{noun}{'s' if len(found) > 1 else ''} {', '.join(parts)}"
 
 
 def joined(cls: type[R], *parts: DataclassInstance, **more: Any) -> R:

@@ -4,17 +4,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping
+import shlex
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from keymix.cli import console
 from keymix.cli.console import VerbParser
 from keymix.errors import UserError, one_line
-from keymix.records import to_json
-from keymix.studies.study import Content, Session, Study, get_study, list_studies
+from keymix.studies.study import Found, Session, Study, get_study, list_studies
 
 _HINT = "`keymix analyze attention --help` and so on say more."
 
@@ -26,7 +25,7 @@ def main(argv: list[str]) -> int:
         return 0
     study = get_study(argv[0] if argv else "")
     given = parser(study).parse_args(argv[1:])
-    if study.markdown and given.json and given.markdown:
+    if given.json and given.markdown:
         raise UserError("--json and --markdown exclude each other: give one.")
     if given.open and given.out is None:
         raise UserError("--open shows the page that --out DIR writes: name a folder.")
@@ -37,33 +36,42 @@ def main(argv: list[str]) -> int:
 
         folder = checked_output(
             Path(given.out),
-            manifest=study.record_file,
+            manifest=f"{study.name}.json",
             what="results of this analysis",
             overwrite=given.overwrite,
         )
     VerbParser.run_imports(given)
 
+    from keymix.train.environment import frame
     from keymix.train.signals import interruptible
 
-    session = Session(
-        frame=partial(console.frame, "analyze", *argv),
-        note=console.note,
-        reading=_reading,
-        working=_working,
-    )
+    made_by = frame(shlex.join(["keymix", "analyze", *argv]))
+    session = Session(note=console.note, reading=_reading, working=_working)
     found = None
     with (
-        interruptible(lambda: study.stopped(found, given.out)),
+        interruptible(lambda: _stopped(study, found, given.out)),
         console.made_folder(folder, lambda: found is not None),
     ):
         try:
             for known in study.run(given, session):
                 found = known
+                found.made_by = made_by
         except KeyboardInterrupt:
             if found is not None:
-                _deliver(study, found, session, folder, given)
+                _deliver(found, folder, given)
             raise
-    return _deliver(study, found, session, folder, given)
+    assert found is not None
+    return _deliver(found, folder, given)
+
+
+def _stopped(study: Study[Any], known: Found | None, out: str | None) -> str:
+    """Say what is kept when a signal ends the work."""
+    done = "" if known is None else study.so_far(known)
+    if not done:
+        return "nothing was written" if out is None else f"{out!r} is as it was"
+    if out is None:
+        return f"the tables above show what {done}"
+    return f"{out!r} has what {done}; the same command with --overwrite does all"
 
 
 def parsers() -> dict[str, VerbParser]:
@@ -71,19 +79,17 @@ def parsers() -> dict[str, VerbParser]:
     return {f"analyze {name}": parser(get_study(name)) for name in list_studies()}
 
 
-def parser(study: Study[Any, Any]) -> VerbParser:
+def parser(study: Study[Any]) -> VerbParser:
     """Return the parser of a study's command line."""
     made = VerbParser(
         prog=f"keymix analyze {study.name}",
         description=study.description,
         epilog=study.examples,
     )
-    add = made.add_argument
-    study.add_options(add)
-    made.add_out(study.writes, required=study.needs_folder)
+    study.add_options(made.add_argument)
+    made.add_out(f"{study.name}.html, {study.name}.json, and every table and chart as a file")
     made.add_json()
-    if study.markdown:
-        add("--markdown", action="store_true", help="print the tables as Markdown")
+    made.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     made.add_open()
     made.add_imports()
     return made
@@ -98,71 +104,49 @@ def _help() -> str:
     return "usage: " + "\n       ".join(usages) + "\n\n" + "\n".join(rows) + "\n\n" + _HINT
 
 
-def _deliver(
-    study: Study[Any, Any],
-    found: Any,
-    session: Session,
-    folder: Path | None,
-    given: argparse.Namespace,
-) -> int:
+def _deliver(found: Found, folder: Path | None, given: argparse.Namespace) -> int:
     """Write the files and print the result; return the exit code."""
-    record = study.record(found, session)
-    answer = study.answer(record)
-    kept = {"answer": answer, **to_json(record)}
     if folder is not None:
-        record_file = {study.record_file: console.json_text(kept)}
-        _write(study, {**record_file, **session.made, **study.files(record)}, folder)
-    markdown = study.markdown and given.markdown
+        _write(found, folder)
+    shown = [table for table in found.tables.values() if table.shown]
     if given.json:
-        console.say_json(kept)
-    elif markdown:
-        shown = [table for table in study.tables(record) if table.shown]
+        console.say_json(found.to_dict())
+    elif given.markdown:
         console.say("\n".join(f"{table.title}\n\n{table.markdown()}" for table in shown).rstrip())
     elif console.out.is_terminal:
-        _print_for_person(study, record)
+        for label, lines in found.sentences.items():
+            console.out.print(one_line(label), style="bold", markup=False)
+            console.say("\n".join(f"  {one_line(line)}" for line in lines) + "\n")
+        for table in shown:
+            console.show(table)
     else:
-        for table in study.piped(record):
+        for table in shown:
             for cells in table.piped():
                 console.line((table.key, *cells) if table.key else cells)
-        for line in study.notes(record):
-            console.note(one_line(line))
+    for line in found.notes:
+        console.note(one_line(line))
     if folder is not None:
-        console.note(f"{folder / study.page_file} shows it; next to it: {study.also_written}")
+        page = folder / f"{found.name}.html"
+        console.note(f"{page} shows it; next to it: {found.name}.json, tables and charts")
         if given.open:
-            console.open_page(folder / study.page_file)
-    code = console.report_broken(study.broken(record))
+            console.open_page(page)
+    code = console.report_broken(found.left_out)
     if not given.json:
-        last = console.say if console.out.is_terminal and not markdown else console.note
-        last(one_line(answer))
+        last = console.say if console.out.is_terminal and not given.markdown else console.note
+        last(one_line(found.answer))
     return code
 
 
-def _print_for_person(study: Study[Any, Any], record: Any) -> None:
-    for label, lines in study.words(record):
-        console.out.print(one_line(label), style="bold", markup=False)
-        console.say("\n".join(f"  {one_line(line)}" for line in lines) + "\n")
-    for table in study.tables(record):
-        if table.shown:
-            console.show(table)
-    closing = study.closing(record)
-    if closing:
-        console.say(closing)
-
-
-def _write(study: Study[Any, Any], made: Mapping[str, Content], folder: Path) -> None:
+def _write(found: Found, folder: Path) -> None:
     """Write files; those of an earlier analysis that are not among them go."""
-    from keymix.train.files import write_arrays, write_bytes, write_text
+    from keymix.train.files import write_bytes
 
-    stale = study.earlier_files(folder) - made.keys()
+    made = found.files()
     for name, content in made.items():
-        if isinstance(content, str):
-            write_text(folder / name, content)
-        elif isinstance(content, Mapping):
-            write_arrays(folder / name, content)
-        else:
-            write_bytes(folder / name, content)
-    for name in stale:
-        (folder / name).unlink(missing_ok=True)
+        write_bytes(folder / name, content.encode() if isinstance(content, str) else content)
+    for old in folder.glob(f"{found.name}[-.]*"):
+        if old.name not in made:
+            old.unlink(missing_ok=True)
 
 
 @contextmanager

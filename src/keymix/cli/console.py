@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -22,9 +20,6 @@ from rich.console import Console
 from keymix.errors import UserError, one_line, shown, unknown, whole_number
 from keymix.records import to_json
 from keymix.report.tables import Table, text_table
-
-if TYPE_CHECKING:
-    from keymix.analysis.study_record import StudyRecord
 
 out = Console(soft_wrap=True, highlight=False, emoji=False)
 err = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
@@ -319,15 +314,3 @@ def made_folder(folder: Path | None, done: Callable[[], bool]) -> Iterator[None]
 def json_text(record: object) -> str:
     """Return the JSON of a record, as its file has it."""
     return json.dumps(to_json(record), indent=2, ensure_ascii=False) + "\n"
-
-
-def frame(*words: str) -> StudyRecord:
-    """Say by which command (its words after ``keymix``), when and on what a record is made."""
-    from keymix.analysis.study_record import StudyRecord
-    from keymix.train.environment import environment, lines
-
-    return StudyRecord(
-        command=shlex.join(["keymix", *words]),
-        created=time.strftime("%Y-%m-%d %H:%M %Z"),
-        environment=lines(environment()),
-    )

@@ -193,6 +193,7 @@ def _swap(
     from keymix.swap.record import LayerTable, SwapRecord, sentence, undefined
     from keymix.swap.run import swap
     from keymix.swap.search import HeldOut, attention_costs, drawing
+    from keymix.train.environment import frame
 
     model, layers = source.model, given.layers
     calibration: Tensor | None = None
@@ -260,7 +261,7 @@ def _swap(
         text = undefined(after, len(places), why, mixer=spec.label)
     return joined(
         SwapRecord,
-        console.frame("swap", *argv),
+        frame(shlex.join(["keymix", "swap", *argv])),
         sentence=text,
         model=source.name,
         mixer=spec.label,

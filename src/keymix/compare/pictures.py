@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from keymix.analysis.answers import Answers
 from keymix.analysis.attention import attention_maps, masks_tokens, on_image, token_masks
 from keymix.analysis.attention_pictures import shown_layers
-from keymix.analysis.collapse import map_similarity
+from keymix.analysis.similarity import map_similarity
 from keymix.analysis.spikes import spike_study
 from keymix.compare.question import Plan
 from keymix.compare.runs import Finished, Reading

@@ -252,10 +252,7 @@ def rebuild(
             f"no run of the comparison in {str(out)!r} is finished yet. Resume it with: "
             f"{stored.plan.command}. The first says: {why}"
         )
-    found = _gathered(stored, runs, None, say=say)
-    unread = folder.imports_note(stored.plan, imports)
-    found.notes = (*filter(None, [unread]), *found.notes)
-    return found
+    return _gathered(stored, runs, None, say=say, note=folder.imports_note(stored.plan, imports))
 
 
 def _none_finished(runs: Sequence[Reading]) -> str:
@@ -266,7 +263,12 @@ def _none_finished(runs: Sequence[Reading]) -> str:
 
 
 def _gathered(
-    stored: Stored, runs: Sequence[Reading], data: ImageData | None, *, say: Callable[[str], None]
+    stored: Stored,
+    runs: Sequence[Reading],
+    data: ImageData | None,
+    *,
+    say: Callable[[str], None],
+    note: str = "",
 ) -> Comparison:
     """Write results and page from runs that were read and what the folder keeps of them.
 
@@ -286,4 +288,5 @@ def _gathered(
     )
     found = results(plan, known, runs, beside)
     folder.write_results(found, out, seen.pictures)
-    return Comparison(out=out, record=found, pictures=seen.pictures, notes=seen.pictures.notes)
+    notes = (*filter(None, [note]), *seen.pictures.notes)
+    return Comparison(out=out, record=found, pictures=seen.pictures, notes=notes)

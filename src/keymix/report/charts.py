@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -115,6 +115,14 @@ def looks(
         marker = HOLLOW[list(controls).index(label) % 4] if colour == "ctl" else MARKERS[colour]
         table[label] = Look(colour, marker, short[label])
     return table
+
+
+def looks_of_models(mixers: Mapping[str, Collection[str]]) -> dict[str, Look]:
+    """Give models, by label, the colours of their mixers where no two have the same."""
+    single = {label: next(iter(found)) for label, found in mixers.items() if len(found) == 1}
+    distinct = len(set(single.values())) == len(mixers)
+    softmax = [label for label, mixer in single.items() if mixer == "softmax" and distinct]
+    return looks(list(mixers), baseline="".join(softmax), mixers=single if distinct else None)
 
 
 # ---- names ----------------------------------------------------------------------------------

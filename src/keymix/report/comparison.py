@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Mapping
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,17 +13,17 @@ from keymix.analysis.certainty import Decision
 from keymix.errors import UserError
 from keymix.report import charts, frames
 from keymix.report.answer import answer
+from keymix.report.charts import Chart
 from keymix.report.gallery import NO_PICTURES, Pictures
 from keymix.report.part import Shown
 from keymix.report.record import OpenRun, Results, opened
 from keymix.report.result import Result
 from keymix.report.sections import cost, learning
 from keymix.report.sections.mixers import decision, differences
-from keymix.report.svg import with_legend
+from keymix.report.tables import Table
 from keymix.report.words import said
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from pandas import DataFrame
 
 RESULTS, TABLE, REPORT = "results.json", "results.csv", "report.html"
@@ -43,6 +43,8 @@ class Comparison(Result):
         >>> result.plot("pareto")
     """
 
+    name = "comparison"
+
     def __init__(
         self,
         *,
@@ -51,15 +53,37 @@ class Comparison(Result):
         pictures: Pictures = NO_PICTURES,
         notes: tuple[str, ...] = (),
     ) -> None:
-        shown = Shown.of(record, pictures)
-        super().__init__(
-            answer="\n".join(said("answer", answer(record))),
-            tables={"comparison": decision(record, further=True), **frames.tables(record)},
-            figures=_figures(shown),
-            page=out / REPORT,
-            notes=notes,
-        )
-        self.out, self.record, self.pictures = out, record, pictures
+        self.out, self.record, self.pictures, self._notes = out, record, pictures, notes
+
+    @property
+    def answer(self) -> str:
+        """Title, decision and what to do next."""
+        return "\n".join(said("answer", answer(self.record)))
+
+    @cached_property
+    def tables(self) -> Mapping[str, Table]:
+        """The mixers against the baseline; and the frames."""
+        return {"comparison": decision(self.record, further=True), **frames.tables(self.record)}
+
+    @cached_property
+    def figures(self) -> Mapping[str, Chart]:
+        """Score against cost, validation by epoch, differences."""
+        return _figures(Shown.of(self.record, self.pictures))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was said while the comparison ran."""
+        return self._notes
+
+    @property
+    def data(self) -> Results:
+        """What ``results.json`` holds."""
+        return self.record
+
+    @property
+    def page(self) -> Path:
+        """The offline HTML report."""
+        return self.out / REPORT
 
     @property
     def report(self) -> Path:
@@ -125,22 +149,19 @@ class Comparison(Result):
         return self.record.unfinished("missing")
 
 
-def _figures(shown: Shown) -> dict[str, Callable[[Axes], object]]:
-    """Return what draws the score against cost, validation by epoch, and the differences."""
+def _figures(shown: Shown) -> dict[str, Chart]:
+    """Return the score against cost, validation by epoch, and the differences."""
     record = shown.record
     costs = list(cost.scatters(record, shown.looks).values())
     curves = learning.curves(record, shown.looks)
     rows = differences(record, shown.looks)
-    found: dict[str, Callable[[Axes], object]] = {}
-    if costs:
-        found["pareto"] = costs[0].draw
+    found = {"pareto": costs[0]} if costs else {}
     if curves:
-        found["curves"] = partial(with_legend, draw=curves[-1].draw)
+        found["curves"] = curves[-1]
     if rows:
         score, baseline = record.task_kind.score, record.baseline
-        found["differences"] = partial(
-            charts.differences, rows=rows, baseline=baseline, score=score
-        )
+        draw = partial(charts.differences, rows=rows, baseline=baseline, score=score)
+        found["differences"] = Chart("differences", "", draw)
     return found
 
 

@@ -37,12 +37,14 @@ def render_page(
 ) -> str:
     """Render a template that extends ``page.html.j2`` as an HTML document.
 
-    It reads `view`, and its script, the files of which are joined in order, reads `payload` as
+    It reads `view`, the ``r`` of which says by which command, when and on what it was made, unless
+    a ``frame`` does. Its script, the files of which are joined in order, reads `payload` as
     JSON: the colours of the view's ``looks``, if none is given. The ``templates`` of a `package`
     can be included as ``own/…``.
     """
     code = script(scripts)
-    shown = {"looks": {}, **view}
+    record = view["r"]
+    shown = {"looks": {}, "frame": record, "baseline": getattr(record, "baseline", None), **view}
     if payload is None:
         colours = ((label, look.colour) for label, look in shown["looks"].items())
         payload = {"mixers": [{"label": label, "colour": colour} for label, colour in colours]}

@@ -21,7 +21,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from keymix.errors import one_line
@@ -134,6 +134,13 @@ class Table:
     shown: bool = True
     saved: bool = True
     marked: frozenset[int] = frozenset()
+
+    def head(self, rows: int) -> Table:
+        """Return its first rows, and how many more there are in the title."""
+        more = len(self.rows) - rows
+        if more <= 0:
+            return self
+        return replace(self, title=f"{self.title} ({more} more rows)", rows=self.rows[:rows])
 
     def seen(self) -> list[int]:
         """Return the positions of the columns that people see."""

@@ -8,7 +8,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from keymix.analysis.study_record import ModelOnImages, joined
 from keymix.studies.inputs import (
     Images,
     Loaded,
@@ -17,13 +16,11 @@ from keymix.studies.inputs import (
     load_models,
     warn_of_random,
 )
-from keymix.studies.study import R, Session, Study
+from keymix.studies.study import F, Session, Study
 
 
-class StudyOnImages(Study[tuple[ModelOnImages, ...], R]):
+class StudyOnImages(Study[F]):
     """A study of several models, each on images of its own."""
-
-    record_type: type[R]  # the record, which has one entry of ``studies`` for each model
 
     def add_options(self, add: Callable[..., Any]) -> None:
         """Add those of models and images."""
@@ -37,12 +34,14 @@ class StudyOnImages(Study[tuple[ModelOnImages, ...], R]):
     @abstractmethod
     def measure(
         self, loaded: Loaded, images: Images, given: argparse.Namespace, session: Session
-    ) -> ModelOnImages:
+    ) -> Any:
         """Measure one model, which is on this machine's device."""
 
-    def run(
-        self, given: argparse.Namespace, session: Session
-    ) -> Iterator[tuple[ModelOnImages, ...]]:
+    @abstractmethod
+    def together(self, found: Sequence[Any]) -> F:
+        """Make a result of what was measured of each model."""
+
+    def run(self, given: argparse.Namespace, session: Session) -> Iterator[F]:
         """Load all models and images, then measure one model after the other."""
         from keymix.train.model import device_of_this_machine
 
@@ -58,13 +57,4 @@ class StudyOnImages(Study[tuple[ModelOnImages, ...], R]):
             one.model.to(device_of_this_machine())
             found.append(self.measure(one, shown, given, session))
             one.model.to("cpu")
-        yield tuple(found)
-
-    def record(self, found: tuple[ModelOnImages, ...], session: Session) -> R:
-        """Put the models into one record."""
-        return joined(self.record_type, session.frame(), studies=found)
-
-    def broken(self, record: R) -> Sequence[str]:
-        """Say which images could not be read."""
-        studies: Sequence[ModelOnImages] = getattr(record, "studies")  # noqa: B009
-        return [why for study in studies for why in study.left_out.values()]
+        yield self.together(found)

@@ -6,8 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from keymix.analysis.collapse_verdict import numbers
-from keymix.analysis.study_record import StudyRecord
+from keymix.analysis.study_record import StudyRecord, numbers
 from keymix.analysis.timing import Verdict
 from keymix.records import to_json
 from keymix.swap.report import SwapReport

@@ -8,11 +8,13 @@ import os
 import platform
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import torch
 
 from keymix._version import __version__
+from keymix.analysis.study_record import StudyRecord
 from keymix.train.record import Environment, Machine
 
 NOT_RECORDED = "not recorded"
@@ -99,3 +101,12 @@ def _of_machine(found: Machine) -> dict[str, str]:
 
 def _text(value: str | int | None) -> str:
     return NOT_RECORDED if value is None else str(value)
+
+
+def frame(command: str = "") -> StudyRecord:
+    """Say by which command, when and on what a record is made."""
+    return StudyRecord(
+        command=command,
+        created=time.strftime("%Y-%m-%d %H:%M %Z"),
+        environment=lines(environment()),
+    )

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keymix.analysis.attention_record import (
@@ -17,10 +16,9 @@ from keymix.analysis.attention_record import (
 )
 from keymix.analysis.study_record import joined
 from keymix.errors import NoAttentionMap, UserError
-from keymix.report.tables import Table
 from keymix.studies import inputs
-from keymix.studies.attention.page import answer, figures, layer_table, render
-from keymix.studies.study import Content, Session, Study, split_list
+from keymix.studies.attention.result import Attention
+from keymix.studies.study import Session, Study, split_list
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,10 +26,8 @@ if TYPE_CHECKING:
     from keymix.analysis.attention_pictures import Asking, Look
     from keymix.studies.inputs import Loaded
 
-MAPS = "maps.npz"
 
-
-class _Attention(Study[AttentionRecord, AttentionRecord]):
+class _Attention(Study[Attention]):
     summary = "where a model looks: maps over photos or whole, heads, rollout"
     description = """\
 Draw where models look: the attention maps of their layers over photos, or whole as matrices. It
@@ -51,9 +47,6 @@ DeepViT Fig. 6, selected blocks of ViT over DeepViT:
     --images a.jpg --stage final --out fig6
 
 Blocks are numbered from 1; --layers counts from 0, as the model's paths do."""
-    writes = f"attention.html, PNGs, {MAPS}, attention.json"
-    also_written = f"attention.json, the PNGs and {MAPS}"
-    needs_folder = True
 
     def add_options(self, add: Callable[..., Any]) -> None:
         inputs.add_arguments(add, limit=4)
@@ -109,58 +102,15 @@ Blocks are numbered from 1; --layers counts from 0, as the model's paths do."""
         if given.view == "matrix" and (given.queries or given.rollout):
             raise UserError("--view matrix shows all queries: leave --queries and --rollout out")
 
-    def run(self, given: argparse.Namespace, session: Session) -> Iterator[AttentionRecord]:
+    def run(self, given: argparse.Namespace, session: Session) -> Iterator[Attention]:
         loaded = _models(given)
         inputs.refuse_frames(loaded)
         inputs.warn_of_random(loaded, session.note)
         arrays: dict[str, Any] = {}
-        record = _looked(loaded, given, session, arrays)
-        drawn = []
-        for each in figures(record, arrays):
-            session.note(f"drew {each.file}")
-            drawn.append(each)
-        record = replace(record, figures=tuple(each.file for each in drawn))
-        session.made.update({each.file: each.png for each in drawn})
-        session.made.update({MAPS: arrays, self.page_file: render(record, drawn)})
-        yield record
-
-    def answer(self, record: AttentionRecord) -> str:
-        return answer(record)
-
-    def record(self, found: AttentionRecord, session: Session) -> AttentionRecord:
-        del session
-        return found
-
-    def tables(self, record: AttentionRecord) -> Sequence[Table]:
-        return [layer_table(record)]
-
-    def files(self, record: AttentionRecord) -> Mapping[str, Content]:
-        del record
-        return {}  # pictures and maps are made during the run
-
-    def earlier_files(self, folder: Path) -> set[str]:
-        return pictures_of(folder / self.record_file)
-
-    def broken(self, record: AttentionRecord) -> Sequence[str]:
-        return list(record.left_out.values())
+        yield Attention(_looked(loaded, given, session, arrays), arrays)
 
 
 STUDY = _Attention()
-
-
-def pictures_of(path: Path) -> set[str]:
-    """Name the pictures that a record says were drawn; none if there is no such record."""
-    from keymix.train.files import read_json
-    from keymix.train.recipe import is_name
-
-    if not path.exists():
-        return set()
-    try:
-        named = read_json(path).get("figures", [])
-    except UserError:
-        return set()
-    drawn = named if isinstance(named, list) else []
-    return {name for name in drawn if is_name(name) and name.endswith(".png")}
 
 
 def _query(word: str) -> Asking:
@@ -248,14 +198,7 @@ def _looked(
             arrays[f"m{i}.photos"] = shown.numpy()
     if given.rollout and all(m.rollout is None for m in models):
         raise UserError(f"{models[0].label}: no rollout: {models[0].no_rollout}")
-    for m in models:
-        if m.no_rollout is not None:
-            session.note(f"{m.label}: no rollout: {m.no_rollout}")
-        for path, why in m.missing.items():
-            session.note(f"{m.label}: {path} has no map: {why}")
-    return joined(
-        AttentionRecord,
-        session.frame(),
+    return AttentionRecord(
         stage=given.stage,
         heads=given.heads,
         view=given.view,

@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from keymix.analysis.collapse_record import CollapseStudy, LayerReading
+from keymix.records import or_none
 from keymix.report import charts
 from keymix.report.charts import Chart, Line, Look, heat_map
+from keymix.studies.collapse.layers import LayerReading
+from keymix.studies.collapse.readings import Readings
 
 Parts = Sequence[Sequence[tuple[int, float]]]
 """Number of a block and a value, a sequence for each part of a model that can be compared."""
@@ -23,24 +25,24 @@ class Measure:
     """A measure over the blocks: part of its file's name, how it is read, its axis, its caption."""
 
     key: str
-    read: Callable[[CollapseStudy], Parts]
+    read: Callable[[Readings], Parts]
     axis: str
     caption: str
     percent: bool = False
     holds: Sequence[float] = (0.0, 1.0)
 
 
-def _of_pairs(field: str) -> Callable[[CollapseStudy], Parts]:
+def _of_pairs(field: str) -> Callable[[Readings], Parts]:
     """Read what pairs of neighbouring blocks have, at the later block, a part for each group."""
 
-    def read(study: CollapseStudy) -> Parts:
-        blocks = {layer.path: layer.block for layer in study.layers}
-        values = {(pair.first, pair.second): getattr(pair, field) for pair in study.pairs}
+    def read(study: Readings) -> Parts:
+        blocks = study.blocks
+        values = {(p.first, p.second): or_none(getattr(p, field)) for p in study.pairs}
         return [
             [
-                (blocks[second], values[first, second])
+                (blocks[second], value)
                 for first, second in itertools.pairwise(group)
-                if values[first, second] is not None
+                if (value := values[first, second]) is not None
             ]
             for group in study.groups
         ]
@@ -50,10 +52,10 @@ def _of_pairs(field: str) -> Callable[[CollapseStudy], Parts]:
 
 def _of_layers(
     value_of: Callable[[LayerReading], float | None],
-) -> Callable[[CollapseStudy], Parts]:
+) -> Callable[[Readings], Parts]:
     """Read what single blocks have, a part for each stage."""
 
-    def read(study: CollapseStudy) -> Parts:
+    def read(study: Readings) -> Parts:
         stages: dict[int, list[tuple[int, float]]] = {}
         for layer in study.layers:
             if (value := value_of(layer)) is not None:
@@ -70,7 +72,7 @@ def _rank_share(layer: LayerReading) -> float | None:
     return float(layer.effective_rank / layer.full_rank)
 
 
-def measures(studies: Mapping[str, CollapseStudy]) -> list[Measure]:
+def measures(studies: Mapping[str, Readings]) -> list[Measure]:
     """List the measures, with the thresholds of the studies in their captions."""
     first = next(iter(studies.values()))
     tau, k = f"{first.threshold:g}", first.nearest
@@ -143,7 +145,7 @@ def measures(studies: Mapping[str, CollapseStudy]) -> list[Measure]:
     ]
 
 
-def _most(studies: Mapping[str, CollapseStudy]) -> str:
+def _most(studies: Mapping[str, Readings]) -> str:
     """Name the most that the rank can be, a model; in stages it differs."""
     found = []
     for label, study in studies.items():
@@ -152,7 +154,7 @@ def _most(studies: Mapping[str, CollapseStudy]) -> str:
     return ", ".join(found)
 
 
-def curves(studies: Mapping[str, CollapseStudy], looks: Mapping[str, Look]) -> list[Chart]:
+def curves(studies: Mapping[str, Readings], looks: Mapping[str, Look]) -> list[Chart]:
     """Draw every measure over the blocks, models overlaid; not what no model has of two blocks."""
     drawn = []
     for measure in measures(studies):
@@ -175,12 +177,12 @@ def curves(studies: Mapping[str, CollapseStudy], looks: Mapping[str, Look]) -> l
     return drawn + _by_depth(studies, looks)
 
 
-def _by_depth(studies: Mapping[str, CollapseStudy], looks: Mapping[str, Look]) -> list[Chart]:
+def _by_depth(studies: Mapping[str, Readings], looks: Mapping[str, Look]) -> list[Chart]:
     """Draw the share of similar blocks by the depth of the models, where there are several."""
     lines = [
-        Line(label, looks[label], [float(len(study.layers))], [study.similar_blocks.share])
+        Line(label, looks[label], [float(len(study.layers))], [study.share])
         for label, study in studies.items()
-        if study.similar_blocks.share is not None and study.pairs
+        if study.share is not None and study.pairs
     ]
     if len(lines) < 2:
         return []
@@ -199,7 +201,7 @@ def _by_depth(studies: Mapping[str, CollapseStudy], looks: Mapping[str, Look]) -
     return [Chart("depth", caption, draw)]
 
 
-def pairs_maps(study: CollapseStudy) -> list[Chart]:
+def pairs_maps(study: Readings) -> list[Chart]:
     """Draw the mean cosine of every two layers of a model, as it is and centred."""
     if not study.pairs:
         return []
@@ -215,14 +217,14 @@ def pairs_maps(study: CollapseStudy) -> list[Chart]:
             values[at[path]][at[path]] = 1.0
         for pair in study.pairs:
             i, j = at[pair.first], at[pair.second]
-            values[i][j] = values[j][i] = getattr(pair, field)
+            values[i][j] = values[j][i] = or_none(getattr(pair, field))
         signed = field == "centred"
         draw = partial(heat_map, values=values, names=names, label="block", signed=signed)
         drawn.append(Chart(key, caption, draw, SQUARE))
     return drawn
 
 
-def theta_map(study: CollapseStudy) -> Chart | None:
+def theta_map(study: Readings) -> Chart | None:
     """Draw Theta of the last block that has one, rows the heads that it takes."""
     found = [(layer.block, layer.theta) for layer in study.layers if layer.theta is not None]
     if not found:

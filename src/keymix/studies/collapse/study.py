@@ -4,26 +4,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from keymix.analysis.collapse_record import CollapseRecord, CollapseStudy
-from keymix.analysis.study_record import joined
-from keymix.report.tables import Table
-from keymix.studies.collapse import page
-from keymix.studies.inputs import (
-    RANDOM_NOTE,
-    Images,
-    Loaded,
-    refuse_frames,
-    spikes_instead,
-)
+from keymix.studies.collapse.result import Collapse, Collapses
+from keymix.studies.inputs import Images, Loaded, refuse_frames, spikes_instead
 from keymix.studies.on_images import StudyOnImages
-from keymix.studies.study import Session, found_files, split_list
+from keymix.studies.study import Session, split_list
 
 
-class _Collapse(StudyOnImages[CollapseRecord]):
+class _Collapse(StudyOnImages[Collapses]):
     summary = "do deep layers repeat their attention: DeepViT's similarity, entropy, sinks, rank"
     description = """\
 Measure attention collapse (DeepViT, Eq. 2 and 7): how alike the attention maps of every two
@@ -40,9 +31,6 @@ examples:
 
 Blocks are numbered from 1; --layers counts from 0, as the model's paths do.
 docs/collapse.md explains every measure with its equation."""
-    writes = "collapse.html, collapse.json and SVG files"
-    also_written = "collapse.json and the charts"
-    record_type = CollapseRecord
 
     def add_options(self, add: Callable[..., Any]) -> None:
         super().add_options(add)
@@ -87,8 +75,8 @@ docs/collapse.md explains every measure with its equation."""
 
     def measure(
         self, loaded: Loaded, images: Images, given: argparse.Namespace, session: Session
-    ) -> CollapseStudy:
-        from keymix.analysis.collapse import collapse
+    ) -> Collapse:
+        from keymix.studies.collapse.measure import collapse
 
         with session.reading(loaded.label, len(images), images.kind.nouns) as progress:
             found = collapse(
@@ -105,32 +93,10 @@ docs/collapse.md explains every measure with its equation."""
         instead = spikes_instead(loaded)
         if instead:
             session.note(f"{loaded.label}: spikes form no attention map{instead}")
-        return joined(CollapseStudy, found.reading(), loaded.studied_on(images))
+        return replace(found, of=loaded.studied_on(images))
 
-    def words(self, record: CollapseRecord) -> Sequence[tuple[str, Sequence[str]]]:
-        found = []
-        for study in record.studies:
-            verdict = study.verdict
-            lines = [verdict.headline, *verdict.evidence, *verdict.caveats]
-            found.append((study.label, [*lines, RANDOM_NOTE] if study.random else lines))
-        return found
-
-    def answer(self, record: CollapseRecord) -> str:
-        return page.answer(record)
-
-    def notes(self, record: CollapseRecord) -> Sequence[str]:
-        if len(record.studies) == 1:
-            return []  # the answer says it
-        return [f"{study.label}: {study.verdict.headline}" for study in record.studies]
-
-    def piped(self, record: CollapseRecord) -> Sequence[Table]:
-        return [page.table(record.studies)]
-
-    def files(self, record: CollapseRecord) -> Mapping[str, str]:
-        return {**page.files(record), self.page_file: page.render(record)}
-
-    def earlier_files(self, folder: Path) -> set[str]:
-        return found_files(folder, "collapse-*.svg")
+    def together(self, found: Sequence[Collapse]) -> Collapses:
+        return Collapses(found)
 
 
 STUDY = _Collapse()

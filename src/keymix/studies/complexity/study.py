@@ -4,20 +4,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from keymix.analysis.complexity_record import Complexity, ComplexityRecord
-from keymix.analysis.study_record import joined
 from keymix.errors import UserError, whole_number
-from keymix.report.tables import Table
-from keymix.studies.complexity.page import render
-from keymix.studies.complexity.tables import answer, tables
-from keymix.studies.study import Session, Study, found_files, machine_lines, saved_tables
+from keymix.studies.complexity.result import Complexity
+from keymix.studies.study import Session, Study
 
 
-class _Complexity(Study[Complexity, ComplexityRecord]):
+class _Complexity(Study[Complexity]):
     summary = "what mixers cost: counts, latency and memory against the number of tokens"
     description = """\
 Count what token mixers cost: multiply-adds per parameter (SKA Fig. 4), and which weights the image
@@ -32,9 +27,6 @@ examples:
   keymix analyze complexity --dim 768 --heads 12 --at 196 --tokens none
   keymix analyze complexity --import my_mixer.py
 """
-    writes = "complexity.html, complexity.json and CSV files"
-    also_written = "complexity.json and CSV files"
-    markdown = True
 
     def add_options(self, add: Callable[..., Any]) -> None:
         add("--dim", type=int, default=256, metavar="C", help="width of the tokens (default: 256)")
@@ -67,7 +59,7 @@ examples:
         given.at_tokens = _tokens(given.tokens)
 
     def run(self, given: argparse.Namespace, session: Session) -> Iterator[Complexity]:
-        from keymix.analysis.complexity import complexity_parts
+        from keymix.studies.complexity.measure import complexity_parts
 
         with session.working() as progress:
             yield from complexity_parts(
@@ -84,32 +76,9 @@ examples:
                 progress=progress,
             )
 
-    def record(self, found: Complexity, session: Session) -> ComplexityRecord:
-        frame = session.frame()
-        lines = machine_lines(frame, found.setting.device)
-        lines["threads"] = str(found.setting.threads)
-        return joined(ComplexityRecord, found, frame, environment=lines)
-
-    def stopped(self, known: Complexity | None, out: str | None) -> str:
-        if known is None:
-            return "nothing was counted yet"
-        done = list(dict.fromkeys(row.tokens for row in known.scaling))
-        measured = f"was measured at {', '.join(map(str, done))} tokens" if done else "was counted"
-        if out is None:
-            return f"the tables above show what {measured}"
-        return f"{out!r} has what {measured}; the same command with --overwrite measures all"
-
-    def answer(self, record: ComplexityRecord) -> str:
-        return answer(record)
-
-    def tables(self, record: ComplexityRecord) -> Sequence[Table]:
-        return tables(record)
-
-    def files(self, record: ComplexityRecord) -> Mapping[str, str]:
-        return {**saved_tables(self.name, tables(record)), self.page_file: render(record)}
-
-    def earlier_files(self, folder: Path) -> set[str]:
-        return found_files(folder, "complexity-*.csv")
+    def so_far(self, found: Complexity) -> str:
+        done = list(dict.fromkeys(row.tokens for row in found.scaling))
+        return f"was measured at {', '.join(map(str, done))} tokens" if done else "was counted"
 
 
 STUDY = _Complexity()

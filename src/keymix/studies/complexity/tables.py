@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from keymix.analysis.complexity_record import BASELINE, Complexity, RatioPoint, ScalingRow
+from keymix.analysis.complexity_record import BASELINE, MixerCosts, RatioPoint, ScalingRow
 from keymix.analysis.timing import LEVEL, SHORT
 from keymix.report import formats
 from keymix.report.tables import Column, Table
@@ -21,7 +21,7 @@ _LONG = {
 }
 
 
-def answer(record: Complexity) -> str:
+def answer(record: MixerCosts) -> str:
     """Say what the mixers need next to softmax attention, controls aside."""
     domains = [each.domain for each in record.mixers if not each.control]
     domain = "dense" if "dense" in domains else "spiking"
@@ -60,7 +60,7 @@ def answer(record: Complexity) -> str:
     )
 
 
-def _macs(record: Complexity, shown: Sequence[str]) -> tuple[int, dict[str, int]]:
+def _macs(record: MixerCosts, shown: Sequence[str]) -> tuple[int, dict[str, int]]:
     """Return the most tokens where mixers were counted, and their multiply-adds there."""
     rows: Sequence[ScalingRow | RatioPoint] = record.scaling
     if not any(row.macs for row in rows):
@@ -71,7 +71,7 @@ def _macs(record: Complexity, shown: Sequence[str]) -> tuple[int, dict[str, int]
     return at, {row.mixer: row.macs for row in rows if row.tokens == at and row.macs}
 
 
-def _time(record: Complexity, mixer: str, at: int) -> str:
+def _time(record: MixerCosts, mixer: str, at: int) -> str:
     """Say what it takes longer or shorter, where that was measured."""
     rows = [row for row in record.scaling if (row.mixer, row.tokens) == (mixer, at)]
     if not rows or rows[0].latency_verdict is None:
@@ -85,17 +85,16 @@ def _time(record: Complexity, mixer: str, at: int) -> str:
     }.get(rows[0].latency_verdict, "; no difference in time can be measured")
 
 
-def tables(record: Complexity) -> list[Table]:
+def tables(record: MixerCosts) -> list[Table]:
     """Make all tables of a study."""
     setting = record.setting
-    made = [
+    made = [_multiples(record), _scaling(record)] if record.scaling else []
+    made += [
         _pivot(record, "tokens", f"D = {setting.dim}"),
         _pivot(record, "dim", f"N = {setting.at}"),
         _ratios(record),
         _weights(record),
     ]
-    if record.scaling:
-        made += [_scaling(record), _multiples(record)]
     missing = _missing(record)
     return [*made, *(table for table in (missing,) if table.rows)]
 
@@ -104,7 +103,7 @@ def _csv_only(*keys: str) -> list[Column]:
     return [Column("", key, where="csv") for key in keys]
 
 
-def _pivot(record: Complexity, axis: str, fixed: str) -> Table:
+def _pivot(record: MixerCosts, axis: str, fixed: str) -> Table:
     points = record.by_tokens if axis == "tokens" else record.by_dim
     sizes = list(dict.fromkeys(getattr(p, axis) for p in points))
     letter = "N" if axis == "tokens" else "D"
@@ -121,22 +120,22 @@ def _pivot(record: Complexity, axis: str, fixed: str) -> Table:
     return Table(f"ratio_by_{axis}", title, columns, rows, saved=False)
 
 
-def _spiking(record: Complexity) -> frozenset[str]:
+def _spiking(record: MixerCosts) -> frozenset[str]:
     """Name the spiking mixers, which run all time steps."""
     return frozenset(each.label for each in record.mixers if each.domain == "spiking")
 
 
-def _over(record: Complexity) -> str:
+def _over(record: MixerCosts) -> str:
     """Say over how many steps spiking mixers are counted and timed, where there are any."""
     steps = record.setting.time_steps
     return f"; spiking mixers over T = {steps} steps" if _spiking(record) else ""
 
 
-def _steps_of(record: Complexity, mixer: str) -> int:
+def _steps_of(record: MixerCosts, mixer: str) -> int:
     return record.setting.time_steps if mixer in _spiking(record) else 1
 
 
-def _ratios(record: Complexity) -> Table:
+def _ratios(record: MixerCosts) -> Table:
     keys = ("mixer", "tokens", "dim", "params", "macs", "ratio", "reason")
     columns = [Column("", key) for key in ("axis", *keys, "time_steps")]
     rows = [
@@ -147,7 +146,7 @@ def _ratios(record: Complexity) -> Table:
     return Table("ratios", "", columns, rows, shown=False)
 
 
-def _weights(record: Complexity) -> Table:
+def _weights(record: MixerCosts) -> Table:
     columns = (
         Column("mixer", "mixer", "name"),
         Column("weights shared over the image", "sharing"),
@@ -166,7 +165,7 @@ def _weights(record: Complexity) -> Table:
     return Table("weights", "SKA Table 7, read off the operations", columns, rows)
 
 
-def _scaling(record: Complexity) -> Table:
+def _scaling(record: MixerCosts) -> Table:
     batch = record.setting.batch_size
     columns = (
         Column("mixer", "mixer", "name"),
@@ -203,13 +202,13 @@ def _times_softmax(row: ScalingRow) -> float | str | None:
     return SHORT.get(row.latency_verdict, row.latency_ratio)
 
 
-def _abbreviated(record: Complexity) -> str:
+def _abbreviated(record: MixerCosts) -> str:
     """Explain the short words in place of missing multiples, where there are any."""
     shown = {_times_softmax(row) for row in record.scaling}
     return "".join(f"; {short}: {_LONG[short]}" for short in _LONG if short in shown)
 
 
-def _multiples(record: Complexity) -> Table:
+def _multiples(record: MixerCosts) -> Table:
     """Make latency and memory a column a number of tokens, as multiples of softmax attention's."""
     rows = record.scaling
     sizes = list(dict.fromkeys(row.tokens for row in rows))
@@ -235,7 +234,7 @@ def _multiples(record: Complexity) -> Table:
     return Table("multiples", title, columns, kept, shown=bool(kept), saved=False)
 
 
-def _missing(record: Complexity) -> Table:
+def _missing(record: MixerCosts) -> Table:
     """List who is not counted or not measured, where, and why."""
     found = [(e.label, "counts", e.reason) for e in record.mixers if e.reason]
     found += [(r.mixer, "weights", r.reason) for r in record.weights if r.reason]

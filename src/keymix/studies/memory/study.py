@@ -4,20 +4,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from keymix.analysis.memory_record import MemoryGrowth, MemoryRecord
-from keymix.analysis.study_record import joined
 from keymix.errors import UserError, whole_number
-from keymix.report.tables import Table
-from keymix.studies.memory import page
-from keymix.studies.study import Session, Study, machine_lines
+from keymix.studies.memory.result import MemoryGrowth
+from keymix.studies.study import Session, Study
 
 MOST_SIDES = 1000
 
 
-class _Memory(Study[MemoryGrowth, MemoryRecord]):
+class _Memory(Study[MemoryGrowth]):
     summary = "peak memory of attention against tokens, next to QKFormer's Table 8"
     description = """\
 Measure the peak memory of mixers' attention alone, without projections and gradients, on one
@@ -33,9 +30,6 @@ examples:
   keymix analyze memory --device cuda --out memory-on-gpu
 What does not fit into memory is reported and left out.
 """
-    writes = "memory.html, memory.json and memory.csv"
-    also_written = "memory.json and memory.csv"
-    markdown = True
 
     def add_options(self, add: Callable[..., Any]) -> None:
         add(
@@ -65,7 +59,7 @@ What does not fit into memory is reported and left out.
         given.at_sides = None if given.sides is None else _sides(given.sides)
 
     def run(self, given: argparse.Namespace, session: Session) -> Iterator[MemoryGrowth]:
-        from keymix.analysis.memory_growth import memory_growth
+        from keymix.studies.memory.growth import memory_growth
 
         with session.working() as progress:
             yield from memory_growth(
@@ -79,35 +73,8 @@ What does not fit into memory is reported and left out.
                 progress=progress,
             )
 
-    def record(self, found: MemoryGrowth, session: Session) -> MemoryRecord:
-        for row in found.rows:
-            if row.reason is not None:
-                session.note(f"{row.mixer} at sqrt(N) = {row.side}: {row.reason}")
-        frame = session.frame()
-        return joined(MemoryRecord, found, frame, environment=machine_lines(frame, found.device))
-
-    def answer(self, record: MemoryRecord) -> str:
-        return page.answer(record)
-
-    def stopped(self, known: MemoryGrowth | None, out: str | None) -> str:
-        if known is None:
-            return "nothing was measured yet"
-        done = max(row.side for row in known.rows)
-        if out is None:
-            return f"the tables above show what was measured up to sqrt(N) = {done}"
-        return (
-            f"{out!r} has what was measured up to sqrt(N) = {done}; the same command with "
-            "--overwrite measures all"
-        )
-
-    def tables(self, record: MemoryRecord) -> Sequence[Table]:
-        return [page.table(record)]
-
-    def piped(self, record: MemoryRecord) -> Sequence[Table]:
-        return [page.rows(record)]
-
-    def files(self, record: MemoryRecord) -> Mapping[str, str]:
-        return {"memory.csv": page.rows(record).csv(), self.page_file: page.render(record)}
+    def so_far(self, found: MemoryGrowth) -> str:
+        return f"was measured up to sqrt(N) = {max(row.side for row in found.rows)}"
 
 
 STUDY = _Memory()

@@ -4,30 +4,25 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keymix.analysis.energy import energy_of
-from keymix.analysis.spikes_record import RasterReading, SpikesRecord, SpikesStudy
+from keymix.analysis.spikes_record import RasterReading, SpikesStudy
 from keymix.analysis.study_record import joined
 from keymix.errors import UserError
-from keymix.report.tables import Table
-from keymix.studies.inputs import RANDOM_NOTE, Images, Loaded
+from keymix.studies.inputs import Images, Loaded
 from keymix.studies.on_images import StudyOnImages
-from keymix.studies.spikes import page
-from keymix.studies.spikes.tables import answer, headline, tables
-from keymix.studies.study import Session, found_files
+from keymix.studies.spikes.result import SpikeStudies
+from keymix.studies.study import Session
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-PIPED = ("total", "rates")
-"""Tables that a pipe gets; layers, steps and operations are for files."""
 
-
-class _Spikes(StudyOnImages[SpikesRecord]):
+class _Spikes(StudyOnImages[SpikeStudies]):
     summary = "spikes and energy: firing rates, rasters, synaptic operations, energy"
     description = """\
 Measure the spikes of a spiking network: firing rates of Q, K, A_t, X', X'' and the MLPs by stage
@@ -45,9 +40,6 @@ examples:
 A run on recordings of events is shown recordings, as frames. Blocks, heads and steps are numbered
 from 1; options count layers, heads, steps, tokens and images of rasters from 0. docs/spikes.md
 explains every measure and every assumption."""
-    writes = "spikes.html, spikes.json, CSV and SVG files"
-    also_written = "spikes.json, CSV files and charts"
-    record_type = SpikesRecord
 
     def add_options(self, add: Callable[..., Any]) -> None:
         super().add_options(add)
@@ -127,40 +119,8 @@ explains every measure and every assumption."""
             rasters=rasters,
         )
 
-    def words(self, record: SpikesRecord) -> Sequence[tuple[str, Sequence[str]]]:
-        return [
-            (study.label, [headline(study), *study.notes, *([RANDOM_NOTE] * study.random)])
-            for study in record.studies
-        ]
-
-    def answer(self, record: SpikesRecord) -> str:
-        return answer(record)
-
-    def notes(self, record: SpikesRecord) -> Sequence[str]:
-        return [
-            f"{study.label}: {line}"
-            for study in record.studies
-            for line in (headline(study), *study.notes)
-        ]
-
-    def closing(self, record: SpikesRecord) -> str:
-        cost = record.studies[0].cost
-        return (
-            f"{cost.mac:g} pJ per multiply-add, {cost.ac:g} pJ per addition ({cost.name}); "
-            "memory access is not counted. --out DIR writes every layer and every assumption."
-        )
-
-    def tables(self, record: SpikesRecord) -> Sequence[Table]:
-        return tables(record)
-
-    def piped(self, record: SpikesRecord) -> Sequence[Table]:
-        return [table for table in tables(record) if table.key in PIPED]
-
-    def files(self, record: SpikesRecord) -> Mapping[str, str]:
-        return {**page.files(record), self.page_file: page.render(record)}
-
-    def earlier_files(self, folder: Path) -> set[str]:
-        return found_files(folder, "spikes-*.svg", "spikes-*.csv")
+    def together(self, found: Sequence[SpikesStudy]) -> SpikeStudies:
+        return SpikeStudies(found)
 
 
 STUDY = _Spikes()

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from keymix.analysis.spikes_record import SpikesRecord, SpikesStudy, StageRates
+from keymix.analysis.spikes_record import SpikesStudy, StageRates
 from keymix.report import formats
 from keymix.report.tables import Column, Table
-from keymix.studies.study import listed, untrained
+from keymix.studies.study import file_words, listed, untrained
 
 KINDS = {"binary": "0 and 1", "counts": "above 1", "real": "real numbers"}
 WHATS = {
@@ -44,11 +44,11 @@ def headline(study: SpikesStudy) -> str:
     )
 
 
-def answer(record: SpikesRecord) -> str:
+def answer(studies: Sequence[SpikesStudy]) -> str:
     """Say what an image costs next to the same network without spikes, or why it says nothing."""
-    trained = [study for study in record.studies if not study.random]
+    trained = [study for study in studies if not study.random]
     if not trained:
-        return untrained("spikes and energy", [study.label for study in record.studies])
+        return untrained("spikes and energy", [study.label for study in studies])
     useless = {study.label: _useless(study) for study in trained}
     known = [study for study in trained if not useless[study.label]]
     if not known:
@@ -100,17 +100,17 @@ def _on_few(studies: Sequence[SpikesStudy]) -> str:
     return ", on one image" if fewest == 1 else ""
 
 
-def tables(record: SpikesRecord) -> list[Table]:
-    """Make all tables of a record."""
-    studies = record.studies
-    return [
-        totals(studies),
-        *(rates_of(study, several=len(studies) > 1) for study in studies if study.table),
-        _rates(studies),
-        _steps(studies),
-        neurons(studies),
-        operations(studies),
-    ]
+def tables(studies: Sequence[SpikesStudy]) -> dict[str, Table]:
+    """Make all tables of some models, by name."""
+    words = file_words(study.label for study in studies)
+    of_stages = {
+        f"rates_by_stage-{words[study.label]}": rates_of(study, several=len(studies) > 1)
+        for study in studies
+        if study.table
+    }
+    every = [totals(studies), _rates(studies), _steps(studies)]
+    every += [neurons(studies), operations(studies)]
+    return {"total": every[0], **of_stages, **{table.key: table for table in every}}
 
 
 def totals(studies: Sequence[SpikesStudy]) -> Table:
@@ -140,7 +140,7 @@ def totals(studies: Sequence[SpikesStudy]) -> Table:
         for study in studies
     ]
     title = "Spikes per neuron and step, operations and energy per image, the ANN counterpart"
-    return Table("total", title, columns, rows, shown=len(studies) > 1)
+    return Table("total", title, columns, rows)
 
 
 def rates_of(study: SpikesStudy, *, several: bool) -> Table:

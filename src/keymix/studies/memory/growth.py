@@ -25,11 +25,11 @@ from keymix.analysis.complexity_sites import (
     usable_device,
 )
 from keymix.analysis.memory import MIB, available_bytes, cuda_peak
-from keymix.analysis.memory_record import GrowthRow, MemoryGrowth
 from keymix.errors import UserError, check_positive
 from keymix.mixers.base import Site
 from keymix.mixers.registry import build, get_mixer_class, import_file, option_hints
 from keymix.mixers.spiking_self import Order
+from keymix.studies.memory.result import GrowthRow, MemoryGrowth
 
 MIXERS = "qk_token,spiking_self"
 SIDES = tuple(range(10, 201, 10))

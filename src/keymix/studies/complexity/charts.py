@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A study of cost as one offline HTML page: from its record, no torch."""
+"""The charts of a study of cost. No torch."""
 
 from __future__ import annotations
 
@@ -9,46 +9,16 @@ from functools import partial
 
 from keymix.analysis.complexity_record import (
     BASELINE,
-    Complexity,
-    ComplexityRecord,
+    MixerCosts,
     RatioPoint,
     ScalingRow,
 )
 from keymix.report import charts
 from keymix.report.charts import Chart, Line, Look
-from keymix.report.page import render_page
 from keymix.report.tables import Table
-from keymix.studies.complexity.tables import answer, tables
 
 
-def render(record: ComplexityRecord) -> str:
-    """Render the page."""
-    looks = charts.looks(
-        [entry.label for entry in record.mixers],
-        baseline=BASELINE,
-        controls=[entry.label for entry in record.mixers if entry.control],
-    )
-    made = {table.key: table for table in tables(record)}
-    counted, ratios = _ratio_charts(record, looks)
-    latency, memory = _scaling_charts(record, looks)
-    view = {
-        "r": record,
-        "answer": answer(record),
-        "looks": looks,
-        "legend": looks,
-        "tables": made,
-        "lost": _lost(made),
-        "charts": [*counted[:1], *(latency or ratios[:1])],
-        "ratios": ratios if latency else ratios[1:],
-        "memory": memory,
-        "spiking": any(entry.domain == "spiking" for entry in record.mixers),
-        "without": _without_parameters(record),
-        "notes": sorted({row.peak_note for row in record.scaling if row.peak_note}),
-    }
-    return render_page("own/page.html.j2", view, package=__package__ or "")
-
-
-def _lost(made: Mapping[str, Table]) -> dict[str, list[str]]:
+def lost(made: Mapping[str, Table]) -> dict[str, list[str]]:
     """Name where mixers could not be counted or run; the reasons are in the files."""
     found: dict[str, list[str]] = {}
     for label, where, _ in made["missing"].rows if "missing" in made else ():
@@ -56,7 +26,7 @@ def _lost(made: Mapping[str, Table]) -> dict[str, list[str]]:
     return found
 
 
-def _ratio_charts(record: Complexity, looks: Mapping[str, Look]) -> tuple[list[Chart], list[Chart]]:
+def ratio_charts(record: MixerCosts, looks: Mapping[str, Look]) -> tuple[list[Chart], list[Chart]]:
     """Draw the multiply-adds against tokens; and those per parameter, against tokens and width."""
     setting = record.setting
     lines = _lines(record.by_tokens, looks, "tokens", "macs")
@@ -79,8 +49,8 @@ def _ratio_charts(record: Complexity, looks: Mapping[str, Look]) -> tuple[list[C
     return [*filter(None, [counts])], [*filter(None, ratios)]
 
 
-def _scaling_charts(
-    record: Complexity, looks: Mapping[str, Look]
+def scaling_charts(
+    record: MixerCosts, looks: Mapping[str, Look]
 ) -> tuple[list[Chart], list[Chart]]:
     """Draw the latency against tokens; and peak memory of training and inference."""
     rows, batch = record.scaling, record.setting.batch_size
@@ -120,7 +90,7 @@ def _chart(key: str, lines: Sequence[Line], x_label: str, y_label: str) -> Chart
     return Chart(key, f"{name[0].upper()}{name[1:]}; {about}.", draw)
 
 
-def _without_parameters(record: Complexity) -> list[str]:
+def without_parameters(record: MixerCosts) -> list[str]:
     """List the mixers that have no ratio, since they have no parameters."""
     none = {p.mixer for p in record.by_tokens if p.params == 0}
     return sorted(none)

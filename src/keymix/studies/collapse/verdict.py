@@ -1,24 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a study of attention collapse found: the verdict in words, with the evidence."""
+"""What a study of attention collapse found, in words, with the evidence. No torch."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from keymix.analysis.collapse_record import (
-    BlockCount,
-    CollapseReading,
-    LayerReading,
-    PairSimilarity,
-    Unique,
-    Verdict,
-)
-from keymix.records import to_json
+from keymix.analysis.study_record import numbers
+from keymix.studies.collapse.readings import Readings
 
 FEW = 16
 """Images below which the verdict says that they are few."""
@@ -40,146 +32,21 @@ that it is the patterns that agree.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Collapse:
-    """How alike a model's attention maps are, and what its tokens become.
+class Verdict:
+    """What was found, in words.
 
     Attributes:
-        layers: One entry per layer that was chosen, in the model's order, also without a map.
-        pairs: Every two layers that can be compared, the earlier first.
-        groups: Paths of the layers among which columns can be compared.
-        apart: What cannot be compared within a stage, and why, in words.
-        threshold: Cosine tau above which two columns count as similar.
-        similar: Share of similar columns above which a block is like the one before.
-        unique: Share below which a block is "unique".
-        nearest: How many nearest blocks a block was compared with.
-        images: Images that were read.
-        takes_shared_from: Whether the model is of a class that takes ``shared_from=``.
-        remedies: What the mixer of a layer has against maps that are alike, by path.
+        collapsed: Whether neighbouring blocks are alike both by Eq. 7 and, from
+            :data:`PATTERN` on, in their centred cosine; None where that cannot be said.
+        headline: The finding.
+        evidence: What it rests on, a sentence each.
+        caveats: What it does not say.
     """
 
-    layers: tuple[LayerReading, ...]
-    pairs: tuple[PairSimilarity, ...]
-    groups: tuple[tuple[str, ...], ...]
-    apart: tuple[str, ...]
-    threshold: float
-    similar: float
-    unique: float
-    nearest: int
-    images: int
-    takes_shared_from: bool
-    remedies: Mapping[str, str] = field(default_factory=dict)
-
-    @cached_property
-    def _by_ends(self) -> Mapping[tuple[str, str], PairSimilarity]:
-        return {(pair.first, pair.second): pair for pair in self.pairs}
-
-    @cached_property
-    def blocks(self) -> Mapping[str, int]:
-        """Number of each layer in the model, from 1."""
-        return {layer.path: layer.block for layer in self.layers}
-
-    def pair(self, first: str, second: str) -> PairSimilarity:
-        """Return the similarity of two layers of one group, the earlier first."""
-        return self._by_ends[first, second]
-
-    @property
-    def neighbours(self) -> tuple[PairSimilarity, ...]:
-        """The pairs of each layer and the next of its group, in the order of the later one."""
-        found = [
-            self.pair(first, second)
-            for group in self.groups
-            for first, second in itertools.pairwise(group)
-        ]
-        return tuple(sorted(found, key=lambda pair: self.blocks[pair.second]))
-
-    @property
-    def with_maps(self) -> tuple[LayerReading, ...]:
-        """The layers that have a map."""
-        return tuple(layer for layer in self.layers if layer.group is not None)
-
-    @property
-    def similar_blocks(self) -> tuple[int, ...]:
-        """Numbers of the blocks like the one before: Eq. 7 above `similar` (appendix D)."""
-        return tuple(
-            self.blocks[pair.second]
-            for pair in self.neighbours
-            if pair.similar_fraction > self.similar
-        )
-
-    @property
-    def blocks_like_nearest(self) -> tuple[int, ...]:
-        """Numbers of the blocks whose ratio with the nearest ones is above `unique` (Fig. 3a)."""
-        return tuple(
-            layer.block
-            for layer in self.layers
-            if layer.nearest is not None and layer.nearest > self.unique
-        )
-
-    @property
-    def unique_blocks(self) -> tuple[Unique, ...]:
-        """The last unique block of each group, and the blocks that could take its map.
-
-        A block is unique whose similarity (Eq. 7) with the one before is below `unique`; the first
-        of a group always is.
-        """
-        found = []
-        for group in self.groups:
-            at = 0
-            for i in range(1, len(group)):
-                if not self.pair(group[i - 1], group[i]).similar_fraction > self.unique:
-                    at = i
-            later = group[at + 1 :]
-            shares = [self.pair(group[at], path).similar_fraction for path in later]
-            found.append(
-                Unique(
-                    block=self.blocks[group[at]],
-                    path=group[at],
-                    sharing=tuple(self.blocks[path] for path in later),
-                    least=min(shares) if shares else None,
-                )
-            )
-        return tuple(found)
-
-    @property
-    def shared_from(self) -> int | None:
-        """What ``shared_from=`` of keymix's DeepViT family would be by the rule; None for nothing.
-
-        The number, from 0, of the first block that takes the map of the one before. Only where all
-        layers of the model can be compared with one another.
-        """
-        if len(self.groups) != 1 or len(self.groups[0]) != len(self.layers):
-            return None
-        (last,) = self.unique_blocks
-        return last.block if last.sharing and self.blocks[self.groups[0][0]] == 1 else None
-
-    @cached_property
-    def verdict(self) -> Verdict:
-        """What was found, in words."""
-        return verdict_of(self)
-
-    def reading(self) -> CollapseReading:
-        """Return it as a record has it, with all that follows from it."""
-        with_maps = len(self.with_maps)
-        return CollapseReading(
-            images=self.images,
-            threshold=self.threshold,
-            similar=self.similar,
-            unique=self.unique,
-            nearest=self.nearest,
-            verdict=self.verdict,
-            similar_blocks=BlockCount.among(self.similar_blocks, with_maps),
-            blocks_like_nearest=BlockCount.among(self.blocks_like_nearest, with_maps),
-            unique_blocks=self.unique_blocks,
-            shared_from=self.shared_from,
-            groups=self.groups,
-            apart=self.apart,
-            layers=self.layers,
-            pairs=tuple(pair.reading() for pair in self.pairs),
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data, as JSON takes it."""
-        return dict(to_json(self.reading()))
+    collapsed: bool | None
+    headline: str
+    evidence: tuple[str, ...]
+    caveats: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -199,7 +66,7 @@ class _Run:
         return math.isnan(self.centred) or self.centred >= PATTERN
 
 
-def verdict_of(study: Collapse) -> Verdict:
+def verdict_of(study: Readings) -> Verdict:
     """Put a study into words."""
     tokens = _tokens(study)
     if not study.with_maps:
@@ -235,7 +102,7 @@ def verdict_of(study: Collapse) -> Verdict:
     )
 
 
-def _runs(study: Collapse) -> list[_Run]:
+def _runs(study: Readings) -> list[_Run]:
     """Find the longest stretches of blocks each of which is similar to the one before."""
     runs = []
     for group in study.groups:
@@ -262,7 +129,7 @@ def _runs(study: Collapse) -> list[_Run]:
     return sorted(runs, key=lambda run: (-len(run.paths), study.blocks[run.paths[0]]))
 
 
-def _headline(study: Collapse, runs: Sequence[_Run]) -> str:
+def _headline(study: Readings, runs: Sequence[_Run]) -> str:
     """Say in one sentence, without a full stop, whether blocks repeat their attention."""
     if not runs:
         means = [pair.mean for pair in study.neighbours if not math.isnan(pair.mean)]
@@ -296,11 +163,11 @@ def _headline(study: Collapse, runs: Sequence[_Run]) -> str:
     return _capital("; ".join(parts))
 
 
-def _where(study: Collapse, runs: Sequence[_Run]) -> str:
+def _where(study: Readings, runs: Sequence[_Run]) -> str:
     return _and([_blocks(study, run.paths).replace("–", " to ") for run in runs])
 
 
-def _advice(study: Collapse, runs: Sequence[_Run]) -> list[str]:
+def _advice(study: Readings, runs: Sequence[_Run]) -> list[str]:
     """Say what blocks that share a pattern could have instead, or what they have against it."""
     same = [run for run in runs if run.one_pattern]
     if not same:
@@ -321,7 +188,7 @@ def _span(values: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _entropy(study: Collapse, run: _Run) -> float | None:
+def _entropy(study: Readings, run: _Run) -> float | None:
     """Return the mean entropy over ln M of a run's maps, None where they have none."""
     found = [
         layer.entropy_normalised
@@ -331,7 +198,7 @@ def _entropy(study: Collapse, run: _Run) -> float | None:
     return sum(found) / len(found) if found else None
 
 
-def _run_evidence(study: Collapse, run: _Run) -> str:
+def _run_evidence(study: Readings, run: _Run) -> str:
     where = _blocks(study, run.paths)
     if len(run.paths) == 2:
         text = f"The maps of {where} are alike in {_percent(run.least)} of their columns"
@@ -362,7 +229,7 @@ def _run_evidence(study: Collapse, run: _Run) -> str:
     return text + "."
 
 
-def _most_alike(study: Collapse) -> str:
+def _most_alike(study: Readings) -> str:
     pair = max(study.neighbours, key=lambda p: (p.similar_fraction == p.similar_fraction, p.mean))
     first, second = study.blocks[pair.first], study.blocks[pair.second]
     return (
@@ -373,7 +240,7 @@ def _most_alike(study: Collapse) -> str:
     )
 
 
-def _counts(study: Collapse) -> str:
+def _counts(study: Readings) -> str:
     of = len(study.with_maps)
     similar, near = len(study.similar_blocks), len(study.blocks_like_nearest)
     return (
@@ -384,7 +251,7 @@ def _counts(study: Collapse) -> str:
     )
 
 
-def _rule(study: Collapse, runs: Sequence[_Run]) -> list[str]:
+def _rule(study: Readings, runs: Sequence[_Run]) -> list[str]:
     """Say which block the rule for sharing takes, and how to share if a pattern is shared."""
     sentences = []
     shared = any(run.one_pattern for run in runs)
@@ -415,7 +282,7 @@ def _rule(study: Collapse, runs: Sequence[_Run]) -> list[str]:
     return sentences
 
 
-def _sinks(study: Collapse) -> list[str]:
+def _sinks(study: Readings) -> list[str]:
     found = [
         layer
         for layer in study.with_maps
@@ -435,7 +302,7 @@ def _sinks(study: Collapse) -> list[str]:
     return [f"{text}."]
 
 
-def _tokens(study: Collapse) -> list[str]:
+def _tokens(study: Readings) -> list[str]:
     sentences = []
     for stage in sorted({layer.stage for layer in study.layers}):
         found = [
@@ -464,7 +331,7 @@ def _halfway(found: Sequence[Any]) -> str:
     )
 
 
-def _caveats(study: Collapse, runs: Sequence[_Run]) -> list[str]:
+def _caveats(study: Readings, runs: Sequence[_Run]) -> list[str]:
     if not runs:
         return []
     cosine = [
@@ -477,7 +344,7 @@ def _caveats(study: Collapse, runs: Sequence[_Run]) -> list[str]:
     ]
 
 
-def _missing(study: Collapse) -> list[str]:
+def _missing(study: Readings) -> list[str]:
     reasons: dict[str, list[int]] = {}
     for layer in study.layers:
         if layer.missing is not None:
@@ -485,31 +352,19 @@ def _missing(study: Collapse) -> list[str]:
     return [f"Without a map: {numbers('block', b)} ({why})." for why, b in reasons.items()]
 
 
-def _apart(study: Collapse) -> list[str]:
+def _apart(study: Readings) -> list[str]:
     return [f"Not compared: {each}." for each in study.apart]
 
 
-def _few(study: Collapse) -> list[str]:
+def _few(study: Readings) -> list[str]:
     if study.images >= FEW:
         return []
     images = "1 image" if study.images == 1 else f"{study.images} images"
     return [f"Read on {images} only: take more before you act on it."]
 
 
-def _blocks(study: Collapse, paths: Iterable[str]) -> str:
+def _blocks(study: Readings, paths: Iterable[str]) -> str:
     return numbers("block", [study.blocks[path] for path in paths])
-
-
-def numbers(noun: str, found: Sequence[int]) -> str:
-    """Name numbers shortly: ``block 3``, ``blocks 2, 4–6``."""
-    spans: list[list[int]] = []
-    for number in sorted(found):
-        if spans and spans[-1][-1] == number - 1:
-            spans[-1].append(number)
-        else:
-            spans.append([number])
-    parts = [f"{s[0]}–{s[-1]}" if len(s) > 1 else f"{s[0]}" for s in spans]
-    return f"{noun}{'s' if len(found) > 1 else ''} {', '.join(parts)}"
 
 
 def _and(parts: Sequence[str]) -> str:

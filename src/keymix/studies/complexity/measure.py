@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from keymix.analysis.complexity_record import Complexity, MixerRow, RatioPoint, Setting, WeightRow
+from keymix.analysis.complexity_record import MixerRow, RatioPoint, Setting, WeightRow
 from keymix.analysis.complexity_scaling import Progress, measure_at, no_progress
 from keymix.analysis.complexity_sites import (
     TIME_STEPS,
@@ -25,6 +25,7 @@ from keymix.analysis.complexity_sites import (
 from keymix.analysis.complexity_weights import weight_facts
 from keymix.errors import UserError, check_positive
 from keymix.mixers.registry import get_mixer_class, import_file
+from keymix.studies.complexity.result import Complexity
 
 TOKENS = (49, 196, 784)
 """Where latency and memory are measured: the last three stages of a 224-pixel image."""

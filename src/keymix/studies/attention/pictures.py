@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A look at attention as PNG figures and one offline HTML page: from its record, no torch."""
+"""A look at attention in pictures, a table and an answer: from its record, no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from keymix.analysis.attention_record import (
 )
 from keymix.report import charts, tables
 from keymix.report.charts import Chart, Line, Look, short_labels
-from keymix.report.page import render_page
 from keymix.report.pictures import jpeg_uri, picture, png_uri
 from keymix.report.tables import Column, Table
 from keymix.studies.attention.overlays import (
@@ -57,7 +56,8 @@ class Drawn:
 def figures(record: AttentionRecord, arrays: Arrays) -> Iterator[Drawn]:
     """Draw a figure for each image and query, and for each model where heads are drawn one by one.
 
-    Models (or heads) are rows, layers are columns; the arrays are the content of ``maps.npz``.
+    Models (or heads) are rows, layers are columns; the arrays are those of
+    ``attention-maps.npz``.
     """
     models = record.models
     groups = [[m] for m in models] if record.heads == "each" else [models]
@@ -72,7 +72,8 @@ def figures(record: AttentionRecord, arrays: Arrays) -> Iterator[Drawn]:
 
 
 def _slug(words: list[str]) -> str:
-    return "-".join(re.sub(r"[^\w.=+]+", "-", word).strip("-")[:60] for word in words) + ".png"
+    parts = (re.sub(r"[^\w.=+]+", "-", word).strip("-")[:60] for word in words)
+    return f"attention-{'-'.join(parts)}.png"
 
 
 def _figure(
@@ -235,7 +236,7 @@ def layer_table(record: AttentionRecord) -> Table:
         for model in record.models
         for layer in model.layers
     ]
-    return Table("", "Layers that were read", columns, rows)
+    return Table("layers", "Layers that were read", columns, rows)
 
 
 EVEN = 1.5
@@ -291,28 +292,7 @@ def _on_prefix(model: AttentionModel) -> str:
     return f", and in block {block} prefix tokens get {100 * share:.0f} % of all"
 
 
-def render(record: AttentionRecord, drawn: Sequence[Drawn]) -> str:
-    """Render the page."""
-    looks = charts.looks([model.label for model in record.models])
-    peaks = _peaks(record, looks)
-    sheets = [_sheet(each, record.scale) for each in drawn]
-    view = {
-        "r": record,
-        "answer": answer(record),
-        "looks": looks,
-        "legend": looks,
-        "charts": [] if peaks is None else [peaks],
-        "sheets": sheets,
-        "random": [m.label for m in record.models if m.random],
-        "trained": any(not m.random for m in record.models),
-        "layers": layer_table(record),
-        "rolled": any(m.rollout is not None for m in record.models),
-        "rolled_only": rollout_range(record.models),
-    }
-    return render_page("own/page.html.j2", view, package=__package__ or "")
-
-
-def _peaks(record: AttentionRecord, looks: Mapping[str, Look]) -> Chart | None:
+def peaks(record: AttentionRecord, looks: Mapping[str, Look]) -> Chart | None:
     """Draw the largest weight on one position along the blocks; None of single blocks."""
     lines = []
     for model in record.models:
@@ -339,7 +319,7 @@ SIDE = 200
 """Pixels of a picture's longer side on the page."""
 
 
-def _sheet(drawn: Drawn, scale: Scale) -> dict[str, Any]:
+def sheet(drawn: Drawn, scale: Scale) -> dict[str, Any]:
     """Make the pictures of a figure one by one, so that the page can place them."""
     ranges = shared_ranges(drawn.rows)
     rows = []

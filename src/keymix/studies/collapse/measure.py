@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -21,27 +19,13 @@ from keymix.analysis.capture import (
     select_layers,
     unwrapped,
 )
-from keymix.analysis.collapse_record import LayerReading, PairSimilarity, Unique
-from keymix.analysis.collapse_sums import LayerTally, PairTally, block_of, column_cosines, tokens_of
-from keymix.analysis.collapse_verdict import Collapse
+from keymix.analysis.similarity import PairTally, cut_of
 from keymix.errors import UserError, check_positive
 from keymix.hosts.attention_inputs import Layout
 from keymix.mixers.base import TokenMixer
 from keymix.models.deepvit import DeepVisionTransformer
-
-__all__ = [
-    "Collapse",
-    "LayerReading",
-    "Likeness",
-    "PairSimilarity",
-    "Unique",
-    "collapse",
-    "column_cosines",
-    "map_similarity",
-]
-
-Pairs = Literal["adjacent", "all"]
-Progress = Callable[[int], None]
+from keymix.studies.collapse.layers import LayerTally, block_of, tokens_of
+from keymix.studies.collapse.result import Collapse
 
 
 def collapse(
@@ -54,7 +38,7 @@ def collapse(
     unique: float = 0.9,
     nearest: int = 2,
     batch_size: int = 8,
-    progress: Progress | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Collapse:
     r"""Measure attention collapse and what goes with it, batch after batch.
 
@@ -158,125 +142,6 @@ def _check(threshold: float, similar: float, unique: float, nearest: int, batch_
     check_positive(nearest=nearest, batch_size=batch_size)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Likeness:
-    """How alike the maps of chosen layers are.
-
-    Attributes:
-        layers: Paths of the layers, in the model's order.
-        pairs: One entry a pair of layers.
-        threshold: Cosine above which two columns count as similar.
-        images: Images that were read.
-    """
-
-    layers: tuple[str, ...]
-    pairs: tuple[PairSimilarity, ...]
-    threshold: float
-    images: int
-
-    @property
-    def adjacent(self) -> tuple[PairSimilarity, ...]:
-        """The pairs of neighbouring layers, in order."""
-        at = {path: i for i, path in enumerate(self.layers)}
-        return tuple(p for p in self.pairs if at[p.second] == at[p.first] + 1)
-
-    @property
-    def similar_blocks(self) -> float:
-        """Share of layers whose map is similar to the next one's in over 80 % of its columns.
-
-        DeepViT, appendix D, over the pairs of neighbours.
-        """
-        neighbours = self.adjacent
-        return sum(p.similar_fraction > 0.8 for p in neighbours) / len(neighbours)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data, as JSON takes it: NaN becomes None."""
-        return {
-            "layers": list(self.layers),
-            "threshold": self.threshold,
-            "images": self.images,
-            "similar_blocks": self.similar_blocks,
-            "pairs": [pair.to_dict() for pair in self.pairs],
-        }
-
-
-def map_similarity(
-    model: nn.Module,
-    images: Tensor | Iterable[Any],
-    *,
-    layers: Layers | None = None,
-    pairs: Pairs = "adjacent",
-    threshold: float = 0.5,
-    batch_size: int = 16,
-) -> Likeness:
-    r"""Measure DeepViT's cross-layer similarity alone, between layers that must be comparable.
-
-    Eq. 2 on the map that multiplies V, column by column, averaged over images, heads and tokens;
-    batch after batch, so that only one batch's maps are ever in memory. :func:`collapse` measures
-    this and more, and leaves out what cannot be compared instead of refusing it.
-
-    Args:
-        model: A model whose chosen layers have maps of one shape.
-        images: Normalised images ``[B, C, H, W]``, or batches of them one after another, each
-            alone or first in a tuple ``(images, labels)``.
-        layers: Which, as in :func:`keymix.attention_maps`; all if None.
-        pairs: ``"adjacent"`` compares each chosen layer with the next, ``"all"`` every two.
-        threshold: Cosine above which columns count as similar; the paper takes 0.5.
-        batch_size: Images at a time where ``images`` is one tensor.
-
-    Raises:
-        NoAttentionMap: If a chosen layer has no map.
-        UserError: If fewer than two layers are chosen, their maps differ in shape or are of windows
-            that lie elsewhere, or there are no images.
-    """
-    if pairs not in ("adjacent", "all"):
-        raise UserError(f"{pairs=} must be 'adjacent' or 'all'")
-    seats = select_layers(model, layers)
-    paths = tuple(seats)
-    if len(paths) < 2:
-        raise UserError(f"similarity across layers needs two layers, got {list(paths)}")
-    tally = PairTally(paths, threshold=threshold, nearest=1)
-    seen = 0
-    for batch in batches_of(images, batch_size):
-        maps: dict[str, Tensor] = {}
-        cuts: dict[str, object] = {}
-        run_once(model, batch, seats, partial(_keep, maps, cuts))
-        _check_comparable(maps, cuts)
-        tally.add([maps[path] for path in paths])
-        seen += len(batch)
-    if not seen:
-        raise UserError("similarity across layers needs at least one image, got none")
-    found = Likeness(layers=paths, pairs=tuple(tally.pairs()), threshold=threshold, images=seen)
-    return found if pairs == "all" else replace(found, pairs=found.adjacent)
-
-
-def _keep(
-    maps: dict[str, Tensor],
-    cuts: dict[str, object],
-    seat: Seat,
-    call: Call,
-    layout: Layout | None,
-) -> None:
-    maps[seat.path] = seat.map(call, None, "final")
-    cuts[seat.path] = cut_of(layout)
-
-
-def _check_comparable(maps: Mapping[str, Tensor], cuts: Mapping[str, object]) -> None:
-    first = next(iter(maps))
-    for path in maps:
-        if maps[path].shape != maps[first].shape:
-            raise UserError(
-                f"the maps of {first} {tuple(maps[first].shape)} and {path} "
-                f"{tuple(maps[path].shape)} differ in shape and cannot be compared; choose layers= "
-                "of one stage"
-            )
-        if cuts[path] != cuts[first]:
-            raise UserError(
-                f"{first} and {path} cut the image into other windows, so that columns of their "
-                "maps belong to other tokens; only layers of one shift can be compared"
-            )
-
-
 class Pass:
     """Runs batches through a model: adds up every layer and block, and returns the maps.
 
@@ -342,11 +207,6 @@ class Pass:
                     )
                     reasons.append(f"{', '.join(paths)} and {', '.join(others)}: {why}")
         return tuple(reasons)
-
-
-def cut_of(layout: Layout | None) -> tuple[object, ...] | None:
-    """Return what says how an image is cut into windows."""
-    return None if layout is None else (layout.window, layout.windows, layout.shift)
 
 
 def _shape(sizes: tuple[int, ...]) -> str:
