@@ -20,8 +20,7 @@ from functools import partial
 from typing import NamedTuple
 
 from keymix.analysis.attention_operation import Work, work
-from keymix.analysis.complexity import Ledger, complexity
-from keymix.analysis.complexity_record import Complexity, Setting
+from keymix.analysis.complexity_record import Setting
 from keymix.analysis.complexity_sites import Counted, SizedMixer, sized_mixers
 from keymix.analysis.complexity_weights import GLOBAL, NOT_SHARED
 from keymix.errors import UserError
@@ -29,6 +28,8 @@ from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import get_mixer_class
 from keymix.mixers.spec import parse_mixer
 from keymix.report.tables import Column, Table
+from keymix.studies.complexity.measure import Ledger, complexity
+from keymix.studies.complexity.result import Complexity
 from measured import begin, options
 
 Taken = Callable[[int, int], Work]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import keymix
 from keymix.analysis.attention import attention_maps
-from keymix.analysis.collapse import column_cosines, map_similarity
+from keymix.analysis.similarity import column_cosines, map_similarity
 from keymix.errors import NoAttentionMap, UserError
 
 

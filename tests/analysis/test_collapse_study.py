@@ -15,19 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from keymix.analysis.attention import attention_maps
-from keymix.analysis.collapse import Collapse, collapse
-from keymix.analysis.collapse_sums import (
-    HeadTally,
-    PairTally,
-    block_of,
-    effective_rank,
-    nearest_blocks,
-    token_cosines,
-    tokens_of,
-)
+from keymix.analysis.similarity import PairTally, nearest_blocks
 from keymix.errors import UserError
 from keymix.hosts.attention_inputs import Layout
 from keymix.models import create_model
+from keymix.studies.collapse.layers import (
+    HeadTally,
+    block_of,
+    effective_rank,
+    token_cosines,
+    tokens_of,
+)
+from keymix.studies.collapse.measure import collapse
+from keymix.studies.collapse.result import Collapse
 
 TAU, K = 0.7, 2
 
@@ -199,7 +199,7 @@ def test_a_stream_of_batches_gives_what_one_batch_gives(images: Tensor) -> None:
 def test_images_cut_into_small_parts_give_the_same(monkeypatch, images: Tensor) -> None:
     model = vit()
     whole = collapse(model, images).to_dict()
-    monkeypatch.setattr("keymix.analysis.collapse_sums._BUDGET", 1)
+    monkeypatch.setattr("keymix.analysis.similarity._BUDGET", 1)
     same(whole, collapse(model, images).to_dict())
 
 

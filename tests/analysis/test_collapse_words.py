@@ -10,9 +10,12 @@ from itertools import combinations
 import pytest
 import torch
 
-from keymix.analysis.collapse import Collapse, LayerReading, PairSimilarity, collapse
-from keymix.analysis.collapse_verdict import numbers
+from keymix.analysis.similarity import PairSimilarity
+from keymix.analysis.study_record import numbers
 from keymix.models import create_model
+from keymix.studies.collapse.measure import collapse
+from keymix.studies.collapse.readings import LayerReading
+from keymix.studies.collapse.result import Collapse
 
 
 def layer(block: int, **changes: object) -> LayerReading:

@@ -10,11 +10,12 @@ from extra_mixers import registered
 
 import keymix
 from each import together
-from keymix.analysis import complexity as studying
-from keymix.analysis.complexity import Complexity, complexity
 from keymix.analysis.complexity_sites import counted, near_square, sized_mixers
 from keymix.errors import UserError
 from keymix.mixers.registry import list_mixers
+from keymix.studies.complexity import measure as studying
+from keymix.studies.complexity.measure import complexity
+from keymix.studies.complexity.result import Complexity
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,14 @@ import pytest
 import torch
 from extra_mixers import registered
 
-from keymix.analysis import complexity as studying
 from keymix.analysis import complexity_scaling as scaling
 from keymix.analysis import memory
-from keymix.analysis.complexity import complexity, complexity_parts
 from keymix.analysis.complexity_sites import counted, near_square, sized_mixers
 from keymix.analysis.memory import Build, Peak
 from keymix.errors import UserError
 from keymix.mixers.registry import list_mixers
+from keymix.studies.complexity import measure as studying
+from keymix.studies.complexity.measure import complexity, complexity_parts
 
 SMALL = {"dim": 12, "num_heads": 3, "at": 4, "repeats": 1}
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from each import together
-from keymix.studies.memory import growth
 from keymix.analysis.attention_operation import AttentionOperation
-from keymix.studies.memory.growth import TABLE_8, memory_growth, peak_bytes
 from keymix.errors import UserError
+from keymix.studies.memory import growth
+from keymix.studies.memory.growth import TABLE_8, memory_growth, peak_bytes
 
 MIB = 2**20
 

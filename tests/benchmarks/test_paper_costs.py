@@ -7,11 +7,11 @@ import pytest
 
 import paper_costs as papers
 from each import together
-from keymix.analysis import complexity as studying
 from keymix.analysis.attention_operation import Work, work
 from keymix.analysis.complexity_sites import sized_mixers
 from keymix.analysis.complexity_weights import weight_facts
 from keymix.mixers.spec import parse_mixer
+from keymix.studies.complexity import measure as studying
 
 
 @pytest.fixture(autouse=True)

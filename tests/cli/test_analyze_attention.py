@@ -22,8 +22,7 @@ from keymix.analysis.rollout import attention_rollout
 from keymix.cli import analyze, main
 from keymix.errors import NoAttentionMap, UserError
 from keymix.records import from_json
-from keymix.studies.attention.page import answer, caption
-from keymix.studies.attention.study import pictures_of
+from keymix.studies.attention.pictures import answer, caption
 from keymix.studies.inputs import load_images, load_models
 
 NAME = "vit_nano_p2_12"
@@ -50,7 +49,7 @@ def run(*words: object) -> None:
 
 def read(out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     record = json.loads((out / "attention.json").read_text())
-    return record, dict(np.load(out / "maps.npz"))
+    return record, dict(np.load(out / "attention-maps.npz"))
 
 
 @pytest.mark.slow
@@ -159,7 +158,7 @@ def test_heads_are_drawn_one_by_one_and_class_tokens_asked_where_they_are(
     run("vit_micro_p4_32", "--images", photos / "jay.png", "--heads", "each", "--out", out)
     record, arrays = read(out)
     assert record["queries"] == ["cls"]
-    assert record["figures"] == ["01-jay-cls-vit_micro_p4_32.png"]
+    assert record["figures"] == ["attention-01-jay-cls-vit_micro_p4_32.png"]
     layer = record["models"][0]["layers"][0]
     assert (layer["heads"], layer["keys"], layer["key_grid"]) == (4, 65, [8, 8])
     kept = 1 - arrays[layer["array"]].sum((-2, -1))
@@ -203,7 +202,7 @@ def test_matrices_are_whole_maps(photos: Path, tmp_path: Path) -> None:
     assert arrays["m0.layer1"].shape == (1, 1, 36, 36)
     assert not np.allclose(arrays["m0.layer1"].sum(-1), 1)  # mixed over heads
     np.testing.assert_allclose(arrays["m1.layer1"].sum(-1), 1, rtol=1e-5)
-    assert record["figures"] == ["01-jay.png"]
+    assert record["figures"] == ["attention-01-jay.png"]
 
 
 def test_windows_lie_on_the_image(photos: Path, tmp_path: Path) -> None:
@@ -228,7 +227,7 @@ def test_a_look_is_replaced_only_when_asked_and_takes_its_pictures_along(
     with pytest.raises(UserError, match="add --overwrite"):
         run(*some, "--images", photos)
     run(*some, "--images", photos / "jay.png", "--overwrite")
-    assert sorted(p.name for p in out.glob("*.png")) == ["01-jay-mean.png", "mine.png"]
+    assert sorted(p.name for p in out.glob("*.png")) == ["attention-01-jay-mean.png", "mine.png"]
 
 
 def test_a_damaged_image_is_left_out_and_reported(
@@ -318,14 +317,6 @@ def test_scales_hold_even_attention_faint_or_stretch_each_map() -> None:
     assert torch.isfinite(torch.tensor(Range.own(np.ones((2, 2))).share(np.ones((2, 2))))).all()
 
 
-def test_only_pictures_that_a_look_drew_are_taken_for_its_own(tmp_path: Path) -> None:
-    named = ["01-jay.png", "..", "../02.png", "/03.png", "thesis.tex", "", 5, "04.png"]
-    (tmp_path / "attention.json").write_text(json.dumps({"figures": named}), "utf-8")
-    assert pictures_of(tmp_path / "attention.json") == {"01-jay.png", "04.png"}
-    (tmp_path / "attention.json").write_text('{"figures": 5}', "utf-8")
-    assert pictures_of(tmp_path / "attention.json") == set()
-
-
 def record_of(peaks: dict[str, list[float]], **changes: Any) -> AttentionRecord:
     """A record of models whose blocks have these largest weights, as multiples of even."""
     layer = {"array": "a", "heads": 1, "heads_read": 1, "keys": 9, "even": [9]}
@@ -336,8 +327,8 @@ def record_of(peaks: dict[str, list[float]], **changes: Any) -> AttentionRecord:
         | {"layers": [layer | {"number": i, "path": str(i), "peak": p} for i, p in enumerate(own)]}
         for label, own in peaks.items()
     ]
-    shown = {"format": 1, "stage": "softmax", "heads": "mean", "view": "image", "scale": "shared"}
-    frame = {"command": "", "created": "", "environment": {}, "rollout": False, "queries": ["mean"]}
+    shown = {"stage": "softmax", "heads": "mean", "view": "image", "scale": "shared"}
+    frame = {"rollout": False, "queries": ["mean"]}
     found = {"origin": "photos", "images": ["a", "b"], "left_out": {}, "models": models}
     return from_json(AttentionRecord, {**shown, **frame, **found, **changes}, where="the record")
 

@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 from written_run import written_run
 
-from keymix.analysis.collapse import collapse
 from keymix.cli import analyze, console
 from keymix.errors import UserError
+from keymix.studies.collapse.measure import collapse
 from keymix.studies.inputs import load_images, load_models
 
 NAME = "vit_nano_p2_12"

@@ -72,7 +72,7 @@ def test_attention_and_collapse_look_at_a_run_on_masks(
     assert main(["analyze", verb, str(run.folder), "--out", str(tmp_path / "out"), *limit]) == 0
     assert (tmp_path / "out" / f"{verb}.html").exists()
     if verb == "attention":
-        with np.load(tmp_path / "out" / "maps.npz") as arrays:
+        with np.load(tmp_path / "out" / "attention-maps.npz") as arrays:
             assert any(array.shape[0] == 2 for array in arrays.values())
     else:
         record = json.loads((tmp_path / "out" / "collapse.json").read_text())

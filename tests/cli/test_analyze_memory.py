@@ -18,17 +18,13 @@ def run(*words: str, code: int = 0) -> None:
     assert main([*SMALL, *words]) == code
 
 
-def test_a_pipe_gets_a_line_a_measurement(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_gets_a_line_a_number_of_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     run("--dim", "16")
     out, err = capsys.readouterr()
     header, *rows = (line.split("\t") for line in out.splitlines())
-    assert header[:4] == ["mixer", "side", "tokens", "mib"]
-    assert [row[:3] for row in rows] == [
-        [name, str(side), str(side * side)]
-        for side in (2, 4, 6, 8)
-        for name in ("qk_token", "spiking_self")
-    ]
-    assert all(float(row[3]) > 0 for row in rows)
+    assert header == ["side", "tokens", "qk_token_mib", "spiking_self_mib", "spiking_self_ratio"]
+    assert [row[:2] for row in rows] == [[str(side), str(side * side)] for side in (2, 4, 6, 8)]
+    assert all(float(cell) > 0 for row in rows for cell in row[2:])
     assert "sqrt(N) = 8: spiking_self" in err
 
 
@@ -37,12 +33,14 @@ def test_files_are_written_and_replaced_only_when_asked(
 ) -> None:
     out = tmp_path / "deep" / "memory"
     assert main(["analyze", "memory", "--sides", "10", "--out", str(out), "--order", "linear"]) == 0
-    assert sorted(p.name for p in out.iterdir()) == ["memory.csv", "memory.html", "memory.json"]
+    assert sorted(p.name for p in out.iterdir()) == [
+        *("memory-peak.svg", "memory-rows.csv", "memory.html", "memory.json")
+    ]
     record = json.loads((out / "memory.json").read_text())
     assert record["complete"]
     assert record["order"] == "linear"
     assert record["command"].startswith("keymix analyze memory --sides 10")
-    with (out / "memory.csv").open(newline="") as stream:
+    with (out / "memory-rows.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert [float(row["mib"]) for row in rows] == [row["mib"] for row in record["rows"]]
     assert [row["paper_mib"] for row in rows] == ["0.1", "0.14"]

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 from documents import DOCS, table
 
-from keymix.studies.memory.growth import TABLE_8
 from keymix.analysis.spikes import TABLE7
+from keymix.studies.memory.growth import TABLE_8
 
 
 def test_firing_rates_of_table_7_are_those_beside_which_rates_are_reported() -> None:

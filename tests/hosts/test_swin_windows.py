@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import keymix
 from each import together
-from keymix.analysis.collapse import map_similarity
+from keymix.analysis.similarity import map_similarity
 from keymix.errors import UserError
 from keymix.hosts import put_mixers
 from keymix.hosts.timm_swin import TimmSwin

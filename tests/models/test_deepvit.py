@@ -12,7 +12,7 @@ from torch import nn
 
 import keymix
 from each import together
-from keymix.analysis.collapse import map_similarity
+from keymix.analysis.similarity import map_similarity
 from keymix.hosts import find_mixers
 from keymix.models import create_model
 from keymix.models.vit import MixerVisionTransformer

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 import keymix
 from each import together
 from keymix.analysis.attention_pictures import look
-from keymix.analysis.collapse import map_similarity
 from keymix.analysis.rollout import attention_rollout
+from keymix.analysis.similarity import map_similarity
 from keymix.errors import UserError
 from keymix.hosts import class_token_reads_image, find_host, find_mixers, put_mixers
 from keymix.layers.patches import ResNetPatchEmbed

@@ -6,10 +6,13 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Any
 
-from keymix.analysis.collapse_record import CollapseRecord, CollapseStudy
+from keymix.analysis.similarity import PairSimilarity
+from keymix.analysis.study_record import ModelOnImages, StudyRecord
 from keymix.records import from_json
 from keymix.report.tables import Table
-from keymix.studies.collapse import page
+from keymix.studies.collapse.readings import LayerReading
+from keymix.studies.collapse.result import Collapse, Collapses, table
+from keymix.studies.collapse.verdict import Verdict
 
 EVIL = "<script>alert('x')</script>&\"'"
 
@@ -64,10 +67,6 @@ def study(
             "evidence": [f"Evidence of {label}"],
             "caveats": [f"Caveat of {label}"],
         },
-        "similar_blocks": {"blocks": [2], "count": 1, "of": len(of), "share": 0.5},
-        "blocks_like_nearest": {"blocks": [], "count": 0, "of": len(of), "share": 0.0},
-        "unique_blocks": [],
-        "shared_from": None,
         "groups": [[f"blocks.{b - 1}.attn" for b in group] for group in groups],
         "apart": [],
         "layers": [_layer(b, 0, of.get(b), theta) for b in range(1, count + 1)],
@@ -102,13 +101,37 @@ def collapse_record() -> dict[str, Any]:
     }
 
 
+def typed_study(study: dict[str, Any]) -> Collapse:
+    def read(cls: type[Any], values: dict[str, Any]) -> Any:
+        return from_json(cls, values, where="the study")
+
+    keys = ("apart", "threshold", "similar", "unique", "nearest", "images")
+    made = Collapse(
+        layers=tuple(read(LayerReading, each) for each in study["layers"]),
+        pairs=tuple(read(PairSimilarity, each) for each in study["pairs"]),
+        groups=tuple(map(tuple, study["groups"])),
+        takes_shared_from=True,
+        of=read(ModelOnImages, study),
+        **{key: study[key] for key in keys},
+    )
+    made.__dict__["verdict"] = read(Verdict, study["verdict"])  # what it is made of is not at hand
+    return made
+
+
+def typed(record: dict[str, Any]) -> Collapses:
+    made = Collapses([typed_study(each) for each in record["studies"]])
+    made.made_by = from_json(StudyRecord, record, where="the record")
+    return made
+
+
 def render(record: dict[str, Any]) -> str:
-    return page.render(from_json(CollapseRecord, record, where="the record"))
+    return typed(record).html()
 
 
-def files(record: dict[str, Any]) -> dict[str, str]:
-    return page.files(from_json(CollapseRecord, record, where="the record"))
+def charts(record: dict[str, Any]) -> dict[str, str]:
+    """The SVG files."""
+    return {n: str(text) for n, text in typed(record).files().items() if n.endswith(".svg")}
 
 
 def table_of(study: dict[str, Any]) -> Table:
-    return page.table([from_json(CollapseStudy, study, where="the study")])
+    return table([typed_study(study)])

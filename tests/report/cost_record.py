@@ -5,11 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from keymix.analysis.complexity_record import ComplexityRecord
+from keymix.analysis.study_record import StudyRecord
 from keymix.records import from_json
-from keymix.report.tables import Table
-from keymix.studies.complexity import page
-from keymix.studies.complexity.tables import tables as tables_of
+from keymix.studies.complexity.result import Complexity
 
 EVIL = "<script>alert('x')</script>&\"'"
 CONTROLS = ("identity", "pooling")
@@ -115,9 +113,11 @@ def cost_record() -> dict[str, Any]:
     }
 
 
+def typed(record: dict[str, Any]) -> Complexity:
+    made = from_json(Complexity, record, where="the record")
+    made.made_by = from_json(StudyRecord, record, where="the record")
+    return made
+
+
 def render(record: dict[str, Any]) -> str:
-    return page.render(from_json(ComplexityRecord, record, where="the record"))
-
-
-def tables(record: dict[str, Any]) -> list[Table]:
-    return tables_of(from_json(ComplexityRecord, record, where="the record"))
+    return typed(record).html()

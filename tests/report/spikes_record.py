@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from keymix.analysis.spikes_record import RasterReading, SpikesRecord, SpikesStudy
+from keymix.analysis.spikes_record import RasterReading, SpikesStudy
+from keymix.analysis.study_record import StudyRecord
 from keymix.records import from_json
 from keymix.report.pictures import image_uri
-from keymix.studies.spikes import page
+from keymix.studies.spikes.result import SpikeStudies
 
 EVIL = "<script>alert('x')</script>&\"'"
 
@@ -139,8 +140,10 @@ def spikes_record() -> dict[str, Any]:
     }
 
 
-def typed(record: dict[str, Any]) -> SpikesRecord:
-    return from_json(SpikesRecord, record, where="the record")
+def typed(record: dict[str, Any]) -> SpikeStudies:
+    made = SpikeStudies([typed_study(each) for each in record["studies"]])
+    made.made_by = from_json(StudyRecord, record, where="the record")
+    return made
 
 
 def typed_study(study: dict[str, Any]) -> SpikesStudy:
@@ -152,4 +155,4 @@ def typed_raster() -> RasterReading:
 
 
 def render(record: dict[str, Any]) -> str:
-    return page.render(typed(record))
+    return typed(record).html()

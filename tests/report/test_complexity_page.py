@@ -8,13 +8,10 @@ import io
 import re
 
 import pytest
-from cost_record import CONTROLS, EVIL, MIXERS, SWEEP, TOKENS, cost_record, render, tables
+from cost_record import CONTROLS, EVIL, MIXERS, SWEEP, TOKENS, cost_record, render, typed
 from test_html import read, words
 
-from keymix.analysis.complexity_record import ComplexityRecord
-from keymix.records import from_json
 from keymix.report.tables import Table
-from keymix.studies.complexity.tables import answer
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +20,7 @@ def page() -> str:
 
 
 def by_key(record: dict) -> dict[str, Table]:
-    return {table.key: table for table in tables(record)}
+    return typed(record).tables
 
 
 def test_tags_nest_and_nothing_is_fetched(page: str) -> None:
@@ -87,7 +84,7 @@ def answer_of(*found: tuple[str, int], **more: object) -> str:
         record["scaling"] = [
             measured | {"mixer": m, "macs": n, "latency_ratio": 0.8} for m, n in found
         ]
-    return answer(from_json(ComplexityRecord, record, where="the record"))
+    return typed(record).answer
 
 
 def test_the_answer_compares_with_softmax() -> None:

@@ -14,11 +14,12 @@ from synthetic import make_record, typed
 import keymix
 from keymix.errors import UserError
 from keymix.records import to_json
+from keymix.report.charts import Chart
 from keymix.report.comparison import RESULTS, Comparison
 from keymix.report.frames import DIFFERENCES, SCORES
 from keymix.report.record import CostRow
 from keymix.report.result import Result
-from keymix.report.tables import text_table
+from keymix.report.tables import Table, text_table
 
 
 @pytest.fixture
@@ -103,25 +104,38 @@ def test_a_folder_without_results_is_named(tmp_path: Path, text: str | None, cul
     assert str(tmp_path) in str(caught.value)
 
 
+class Counted(Result):
+    """A result as an analysis makes it."""
+
+    name, answer, page = "counted", "Yes.", None
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        return {"counts": text_table(["mixer", "n"], [["a", "1"], ["=b", "2"]])}
+
+    @property
+    def figures(self) -> dict[str, Chart]:
+        return {"line": Chart("line", "A line.", lambda ax: ax.plot([1, 2]))}
+
+
 def test_any_result_draws_saves_and_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = text_table(["mixer", "n"], [["a", "1"], ["=b", "2"]])
-    found = Result(
-        answer="Yes.", tables={"counts": table}, figures={"line": lambda ax: ax.plot([1, 2])}
-    )
+    found = Counted()
     assert len(found.plot("line").lines) == 1
     with pytest.raises(UserError, match="'lin'"):
         found.plot("lin")
     with pytest.raises(UserError, match="'count'"):
         found.frame("count")
     found.save(tmp_path / "made")
-    with (tmp_path / "made" / "counts.csv").open(newline="") as stream:
+    assert json.loads((tmp_path / "made" / "counted.json").read_text()) == {"answer": "Yes."}
+    with (tmp_path / "made" / "counted-counts.csv").open(newline="") as stream:
         assert list(csv.reader(stream)) == [["mixer", "n"], ["a", "1"], ["'=b", "2"]]
-    assert "<svg" in (tmp_path / "made" / "line.svg").read_text()
+    assert "<svg" in (tmp_path / "made" / "counted-line.svg").read_text()
     with pytest.raises(UserError, match="no page"):
         found.open()
     page = tmp_path / "page.html"
     page.write_text("x")
     shown: list[str] = []
     monkeypatch.setattr("webbrowser.open", lambda where: not shown.append(where))
-    replace(found, page=page).open()
+    found.page = page
+    found.open()
     assert shown == [page.as_uri()]

@@ -21,12 +21,10 @@ from spikes_record import (
 )
 from test_html import read, words
 
-from keymix.analysis.spikes_record import Part, SpikesRecord, part_of, parts
-from keymix.records import from_json
+from keymix.analysis.spikes_record import Part, part_of, parts
 from keymix.report import formats
 from keymix.studies.spikes.charts import of_tokens, on_image
-from keymix.studies.spikes.page import files
-from keymix.studies.spikes.tables import answer, headline, rates_of, tables
+from keymix.studies.spikes.tables import headline, rates_of
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +43,7 @@ def test_hostile_names_stay_text(page: str) -> None:
     assert EVIL not in page
     assert EVIL in words(page)
     assert len(read(page).scripts) == 2
-    for name, text in files(typed(spikes_record())).items():
+    for name, text in typed(spikes_record()).files().items():
         assert re.fullmatch(r"[\w.-]+", name)
         if name.endswith(".svg"):
             ET.fromstring(text)
@@ -106,7 +104,7 @@ def test_the_papers_network_is_named_with_its_figures() -> None:
 
 
 def test_tables_of_files_hold_every_number() -> None:
-    made = files(typed(spikes_record()))
+    made = typed(spikes_record()).files()
     names = {name for name in made if name.endswith(".csv")}
     assert names == {
         f"spikes-{k}.csv" for k in ("total", "rates", "steps", "neurons", "operations")
@@ -124,9 +122,9 @@ def test_tables_of_files_hold_every_number() -> None:
     assert len(steps) == 2 * (15 + 1)
     (total, _) = csv.DictReader(io.StringIO(made["spikes-total.csv"]))
     assert (total["model"], total["ann_ratio"], total["silent"]) == ("qk", "10.22", "0.25")
-    assert [table.key for table in tables(typed(spikes_record())) if table.shown] == [
+    assert [key for key, table in typed(spikes_record()).tables.items() if table.shown] == [
         "total",
-        "rates_by_stage",
+        "rates_by_stage-qk",
     ]
 
 
@@ -165,8 +163,7 @@ def test_energies_have_units() -> None:
 
 
 def answer_of(*studies: dict) -> str:
-    record = spikes_record() | {"studies": list(studies)}
-    return answer(from_json(SpikesRecord, record, where="the record"))
+    return typed(spikes_record() | {"studies": list(studies)}).answer
 
 
 def bounds(low: float, middle: float, high: float) -> dict:

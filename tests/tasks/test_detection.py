@@ -35,7 +35,7 @@ from keymix.report.by_class import OfRun
 from keymix.report.charts import looks
 from keymix.report.comparison_page import render
 from keymix.report.part import page_of
-from keymix.studies.attention.page import figures
+from keymix.studies.attention.pictures import figures
 from keymix.task import get_task
 from keymix.tasks.detection.answers import ANSWERS, instances_of
 from keymix.tasks.detection.matching import Found
@@ -480,7 +480,7 @@ def test_maps_cover_the_padding_and_pictures_the_image(trained: Path, tmp_path: 
         AttentionRecord, json.loads((out / "attention.json").read_text()), where=str(out)
     )
     (model,) = record.models
-    with np.load(out / "maps.npz") as arrays:
+    with np.load(out / "attention-maps.npz") as arrays:
         assert arrays[model.photos].shape[-2:] == (48, 73)
         drawn = [*figures(record, arrays)]
     assert model.image == pytest.approx((48 / 64, 73 / 96))

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from keymix.analysis.collapse import map_similarity
+from keymix.analysis.similarity import map_similarity
 from keymix.data.loaders import Batch
 from keymix.errors import UserError
 from keymix.hosts import find_mixers

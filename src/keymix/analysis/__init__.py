@@ -6,8 +6,6 @@ from keymix._lazy import attach
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
-        "Collapse": "keymix.analysis.collapse",
-        "Complexity": "keymix.analysis.complexity",
         "Cost": "keymix.analysis.measure",
         "Count": "keymix.analysis.counting",
         "ENERGIES": "keymix.analysis.energy",
@@ -16,12 +14,11 @@ __getattr__, __dir__, __all__ = attach(
         "Raster": "keymix.analysis.spikes_raster",
         "SpikeStudy": "keymix.analysis.spikes",
         "attention_maps": "keymix.analysis.attention",
-        "complexity_parts": "keymix.analysis.complexity",
         "count": "keymix.analysis.counting",
         "dice": "keymix.analysis.overlap",
         "hausdorff": "keymix.analysis.overlap",
         "jaccard": "keymix.analysis.overlap",
-        "map_similarity": "keymix.analysis.collapse",
+        "map_similarity": "keymix.analysis.similarity",
         "mean_dice": "keymix.analysis.overlap",
         "mean_jaccard": "keymix.analysis.overlap",
         "measure_interleaved": "keymix.analysis.measure",

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from typing import Any, TypeVar
 
 R = TypeVar("R")
 
@@ -61,7 +58,7 @@ def numbers(noun: str, found: Sequence[int]) -> str:
     return f"{noun}{'s' if len(found) > 1 else ''} {', '.join(parts)}"
 
 
-def joined(cls: type[R], *parts: DataclassInstance, **more: Any) -> R:
+def joined(cls: type[R], *parts: Any, **more: Any) -> R:
     """Make a record of the fields of its parts; later ones and `more` take precedence."""
     taken = {item.name: getattr(part, item.name) for part in parts for item in fields(part)}
     return cls(**{**taken, **more})

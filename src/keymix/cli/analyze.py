@@ -68,7 +68,7 @@ def _stopped(study: Study[Any], known: Found | None, out: str | None) -> str:
     """Say what is kept when a signal ends the work."""
     done = "" if known is None else study.so_far(known)
     if not done:
-        return "nothing was written" if out is None else f"{out!r} is as it was"
+        return "nothing was written"
     if out is None:
         return f"the tables above show what {done}"
     return f"{out!r} has what {done}; the same command with --overwrite does all"
@@ -122,7 +122,10 @@ def _deliver(found: Found, folder: Path | None, given: argparse.Namespace) -> in
     else:
         for table in shown:
             for cells in table.piped():
-                console.line((table.key, *cells) if table.key else cells)
+                console.line((table.key, *cells) if len(shown) > 1 else cells)
+        for label, lines in found.sentences.items():
+            for line in lines:
+                console.note(one_line(f"{label}: {line}"))
     for line in found.notes:
         console.note(one_line(line))
     if folder is not None:
@@ -144,8 +147,8 @@ def _write(found: Found, folder: Path) -> None:
     made = found.files()
     for name, content in made.items():
         write_bytes(folder / name, content.encode() if isinstance(content, str) else content)
-    for old in folder.glob(f"{found.name}[-.]*"):
-        if old.name not in made:
+    for old in folder.glob(f"{found.name}-*"):
+        if old.name not in made and old.suffix in (".csv", ".png", ".svg"):
             old.unlink(missing_ok=True)
 
 

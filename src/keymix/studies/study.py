@@ -52,7 +52,7 @@ class Found(Result):
         """How mixers or models look in its figures, by label."""
         return {}
 
-    def view(self) -> Mapping[str, Any]:
+    def view(self) -> Mapping[str, object]:
         """Return what else its page shows."""
         return {}
 
@@ -68,7 +68,7 @@ class Found(Result):
             self.made_by = frame()
         return replace(self.made_by, environment=self.machine(self.made_by.environment))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return everything as plain data, as JSON takes it."""
         return {"answer": self.answer, **to_json(self.framed()), **to_json(self.data)}
 

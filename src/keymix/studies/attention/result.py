@@ -46,7 +46,7 @@ class Attention(Found):
         return tuple(figures(self.record, self.arrays))
 
     @property
-    def data(self) -> dict[str, Any]:
+    def data(self) -> dict[str, object]:
         """The record, with the names of the pictures."""
         return dict(to_json(replace(self.record, figures=tuple(each.file for each in self.drawn))))
 
@@ -94,7 +94,7 @@ class Attention(Found):
         pictures = {each.file: each.png for each in self.drawn}
         return {**super().files(), **pictures, "attention-maps.npz": stream.getvalue()}
 
-    def view(self) -> dict[str, Any]:
+    def view(self) -> dict[str, object]:
         """Return what else its page shows."""
         models = self.record.models
         return {

@@ -11,8 +11,7 @@ from functools import partial
 from keymix.records import or_none
 from keymix.report import charts
 from keymix.report.charts import Chart, Line, Look, heat_map
-from keymix.studies.collapse.layers import LayerReading
-from keymix.studies.collapse.readings import Readings
+from keymix.studies.collapse.readings import LayerReading, Readings
 
 Parts = Sequence[Sequence[tuple[int, float]]]
 """Number of a block and a value, a sequence for each part of a model that can be compared."""

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,65 +16,10 @@ from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts.attention_inputs import Layout
 from keymix.mixers.map_mixer import MapMixer
 from keymix.records import or_none
+from keymix.studies.collapse.readings import LayerReading
 
 _SUM = 1e-3
 """How far a row of weights may be from the sum 1."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerReading:
-    """What was read of one layer of attention and of the block that it sits in.
-
-    Attributes:
-        path: Of the layer.
-        block: Number of the layer in the model, from 1.
-        stage: Stage of a hierarchical model, from 0.
-        attention: Name of the mixer, or of the class of the host's own attention.
-        group: Number of the layers with which this one's columns can be compared; None without a
-            map.
-        missing: Why there is no map, None if there is one.
-        heads: Heads of the map.
-        keys: Keys M that a query sees.
-        entropy: Mean entropy of the rows after the softmax, nats.
-        entropy_by_head: The same, per head.
-        entropy_normalised: Entropy over ln M: 1 for even attention.
-        sink: Share of all attention that the token gets which receives most; mean over heads and
-            images (windows, where there are).
-        sink_in_prefix: Of those tokens the share that are prefix tokens; None too where nobody
-            knows how many there are.
-        uneven: Why there is neither entropy nor sink, None if there are.
-        head_similarity: Mean Eq. 2 between every two heads.
-        heads_similar: Share of their columns above the threshold.
-        nearest: Share of columns whose mean cosine with those of the nearest blocks is above the
-            threshold (Fig. 3a).
-        feature_similarity: Mean cosine of the block's tokens with those of the last block of its
-            stage.
-        effective_rank: Mean effective rank of the tokens after the block.
-        full_rank: The most that it could be, min(N, C).
-        theta: Re-attention's matrix ``[h][h]``: row h feeds head h' of column h'.
-    """
-
-    path: str
-    block: int
-    stage: int
-    attention: str
-    group: int | None
-    missing: str | None
-    heads: int | None
-    keys: int | None
-    entropy: float | None
-    entropy_by_head: tuple[float, ...] | None
-    entropy_normalised: float | None
-    sink: float | None
-    sink_in_prefix: float | None
-    uneven: str | None
-    head_similarity: float | None
-    heads_similar: float | None
-    nearest: float | None
-    feature_similarity: float | None
-    effective_rank: float | None
-    full_rank: int | None
-    theta: tuple[tuple[float, ...], ...] | None
 
 
 class HeadTally:

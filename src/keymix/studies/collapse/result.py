@@ -66,7 +66,7 @@ class Collapse(Readings, OfModel):
         return Collapses((self,))
 
     @property
-    def data(self) -> dict[str, Any]:
+    def data(self) -> dict[str, object]:
         """Everything with all that follows from it; NaN is None."""
         read = ("images", "threshold", "similar", "unique", "nearest", "groups", "apart", "layers")
         followed = ("verdict", "unique_blocks", "shared_from", "pairs")
@@ -145,7 +145,7 @@ class Collapses(Found):
         return [why for study in self.studies for why in study.of.left_out.values()]
 
     @property
-    def data(self) -> dict[str, Any]:
+    def data(self) -> dict[str, object]:
         """The models, as ``studies``."""
         return {"studies": [study.data for study in self.studies]}
 
@@ -175,7 +175,7 @@ class Collapses(Found):
         study = self.labelled[label]
         return [*pairs_maps(study), *filter(None, [theta_map(study)])]
 
-    def view(self) -> dict[str, Any]:
+    def view(self) -> dict[str, object]:
         """Return what else its page shows."""
         along = [*curves(self.labelled, self.looks)]
         lead = [*self.figures.values()][:2]

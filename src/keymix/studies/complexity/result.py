@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from keymix.analysis.complexity_record import BASELINE, MixerCosts
 from keymix.report import charts
@@ -66,7 +65,7 @@ class Complexity(MixerCosts, Found):
         threads = str(self.setting.threads)
         return {**machine_of(lines, self.setting.device), "threads": threads}
 
-    def view(self) -> dict[str, Any]:
+    def view(self) -> dict[str, object]:
         """Return what else its page shows."""
         first = [*self.figures][:2]
         rest = [chart for key, chart in self.figures.items() if key not in first]

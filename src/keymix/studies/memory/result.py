@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from keymix.analysis.complexity_record import BASELINE
 from keymix.report import charts, formats
@@ -189,7 +189,7 @@ class MemoryGrowth(Found):
         """Leave a GPU out that was idle."""
         return machine_of(lines, self.device)
 
-    def view(self) -> dict[str, Any]:
+    def view(self) -> dict[str, object]:
         """Return what else its page shows."""
         lost: dict[str, list[int]] = {}
         for row in self.rows:

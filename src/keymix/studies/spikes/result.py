@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 from keymix.analysis.spikes_record import SpikesStudy
 from keymix.records import to_json
@@ -43,7 +42,7 @@ class SpikeStudies(Found):
         return {study.label: study for study in self.studies}
 
     @property
-    def data(self) -> dict[str, Any]:
+    def data(self) -> dict[str, object]:
         """The models, as ``studies``."""
         return {"studies": to_json(self.studies)}
 
@@ -96,7 +95,7 @@ class SpikeStudies(Found):
         study = self.labelled[label]
         return [(each.path, of_tokens(each), on_image(each, study.photo)) for each in study.rasters]
 
-    def view(self) -> dict[str, Any]:
+    def view(self) -> dict[str, object]:
         """Return what else its page shows."""
         lead = {chart.key for chart in [*self.figures.values()][:2]}
         steps = along_steps(self.labelled, self.looks)
