@@ -10,8 +10,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from keymix.analysis.similarity import PairSimilarity
-from keymix.analysis.study_record import numbers
+from keymix.analysis.study_record import PairSimilarity, numbers
 from keymix.models import create_model
 from keymix.studies.collapse.measure import collapse
 from keymix.studies.collapse.readings import LayerReading

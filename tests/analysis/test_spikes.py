@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from each import together
 from keymix.analysis.counting import count
 from keymix.analysis.energy import ENERGIES, Energy, energy_of
-from keymix.analysis.spikes import SpikeStudy, spike_study
 from keymix.analysis.spikes_operations import LARGEST, Operation, Values
 from keymix.errors import UserError
+from keymix.studies.spikes.measure import Spikes, spike_study
 
 BLOCK = "stages.0.blocks.0"
 
@@ -38,17 +38,17 @@ def _inputs_of(model: nn.Module, x: Tensor, *paths: str) -> dict[str, Tensor]:
     return seen
 
 
-def _of(study: SpikeStudy, path: str) -> Operation:
+def _of(study: Spikes, path: str) -> Operation:
     (found,) = [op for op in study.operations if op.path == path]
     return found
 
 
 @pytest.fixture(scope="module")
-def study() -> SpikeStudy:
+def study() -> Spikes:
     return spike_study(small_net(), images(), batch_size=2)
 
 
-def test_rates_are_spikes_per_neuron_per_step(study: SpikeStudy) -> None:
+def test_rates_are_spikes_per_neuron_per_step(study: Spikes) -> None:
     mixer = small_net().eval().stages[0].blocks[0].attn.mixer
     x = _inputs_of(small_net(), images(), f"{BLOCK}.attn.mixer")[f"{BLOCK}.attn.mixer"].float()
     with torch.no_grad():
@@ -66,7 +66,7 @@ def test_rates_are_spikes_per_neuron_per_step(study: SpikeStudy) -> None:
         assert (found[role].stage, found[role].block) == (1, 1)
 
 
-def test_parts_have_the_names_of_table_7(study: SpikeStudy) -> None:
+def test_parts_have_the_names_of_table_7(study: Spikes) -> None:
     named = [(f.path.removeprefix(f"{BLOCK}."), f.role) for f in study.firings if f.role]
     assert named == [
         ("attn.mixer.q_sn", "Q"),
@@ -87,7 +87,7 @@ def test_parts_have_the_names_of_table_7(study: SpikeStudy) -> None:
     assert len(own) == len(study.firings) - 1
 
 
-def test_a_spike_costs_one_addition_for_every_weight_that_it_meets(study: SpikeStudy) -> None:
+def test_a_spike_costs_one_addition_for_every_weight_that_it_meets(study: Spikes) -> None:
     model, x = small_net(), images()
     seen = _inputs_of(model, x, "conv2", f"{BLOCK}.mlp.0", f"{BLOCK}.mlp.2")
     ones = torch.ones(8, 6, 3, 3, dtype=torch.float64)
@@ -101,7 +101,7 @@ def test_a_spike_costs_one_addition_for_every_weight_that_it_meets(study: SpikeS
     assert second.acs == pytest.approx(float(seen[f"{BLOCK}.mlp.2"].sum()) * 8 / 3)
 
 
-def test_inputs_above_one_have_bounds(study: SpikeStudy) -> None:
+def test_inputs_above_one_have_bounds(study: Spikes) -> None:
     x = _inputs_of(small_net(), images(), f"{BLOCK}.mlp.0")[f"{BLOCK}.mlp.0"]
     assert x.max() == 2
     linear = _of(study, f"{BLOCK}.mlp.0")
@@ -115,7 +115,7 @@ def test_inputs_above_one_have_bounds(study: SpikeStudy) -> None:
     assert linear.energy(Energy(name="", mac=0.1, ac=1.0, numbers="", source=""))[2] == linear.acs
 
 
-def test_real_inputs_cost_every_multiply_add(study: SpikeStudy) -> None:
+def test_real_inputs_cost_every_multiply_add(study: Spikes) -> None:
     first, head = _of(study, "conv1"), _of(study, "head")
     assert (first.input, first.acs, first.macs) == ("real", 0, 3 * 48 * 6 * 27)
     assert first.values.shares is None
@@ -125,7 +125,7 @@ def test_real_inputs_cost_every_multiply_add(study: SpikeStudy) -> None:
     assert study.saved_once == pytest.approx(first.macs * 2 / 3 * 4.6)
 
 
-def test_the_sum_over_q_adds_each_spike_once(study: SpikeStudy) -> None:
+def test_the_sum_over_q_adds_each_spike_once(study: Spikes) -> None:
     summed = _of(study, f"{BLOCK}.attn.mixer")
     rate = {f.role: f.rate for f in study.firings}["Q"]
     assert (summed.what, summed.dense, summed.macs) == ("sum", 0, 0)
@@ -161,7 +161,7 @@ def test_the_ann_counterpart_is_the_same_network_counted_dense_at_one_step() -> 
     assert study.ann_energy == pytest.approx(4.6 * study.ann_macs)
 
 
-def test_notes_say_what_to_keep_in_mind(study: SpikeStudy) -> None:
+def test_notes_say_what_to_keep_in_mind(study: Spikes) -> None:
     few, above = study.notes
     assert few == "Read on 3 images only; rates vary with the images."
     assert above.startswith("1 of 9 operations are given values above 1")
@@ -172,7 +172,7 @@ def test_notes_say_what_to_keep_in_mind(study: SpikeStudy) -> None:
 
 
 def test_a_network_that_says_nothing_is_not_compared_with_its_ann_counterpart(
-    study: SpikeStudy,
+    study: Spikes,
 ) -> None:
     assert study.varies
     assert not study.dead
@@ -198,7 +198,7 @@ def test_layers_that_give_no_spike_are_named() -> None:
     assert named.endswith("mixer.k_sn and 1 more.")
 
 
-def test_batch_norm_is_folded_or_one_multiply_add_an_element(study: SpikeStudy) -> None:
+def test_batch_norm_is_folded_or_one_multiply_add_an_element(study: Spikes) -> None:
     apart = spike_study(small_net(), images(), batch_norm="separate", batch_size=2)
     norms = [op for op in apart.operations if op.what == "norm"]
     # two of images, three of tokens
@@ -207,7 +207,7 @@ def test_batch_norm_is_folded_or_one_multiply_add_an_element(study: SpikeStudy) 
     assert not [op for op in study.operations if op.what == "norm"]
 
 
-def test_nothing_depends_on_how_images_are_batched(study: SpikeStudy) -> None:
+def test_nothing_depends_on_how_images_are_batched(study: Spikes) -> None:
     whole = spike_study(small_net(), [(images(), torch.zeros(3))])
     one, two = study.to_dict(), whole.to_dict()
     assert one["images"] == two["images"] == 3

@@ -15,7 +15,6 @@ import torch
 from PIL import Image
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from keymix.analysis.spikes import spike_study
 from keymix.cli import analyze, console
 from keymix.data import load
 from keymix.data.dataset import Split
@@ -23,6 +22,7 @@ from keymix.data.sources.moving_digits import recordings_of
 from keymix.errors import UserError
 from keymix.recipes.small import digits_vit
 from keymix.studies.inputs import load_images, load_models
+from keymix.studies.spikes.measure import spike_study
 from keymix.studies.spikes.study import prepare
 from keymix.train import files
 from keymix.train.model import build_model, load_data

@@ -1,106 +1,80 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder in `keymix.studies` is an analysis: nothing else names it."""
+"""An analysis of one's own, that of the documentation, beside keymix's."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from keymix import studies
 from keymix.cli import analyze, console
-from keymix.studies.study import get_study, list_studies
+from keymix.errors import UserError
+from keymix.studies import study as studying
+from keymix.studies.study import get_study, list_studies, register_study
 
-STUDY = """
-from dataclasses import dataclass
-from keymix.analysis.study_record import StudyRecord, joined
-from keymix.report.tables import Column, Table
-from keymix.report.page import render_page
-from keymix.studies.study import Study, saved_tables
-
-@dataclass(frozen=True, kw_only=True)
-class Record(StudyRecord):
-    numbers: tuple[int, ...]
-
-class Toy(Study):
-    summary, description, examples = "counts", "Count.", ""
-    writes, also_written, markdown = "a page", "toy.json", True
-
-    def add_options(self, add):
-        add("--to", type=int, default=2)
-
-    def run(self, given, session):
-        yield tuple(range(given.to))
-
-    def record(self, found, session):
-        return joined(Record, session.frame(), numbers=found)
-
-    def answer(self, record):
-        return f"There are {len(record.numbers)} numbers"
-
-    def tables(self, record):
-        column = Column("n", "n", "whole")
-        return [Table("numbers", "Numbers", [column], [[n] for n in record.numbers])]
-
-    def files(self, record):
-        view = {"r": record, "table": self.tables(record)[0]}
-        page = render_page("own/page.html.j2", view, package=__package__)
-        return {**saved_tables(self.name, self.tables(record)), self.page_file: page}
-
-STUDY = Toy()
-"""
-PAGE = """{% extends "page.html.j2" %}{% import "macros.html.j2" as m with context %}
-{% block title %}Toy{% endblock %}{% block main %}{{ m.sheet(table) }}{% endblock %}"""
+DOCS = Path(__file__).parents[2] / "docs"
+NAME = "vit_nano_p2_12"
 
 
 @pytest.fixture
-def _toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "own" / "toy" / "templates").mkdir(parents=True)
-    (tmp_path / "own" / "toy" / "__init__.py").write_text("")
-    (tmp_path / "own" / "toy" / "study.py").write_text(STUDY)
-    (tmp_path / "own" / "toy" / "templates" / "page.html.j2").write_text(PAGE)
-    monkeypatch.setattr(studies, "__path__", [*studies.__path__, str(tmp_path / "own")])
-    list_studies.cache_clear()
-    yield
-    list_studies.cache_clear()
+def norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The example of the page, in a file."""
+    monkeypatch.setattr(studying, "_OWN", {})
+    text = (DOCS / "own-study.md").read_text(encoding="utf-8")
+    file = tmp_path / "norms.py"
+    file.write_text(text.partition("```python\n")[2].partition("```")[0], encoding="utf-8")
+    before = {*sys.modules}
+    yield str(file)
+    for name in {*sys.modules} - before:
+        if name.startswith("norms"):
+            del sys.modules[name]
 
 
-@pytest.mark.usefixtures("_toy")
-def test_a_folder_is_an_analysis(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "toy" in list_studies()
-    assert analyze.main(["--help"]) == 0
-    assert "toy         counts" in capsys.readouterr().out
+def test_it_is_listed_and_has_a_command_a_page_and_files(
+    norms: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert analyze.main(["--help", "--import", norms]) in (0, None)
+    assert "norms       how large the weights" in capsys.readouterr().out
     out = tmp_path / "out"
-    assert analyze.main(["toy", "--to", "3", "--out", str(out)]) == 0
+    assert analyze.main(["norms", NAME, f"--import={norms}", "--out", str(out)]) == 0
     said = capsys.readouterr()
-    assert said.out.splitlines() == [f"numbers\t{n}" for n in ("n", 0, 1, 2)]
-    assert said.err.splitlines()[-1] == "There are 3 numbers"
-    assert {path.name for path in out.iterdir()} == {"toy.json", "toy.html", "toy-numbers.csv"}
-    kept = json.loads((out / "toy.json").read_text())
-    assert (kept["numbers"], kept["answer"]) == ([0, 1, 2], "There are 3 numbers")
-    assert "<title>Toy" in (out / "toy.html").read_text()
-    assert analyze.main(["toy", "--markdown"]) == 0
-    assert capsys.readouterr().out.startswith("Numbers\n\n| n |")
-    assert analyze.main(["toy", "--json"]) == 0
+    assert said.out.splitlines()[0] == "model\tlayer\tnorm"
+    assert said.err.splitlines()[-1].startswith("The largest weights are in ")
+    assert {p.name for p in out.iterdir()} == {"norms.json", "norms.html", "norms-norms.csv"}
+    kept = json.loads((out / "norms.json").read_text())
+    assert kept["answer"] in (out / "norms.html").read_text()
+    assert kept["command"].startswith("keymix analyze norms")
+    assert all(norm >= 0 for norm in kept["norms"].values())
+    assert "Norms of weights" in (out / "norms.html").read_text()
+    assert analyze.main(["norms", NAME, "--markdown"]) == 0
+    assert capsys.readouterr().out.startswith("Norms of weights\n\n| model | layer | norm |")
+    assert analyze.main(["norms", NAME, "--json"]) == 0
     said = capsys.readouterr()
-    assert json.loads(said.out)["answer"] == "There are 2 numbers"
-    assert "There are" not in said.err
+    assert json.loads(said.out)["answer"] == kept["answer"]
+    assert "largest weights" not in said.err
 
 
-@pytest.mark.usefixtures("_toy")
 def test_the_last_line_at_a_terminal_is_the_answer(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    norms: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(console.out, "_force_terminal", True)
-    assert analyze.main(["toy", "--out", str(tmp_path / "out")]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "There are 2 numbers"
+    assert analyze.main(["norms", NAME, "--import", norms]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("The largest weights are in ")
+
+
+def test_names_of_keymixs_own_are_refused_and_unknown_ones_named(norms: str) -> None:
+    del norms
+    with pytest.raises(UserError, match="'collapse'"):
+        register_study(get_study("collapse"))
+    with pytest.raises(UserError, match="'norms'"):
+        get_study("norms")
 
 
 def test_every_analysis_is_reported_in_the_docs() -> None:
-    docs = Path(__file__).parents[2] / "docs"
-    pages = "".join(page.read_text("utf-8") for page in docs.glob("*.md"))
+    pages = "".join(page.read_text("utf-8") for page in DOCS.glob("*.md"))
     for name in list_studies():
         assert get_study(name).name == name
         assert f"keymix analyze {name}" in pages

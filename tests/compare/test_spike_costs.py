@@ -223,7 +223,7 @@ def test_a_study_that_fails_is_a_note_and_the_comparison_stands(copied, monkeypa
     def fails(*_: Any, **__: Any) -> Any:
         raise UserError("an operation that nobody priced")
 
-    monkeypatch.setattr(pictures, "spike_study", fails)
+    monkeypatch.setattr(pictures, "read_spikes", fails)
     (copied / "pictures.json").unlink()
     found = spiking(copied, seeds=2)
     assert spikes_of(found)["runs/qk_token/seed0"]["notes"] == ["an operation that nobody priced"]
@@ -235,7 +235,7 @@ def test_bounds_are_in_their_order(with_ann, monkeypatch):
         energy = (1e6, 2e6, 3e6)  # pJ
         ann_energy, rate, silent, sops, macs, images, time_steps, notes = 4e6, 0, 0, 0, 0, 1, 2, ()
 
-    monkeypatch.setattr(pictures, "spike_study", lambda *_, **__: Study)
+    monkeypatch.setattr(pictures, "read_spikes", lambda *_, **__: Study)
     row = pictures._spikes(with_ann.out / "runs/qk_token/seed0", torch.zeros(1))
     energies = [row.energy_low_uj, row.energy_uj, row.dense_energy_uj, row.energy_high_uj]
     assert energies == pytest.approx([1, 2, 4, 3])

@@ -11,7 +11,7 @@ from test_docs_pages import own_mixers
 
 from each import together
 from keymix import complexity
-from keymix.analysis import complexity as studying
+from keymix.studies.complexity import measure as studying
 from keymix.report.tables import Table
 
 PAGE = (DOCS / "analyze.md").read_text(encoding="utf-8")

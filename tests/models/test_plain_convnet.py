@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock
 
 import keymix
-from keymix.analysis.spikes import spike_study
 from keymix.hosts import find_mixers
 from keymix.models import create_model, load_weights, set_image_size
 from keymix.models.factory import domain_of, own_mixers, takes_images_alone, task_of_model
+from keymix.studies.spikes.measure import spike_study
 from mixer_cases import refused, stir
 from tolerances import close, differs
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from keymix.analysis.spikes import SpikeStudy, spike_study
+from keymix.studies.spikes.measure import Spikes, spike_study
 
 pytest.importorskip("spikingjelly", reason="SpikingJelly is not installed")
 
@@ -44,7 +44,7 @@ class Net(nn.Module):
         return self.fc(image.flatten(3).mT)
 
 
-def _made(*, adds: bool = False) -> tuple[Net, Tensor, SpikeStudy]:
+def _made(*, adds: bool = False) -> tuple[Net, Tensor, Spikes]:
     torch.manual_seed(0)
     model, x = Net(adds=adds).eval(), torch.randn(2, 3, 8, 6)
     study = spike_study(model, x)

@@ -6,8 +6,7 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Any
 
-from keymix.analysis.similarity import PairSimilarity
-from keymix.analysis.study_record import ModelOnImages, StudyRecord
+from keymix.analysis.study_record import ModelOnImages, PairSimilarity, StudyRecord
 from keymix.records import from_json
 from keymix.report.tables import Table
 from keymix.studies.collapse.readings import LayerReading

@@ -12,7 +12,6 @@ __getattr__, __dir__, __all__ = attach(
         "Energy": "keymix.analysis.energy",
         "LayerCount": "keymix.analysis.counting",
         "Raster": "keymix.analysis.spikes_raster",
-        "SpikeStudy": "keymix.analysis.spikes",
         "attention_maps": "keymix.analysis.attention",
         "count": "keymix.analysis.counting",
         "dice": "keymix.analysis.overlap",
@@ -26,7 +25,6 @@ __getattr__, __dir__, __all__ = attach(
         "overlap_counts": "keymix.analysis.overlap",
         "peak_memory": "keymix.analysis.memory",
         "spike_rasters": "keymix.analysis.spikes_raster",
-        "spike_study": "keymix.analysis.spikes",
         "weighted_jaccard": "keymix.analysis.overlap",
     },
 )

@@ -17,9 +17,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from keymix.analysis.capture import Call, Layers, Seat, batches_of, run_once, select_layers
+from keymix.analysis.study_record import PairSimilarity
 from keymix.errors import UserError
 from keymix.hosts.attention_inputs import Layout
-from keymix.records import finite, to_json
 
 Pairs = Literal["adjacent", "all"]
 
@@ -28,36 +28,6 @@ _BUDGET = 2**22
 
 _ROUNDING = 1e-6
 """Share of a column's length below which its deviations from the mean are float32's rounding."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairSimilarity:
-    """How alike the maps of two layers are, over images, heads and tokens.
-
-    Attributes:
-        first: Path of layer p.
-        second: Path of layer q.
-        mean: Mean of Eq. 2, the cosine of two columns; between -1 and 1.
-        by_head: The same mean per head.
-        centred: Mean cosine after each column's mean was taken off: what they share beyond even
-            attention, for which Eq. 2 is near 1 whatever the rest. Not the paper's.
-        similar_fraction: Share of columns whose cosine exceeds the threshold (appendix D, Eq. 7).
-        columns: Columns that entered: images x windows x heads x tokens.
-        left_out: Columns of zero length in either map, which have no cosine.
-    """
-
-    first: str
-    second: str
-    mean: float
-    centred: float
-    by_head: tuple[float, ...]
-    similar_fraction: float
-    columns: int
-    left_out: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data, as JSON takes it: NaN becomes None."""
-        return dict(finite(to_json(self)))
 
 
 @dataclass(frozen=True, kw_only=True)

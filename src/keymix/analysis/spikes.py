@@ -27,9 +27,6 @@ from keymix.analysis.study_record import joined
 from keymix.errors import UserError, check_positive
 from keymix.layers.neurons import SpikingNeuron
 from keymix.mixers.base import TokenMixer
-from keymix.records import to_json
-
-__all__ = ["SpikeStudy", "spike_study"]
 
 Progress = Callable[[int], None]
 
@@ -56,8 +53,8 @@ NAMED = 3
 """Layers that a note names; it counts the others."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpikeStudy:
+@dataclass(kw_only=True, repr=False)
+class SpikeReadings:
     """Firing rates, operations and energy of a spiking network, of one image on average.
 
     Attributes:
@@ -201,10 +198,6 @@ class SpikeStudy:
             operations=tuple(op.reading(self.cost) for op in self.operations),
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data, as JSON takes it."""
-        return dict(to_json(self.reading()))
-
 
 def _no_spike(paths: Sequence[str], layers: int) -> str:
     """Name layers of neurons that gave no spike."""
@@ -213,7 +206,7 @@ def _no_spike(paths: Sequence[str], layers: int) -> str:
     return f"{len(paths)} of {layers} layers of neurons gave no spike: {named}{more}."
 
 
-def spike_study(
+def read_spikes(
     model: nn.Module,
     images: Tensor | Iterable[Any],
     *,
@@ -221,60 +214,8 @@ def spike_study(
     batch_norm: str = "folded",
     batch_size: int = 8,
     progress: Progress | None = None,
-) -> SpikeStudy:
-    r"""Measure the firing rates, operations and energy of a spiking network, batch after batch.
-
-    **Firing rates** are spikes per neuron per step (QKFormer, https://arxiv.org/abs/2403.16552,
-    App. A.3, Table 7): the mean of what neurons give, over images, steps and neurons. X', the
-    masked K, is what goes into the output projection of Q-K attention.
-
-    **Synaptic operations.** In a layer with weights each spike costs one addition for every weight
-    it meets: :math:`SOP = \sum_i s_i \, f_i`, over inputs i with spikes :math:`s_i` and fan-out
-    :math:`f_i`. That is "rate times dense multiply-adds", but exact at the border of a
-    convolution, where padding meets no spike. What drives a layer is decided by the values that
-    it was given over all images:
-
-    - 0 and 1: additions, AC.
-    - whole numbers, as shortcuts make that add spikes: a value of n counts as n additions; the
-      lower bound is one addition an input that is not 0, the upper one multiply-add each.
-    - anything else, such as the pixels of the first layer or the mean before the classifier:
-      multiply-adds, MAC, all of them.
-
-    The products of spiking self-attention have no weights. Two factors of 0 and 1 need an addition
-    wherever a 1 meets a 1; a factor of 0 and 1 times one of whole numbers (the second product)
-    adds a row of the other for each of its spikes. Q-K attention's sum over Q adds each spike once;
-    its mask is addressing or an AND, "with negligible power consumption" in the paper's words, and
-    costs nothing here. So do neurons' own dynamics, biases, pooling, means and shortcuts, as in
-    the papers.
-
-    **Energy** is MACs and ACs times what they cost: 4.6 and 0.9 pJ by default, 32-bit floating
-    point in 45 nm (Horowitz 2014). Memory access is not counted. All time steps count; a layer that
-    runs once for all of them, as keymix's models run the first on a still image, counts once. The
-    ANN counterpart, the same network without spikes, makes every multiply-add at one step.
-
-    The model is left as it was. Modules with ``reset()`` among its neurons are reset before each
-    batch.
-
-    Args:
-        model: A model with neurons of keymix or of SpikingJelly that takes the images as they are.
-        images: Normalised images ``[B, C, H, W]`` or frames ``[B, T, C, H, W]``, or batches of them
-            one after another, each alone or first in a tuple.
-        energy: Name in :data:`keymix.analysis.energy.ENERGIES`, ``"MAC,AC"`` in pJ, or
-            :class:`keymix.analysis.energy.Energy`.
-        batch_norm: ``"folded"``: costs nothing, its factors being part of the weights before it;
-            ``"separate"``: a multiply-add per element.
-        batch_size: Images at a time where ``images`` is one tensor.
-        progress: Called with the number of images read, after every batch.
-
-    Example:
-        >>> model = keymix.create_model("qkformer_micro_32")
-        >>> study = keymix.spike_study(model, torch.randn(4, 3, 32, 32))
-        >>> print(study.rate, study.sops, study.energy)
-
-    Raises:
-        UserError: If the model has no spiking neurons, or cannot take the images, there are none,
-            or an operation ran that computes and that nobody counts.
-    """
+) -> SpikeReadings:
+    """Read spikes and operations of a network; see `keymix.spike_study`, which shows them."""
     cost = energy_of(energy)
     if batch_norm not in ("folded", "separate"):
         raise UserError(f"{batch_norm=} must be 'folded' or 'separate'")
@@ -290,7 +231,7 @@ def spike_study(
             progress(seen)
     if not seen:
         raise UserError("a study of spikes needs at least one image, got none")
-    return SpikeStudy(
+    return SpikeReadings(
         firings=tuple(tally.result() for tally in reading.tallies if tally.ran),
         operations=reading.counter.results(seen, reading.steps, norms=batch_norm == "separate"),
         time_steps=reading.steps,

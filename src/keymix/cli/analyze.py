@@ -7,6 +7,7 @@ import argparse
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ _HINT = "`keymix analyze attention --help` and so on say more."
 
 def main(argv: list[str]) -> int:
     """Run ``keymix analyze``: 0, or 2 if an input was broken (it is named; the others are read)."""
+    VerbParser.run_files(_imports(argv))
     if argv[:1] in (["-h"], ["--help"]):
         console.say(_help())
         return 0
@@ -40,8 +42,6 @@ def main(argv: list[str]) -> int:
             what="results of this analysis",
             overwrite=given.overwrite,
         )
-    VerbParser.run_imports(given)
-
     from keymix.train.environment import frame
     from keymix.train.signals import interruptible
 
@@ -62,6 +62,12 @@ def main(argv: list[str]) -> int:
             raise
     assert found is not None
     return _deliver(found, folder, given)
+
+
+def _imports(argv: list[str]) -> list[str]:
+    """Read ``--import`` off a command line: a file may register the analysis that it names."""
+    after = [word for before, word in pairwise(argv) if before == "--import"]
+    return [*after, *(w.partition("=")[2] for w in argv if w.startswith("--import="))]
 
 
 def _stopped(study: Study[Any], known: Found | None, out: str | None) -> str:

@@ -24,7 +24,7 @@ from keymix.analysis.answers import Answers
 from keymix.analysis.attention import attention_maps, masks_tokens, on_image, token_masks
 from keymix.analysis.attention_pictures import shown_layers
 from keymix.analysis.similarity import map_similarity
-from keymix.analysis.spikes import spike_study
+from keymix.analysis.spikes import read_spikes
 from keymix.compare.question import Plan
 from keymix.compare.runs import Finished, Reading
 from keymix.data.dataset import ImageData, Split
@@ -209,7 +209,7 @@ def _spikes(folder: Path, images: Tensor) -> RunSpikes:
     try:
         model = load_run(folder).model("last").to(device_of_this_machine())
         with torch.random.fork_rng(devices=[]):
-            found = spike_study(model, images, batch_size=SPIKE_BATCH)
+            found = read_spikes(model, images, batch_size=SPIKE_BATCH)
     except FAILURES as error:  # a mixer of the user's may do what none does
         return RunSpikes(notes=(reason(error),))
     low, middle, high, dense = (1e-6 * pj for pj in (*found.energy, found.ann_energy))  # µJ

@@ -2,7 +2,7 @@
 """What an analysis is: options, a run that yields results, and what all results have. No torch.
 
 ``keymix analyze NAME`` parses the options, runs the study, and prints or writes the last result. A
-study is a folder of `keymix.studies` with a ``study.py`` that holds ``STUDY``.
+study is a folder of `keymix.studies` with a ``study.py`` that holds ``STUDY``, or registered.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from keymix import studies
 from keymix.analysis.study_record import StudyRecord
-from keymix.errors import missing, unknown
+from keymix.errors import UserError, missing, unknown
 from keymix.records import to_json
 from keymix.report.charts import Chart, Look
 from keymix.report.page import render_page
@@ -31,8 +31,9 @@ from keymix.report.tables import Table
 class Found(Result):
     """What an analysis found, a `Result` with a page of its own.
 
-    ``templates/page.html.j2`` in the folder of its study is the page. It sees `view`, the record as
-    ``r``, the answer, and the tables and figures by name; it begins with the first two figures.
+    Its page begins with the answer and the first two figures. Those of `keymix.studies` have a
+    ``templates/page.html.j2``, which sees `view`, the record as ``r``, the answer, and the tables
+    and figures by name; another's page shows every figure and table.
     """
 
     made_by: StudyRecord | None = None  # by which command, when and on what it was made
@@ -83,8 +84,11 @@ class Found(Result):
             "looks": looks,
             "legend": looks,
         }
+        view = {"name": self.name, **shared, **shown, **self.view()}
         package = type(self).__module__.rpartition(".")[0]
-        return render_page("own/page.html.j2", {**shared, **shown, **self.view()}, package=package)
+        if not package.startswith(f"{studies.__name__}."):
+            return render_page("result.html.j2", view)
+        return render_page("own/page.html.j2", view, package=package)
 
 
 class OfModel(Found):
@@ -158,17 +162,42 @@ class Study(ABC, Generic[F]):
         return ""
 
 
+_OWN: dict[str, Study[Any]] = {}
+
+
 @cache
-def list_studies() -> tuple[str, ...]:
-    """Return the names of all studies, the folders of `keymix.studies`."""
+def built_in_studies() -> tuple[str, ...]:
+    """Return the names of keymix's own studies, the folders of `keymix.studies`."""
     return tuple(sorted(each.name for each in pkgutil.iter_modules(studies.__path__) if each.ispkg))
+
+
+def list_studies() -> tuple[str, ...]:
+    """Return the names of all studies, built-in and registered."""
+    return (*built_in_studies(), *_OWN)
+
+
+def register_study(study: Study[Any]) -> Study[Any]:
+    """Add an analysis of one's own to ``keymix analyze``; the same name again replaces it.
+
+    Args:
+        study: It, with a ``name``.
+
+    Raises:
+        UserError: If a built-in analysis has the name.
+    """
+    if study.name in built_in_studies():
+        raise UserError(f"analysis {study.name!r} is keymix's own: choose another name")
+    _OWN[study.name] = study
+    return study
 
 
 def get_study(name: str) -> Study[Any]:
     """Return a study by name."""
     if not name:
         raise missing("analysis", list_studies())
-    if name not in list_studies():
+    if name in _OWN:
+        return _OWN[name]
+    if name not in built_in_studies():
         raise unknown("analysis", name, list_studies())
     found: Study[Any] = importlib.import_module(f"keymix.studies.{name}.study").STUDY
     return found

@@ -7,12 +7,8 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-from keymix.analysis.study_record import UNNAMED, ModelOnImages
-
-if TYPE_CHECKING:
-    from keymix.analysis.similarity import PairSimilarity
+from keymix.analysis.study_record import UNNAMED, ModelOnImages, PairSimilarity
 
 
 @dataclass(frozen=True, kw_only=True)

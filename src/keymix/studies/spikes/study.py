@@ -94,12 +94,12 @@ explains every measure and every assumption."""
     def measure(
         self, loaded: Loaded, images: Images, given: argparse.Namespace, session: Session
     ) -> SpikesStudy:
-        from keymix.analysis.spikes import spike_study
+        from keymix.analysis.spikes import read_spikes
 
         # rasters first, since what is wrong there shows at once
         raster_image, photo, rasters = _rasters(loaded, images, given)
         with session.reading(loaded.label, len(images), images.kind.nouns) as progress:
-            found = spike_study(
+            found = read_spikes(
                 loaded.model,
                 images.batches(given.batch_size),
                 energy=given.energy,
