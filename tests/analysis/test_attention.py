@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import keymix
 from keymix.analysis.attention import attention_maps
+from keymix.analysis.attention_pictures import look
 from keymix.analysis.capture import At, Call, Seat, run_once, select_layers
 from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts import find_mixers
@@ -228,3 +229,11 @@ def test_what_lies_on_padding_alone_is_not_shown() -> None:
 def test_images_that_are_not_padded_are_all_that_the_grid_covers(images: Tensor) -> None:
     maps = attention_maps(make(), images, queries="mean")
     assert {layout.image for layout in maps.layouts.values()} == {(1.0, 1.0)}
+
+
+@pytest.mark.parametrize(("pool", "query"), [("token", "cls"), ("avg", "mean")])
+def test_the_default_query_is_what_the_model_reads_out(
+    images: Tensor, pool: str, query: str
+) -> None:
+    model = keymix.create_model(MODEL, global_pool=pool, in_chans=1)
+    assert look(model, images).queries == (query,)

@@ -84,7 +84,7 @@ def look(
 
     A layer that was chosen must have a map; without `layers`, all that have one are shown, or
     `MOST_LAYERS` of them evenly. Without `queries` the class token is asked where it passes through
-    the layers, else the mean over all patches. A view ``"image"`` has rows over the positions of
+    the layers and is read out, else the mean over all patches. A view ``"image"`` has rows over the positions of
     their keys, windows put back; ``"matrix"`` whole maps, queries down and keys across. Rollout
     goes over the layers that were chosen, else over every layer that has a map.
     """
@@ -152,7 +152,9 @@ def shown_layers(found: Sequence[T]) -> list[T]:
 
 
 def _default_query(model: nn.Module, image: Tensor, paths: Sequence[str]) -> Asking:
-    if isinstance(unwrapped(model), Encoded):  # whose class token is not decoded
+    whole = unwrapped(model)
+    pooled = getattr(whole, "global_pool", "token") not in ("token", "")
+    if isinstance(whole, Encoded) or pooled:  # whose class token is not read out
         return "mean"
     layouts = attention_maps(model, image, layers=list(paths), queries=[0]).layouts
     try:
