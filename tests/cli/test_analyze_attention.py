@@ -81,7 +81,7 @@ def test_numbers_are_those_of_the_maps_and_every_picture_opens(
     assert [layer["heads_read"] for layer in model["layers"]] == [heads_of(one.model)] * 2
 
     assert record["figures"] == [
-        f"{i:02d}-{image}-{query}.png"
+        f"attention-{i:02d}-{image}-{query}.png"
         for i, image in ((1, "ferret"), (2, "jay"))
         for query in ("mean", "1x2", "0.5x0.0")
     ]

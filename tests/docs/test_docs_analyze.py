@@ -11,8 +11,8 @@ from test_docs_pages import own_mixers
 
 from each import together
 from keymix import complexity
-from keymix.studies.complexity import measure as studying
 from keymix.report.tables import Table
+from keymix.studies.complexity import measure as studying
 
 PAGE = (DOCS / "analyze.md").read_text(encoding="utf-8")
 

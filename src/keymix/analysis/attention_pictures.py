@@ -84,9 +84,9 @@ def look(
 
     A layer that was chosen must have a map; without `layers`, all that have one are shown, or
     `MOST_LAYERS` of them evenly. Without `queries` the class token is asked where it passes through
-    the layers and is read out, else the mean over all patches. A view ``"image"`` has rows over the positions of
-    their keys, windows put back; ``"matrix"`` whole maps, queries down and keys across. Rollout
-    goes over the layers that were chosen, else over every layer that has a map.
+    the layers and is read out, else the mean over all patches. A view ``"image"`` has rows over the
+    positions of their keys, windows put back; ``"matrix"`` whole maps, queries down and keys
+    across. Rollout goes over the layers that were chosen, else over every layer that has a map.
     """
     paths = list(find_seats(model))
     missing: dict[str, str] = {}
