@@ -235,3 +235,29 @@ def test_images_that_are_not_padded_are_all_that_the_grid_covers(images: Tensor)
 def test_the_default_query_is_what_the_model_reads_out(pool: str, query: str) -> None:
     model = keymix.create_model("vit_micro_p4_32", global_pool=pool)
     assert look(model, torch.randn(1, 3, 32, 32)).queries == (query,)
+
+
+def test_maps_print_their_layers_and_are_laid_on_their_image(images: Tensor) -> None:
+    maps = keymix.attention_maps(make(), images)
+    first = next(iter(maps))
+    assert maps[0] is maps[first]
+    assert maps[-1] is maps[[*maps][-1]]
+    assert f"{first}  {tuple(maps[0].shape)}" in repr(maps)
+    assert len(repr(maps).splitlines()) == 1 + len(maps)
+    times = maps.overlay(image=1, layer=0, head=2)
+    assert times.shape == images.shape[-2:]
+    by_hand = 36 * maps[0][1, 2].mean(0).view(6, 6)  # 2 x 2 pixels a patch
+    inner = times.view(6, 2, 6, 2).mean((1, 3))[1:-1, 1:-1]
+    weights = torch.tensor([1.0, 6.0, 1.0]) / 8  # of bilinear growth, averaged over a patch
+    smooth = torch.nn.functional.conv2d(
+        by_hand[None, None], torch.outer(weights, weights)[None, None]
+    )
+    close(inner, smooth[0, 0])
+    assert maps.plot(layer=first).get_title() == first
+    for wrong, culprit in (
+        ({"layer": 99}, "'99'"),
+        ({"image": 2}, "image=2"),
+        ({"head": 9}, "head=9"),
+    ):
+        with pytest.raises(UserError, match=culprit):
+            maps.overlay(**wrong)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,11 +27,14 @@ from keymix.analysis.capture import (
     run_once,
     select_layers,
 )
-from keymix.errors import NoAttentionMap, UserError
+from keymix.errors import NoAttentionMap, UserError, unknown
 from keymix.hosts.attention_inputs import Layout
 from keymix.hosts.layers import by_name
 from keymix.mixers.base import Queries, Stage, check_stage
 from keymix.mixers.spiking import SpikingMixer
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = [
     "Asked",
@@ -47,12 +50,15 @@ __all__ = [
     "token_masks",
 ]
 
+_PRINTED = 15  # layers
 Heads = Literal["each", "mean"]
 Windows = Literal["separate", "image"]
 
 
 class AttentionMaps(dict[str, Tensor]):
-    """Module path to map, in the model's order.
+    """Module path to map, in the model's order; a number is the place of a layer, from 0.
+
+    It prints its layers and the shapes of their maps; `overlay` and `plot` lay one on its image.
 
     Attributes:
         layouts: Module path to where the layer's tokens lie on the image, for :func:`on_image`;
@@ -67,6 +73,88 @@ class AttentionMaps(dict[str, Tensor]):
         self.layouts: dict[str, Layout] = {}
         self.heads: dict[str, int] = {}
         self.seen: dict[str, int] = {}
+        self.images = torch.empty(0)  # that were looked at, ``[B, C, H, W]``
+
+    def __getitem__(self, layer: str | int) -> Tensor:
+        return super().__getitem__(self.path(layer))
+
+    def path(self, layer: str | int) -> str:
+        """Return the path of a layer, which may be given by its place."""
+        paths = list(self)
+        if isinstance(layer, int) and -len(paths) <= layer < len(paths):
+            return paths[layer]
+        if layer not in self:
+            raise unknown("layer", str(layer), [*paths, *map(str, range(len(paths)))])
+        return str(layer)
+
+    def __repr__(self) -> str:
+        lines = [
+            f"{i:>3}  {path}  {tuple(maps.shape)}" for i, (path, maps) in enumerate(self.items())
+        ]
+        more = len(lines) - _PRINTED
+        shown = [*lines[:_PRINTED], f"     and {more} more"] if more > 0 else lines
+        return "\n".join([f"attention maps of {len(lines)} layers", *shown])
+
+    def overlay(
+        self, image: int = 0, layer: str | int = -1, head: int | Literal["mean"] = "mean"
+    ) -> Float[Tensor, "H W"]:
+        """Return how often a layer attends to each pixel, as a multiple of even attention.
+
+        The mean over the queries that were read, on the keys' places, scaled up bilinearly.
+
+        Args:
+            image: Which of the images, from 0.
+            layer: A path, or the place of a layer.
+            head: Which head, from 0, or their mean.
+
+        Raises:
+            UserError: If there is no such layer, image or head, or it is unknown where the layer's
+                tokens lie on the image.
+        """
+        path = self.path(layer)
+        if path not in self.layouts:
+            raise UserError(f"it is unknown where the tokens of layer {path} lie on the image")
+        maps = on_image(self[path], self.layouts[path])
+        for name, number, count in (("image", image, len(maps)), ("head", head, maps.shape[1])):
+            if number != "mean" and not -count <= number < count:
+                raise UserError(f"{name}={number}: there are {count}, numbered from 0")
+        rows = maps[image].mean(0) if head == "mean" else maps[image, head]
+        times = rows.mean(0)[None, None].float() * self[path].shape[-1]
+        size = tuple(self.images.shape[-2:])
+        return F.interpolate(times, size=size, mode="bilinear", align_corners=False)[0, 0].cpu()
+
+    def plot(
+        self,
+        image: int = 0,
+        layer: str | int = -1,
+        head: int | Literal["mean"] = "mean",
+        ax: Axes | None = None,
+    ) -> Axes:
+        """Draw the `overlay` of a layer on its image, which is shown in grey.
+
+        Args:
+            image: Which of the images, from 0.
+            layer: A path, or the place of a layer.
+            head: Which head, from 0, or their mean.
+            ax: Where to draw; a new figure if None.
+
+        Returns:
+            The axes.
+
+        Raises:
+            UserError: As `overlay` does.
+        """
+        from matplotlib import pyplot as plt
+
+        times = self.overlay(image, layer, head)
+        if ax is None:
+            ax = plt.subplots(layout="constrained")[1]
+        ax.imshow(self.images[image].float().mean(0).cpu(), cmap="gray")
+        drawn = ax.imshow(times, cmap="inferno", alpha=0.6, vmin=0)
+        ax.figure.colorbar(drawn, ax=ax, label="attention, × even")
+        ax.set_title(self.path(layer))
+        ax.set_axis_off()
+        return ax
 
 
 def attention_maps(
@@ -131,6 +219,7 @@ def attention_maps(
         raise UserError(f"{queries=} must be 'cls', 'mean', a place or indices of tokens")
     seats = select_layers(model, layers)
     maps = AttentionMaps()
+    maps.images = images.detach()
 
     def on_call(seat: Seat, call: Call, layout: Layout | None) -> None:
         try:

@@ -17,15 +17,13 @@ from keymix.analysis.attention import AttentionMaps, Heads, attention_maps, on_i
 from keymix.analysis.capture import (
     At,
     Layers,
-    class_token_of,
     find_seats,
+    reads_class_token,
     select_layers,
-    unwrapped,
 )
 from keymix.analysis.rollout import attention_rollout
 from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts.attention_inputs import Layout
-from keymix.hosts.base import Encoded
 from keymix.mixers.base import Stage
 
 T = TypeVar("T")
@@ -152,17 +150,8 @@ def shown_layers(found: Sequence[T]) -> list[T]:
 
 
 def _default_query(model: nn.Module, image: Tensor, paths: Sequence[str]) -> Asking:
-    whole = unwrapped(model)
-    pooled = getattr(whole, "global_pool", "token") not in ("token", "")
-    if isinstance(whole, Encoded) or pooled:  # whose class token is not read out
-        return "mean"
     layouts = attention_maps(model, image, layers=list(paths), queries=[0]).layouts
-    try:
-        for path in paths:
-            class_token_of(model, layouts.get(path), path)
-    except UserError:
-        return "mean"
-    return "cls"
+    return "cls" if reads_class_token(model, {at: layouts.get(at) for at in paths}) else "mean"
 
 
 def _even(each: Sequence[AttentionMaps], path: str, asked: Sequence[Asking]) -> tuple[int, ...]:

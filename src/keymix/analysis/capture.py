@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from keymix.errors import NoAttentionMap, UserError, unknown
 from keymix.hosts.attention_inputs import Layout
-from keymix.hosts.base import encoder_of, find_host, find_mixers
+from keymix.hosts.base import Encoded, encoder_of, find_host, find_mixers
 from keymix.hosts.layers import Layer, by_name, find_layers
 from keymix.mixers.base import Grid, Queries, Stage, TokenMixer
 
@@ -311,6 +311,20 @@ def class_token_of(model: nn.Module, layout: Layout | None, path: str) -> int:
             "('mean') or for single ones"
         )
     return 0
+
+
+def reads_class_token(model: nn.Module, layouts: Mapping[str, Layout | None]) -> bool:
+    """Whether a class token passes through some layers, by path, and is what the model reads."""
+    whole = unwrapped(model)
+    pooled = getattr(whole, "global_pool", "token") not in ("token", "")
+    if pooled or isinstance(whole, Encoded):  # whose class token is not decoded
+        return False
+    try:
+        for path, layout in layouts.items():
+            class_token_of(model, layout, path)
+    except UserError:
+        return False
+    return True
 
 
 def _may_have_class_token(model: nn.Module, path: str) -> bool:

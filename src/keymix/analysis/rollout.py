@@ -17,14 +17,13 @@ from keymix.analysis.capture import (
     Seat,
     class_token_of,
     inference_mode_of,
+    reads_class_token,
     row_chunks,
     run_once,
     select_layers,
-    unwrapped,
 )
 from keymix.errors import UserError
 from keymix.hosts.attention_inputs import Layout
-from keymix.hosts.base import Encoded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +94,7 @@ def attention_rollout(
     run_once(model, images, seats, on_call)
     paths, (first, _, layout) = tuple(seats), calls[0]
     if query is None:
-        query = "cls" if _has_class_token(model, layout, first.path) else "mean"
+        query = "cls" if reads_class_token(model, {first.path: layout}) else "mean"
     row = _start(model, layout, query, first.path)
     weights: Tensor | None = None
     with torch.no_grad(), inference_mode_of(model):
@@ -126,16 +125,6 @@ def _refuse(path: str, layout: Layout, first: tuple[Seat, Call, Layout] | None) 
 def _tokens(layout: Layout) -> str:
     prefix = f"{layout.prefix} and " if layout.prefix else ""
     return f"{prefix}{layout.grid[0]}x{layout.grid[1]}"
-
-
-def _has_class_token(model: nn.Module, layout: Layout, path: str) -> bool:
-    if isinstance(unwrapped(model), Encoded):  # whose class token is not decoded
-        return False
-    try:
-        class_token_of(model, layout, path)
-    except UserError:
-        return False
-    return True
 
 
 def _start(model: nn.Module, layout: Layout, query: int | At | str, path: str) -> Tensor:
