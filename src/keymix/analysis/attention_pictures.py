@@ -20,9 +20,9 @@ from keymix.analysis.capture import (
     class_token_of,
     find_seats,
     select_layers,
-    unwrapped,
 )
 from keymix.analysis.rollout import attention_rollout
+from keymix.arguments import unwrapped
 from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts.attention_inputs import Layout
 from keymix.hosts.base import Encoded

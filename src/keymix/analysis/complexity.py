@@ -23,6 +23,7 @@ from keymix.analysis.complexity_sites import (
     usable_device,
 )
 from keymix.analysis.complexity_weights import weight_facts
+from keymix.arguments import checked
 from keymix.errors import UserError, check_positive
 from keymix.mixers.registry import get_mixer_class, import_file
 
@@ -194,6 +195,7 @@ def _a_token(ledger: Ledger, mixer: SizedMixer, few: int, many: int) -> float | 
     return grown / tokens if grown % tokens else grown // tokens
 
 
+@checked
 def complexity(
     mixers: str | Sequence[str] | None = None,
     *,

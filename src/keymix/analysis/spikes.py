@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from keymix.analysis.capture import batches_of, inference_mode_of, refusing, unwrapped
+from keymix.analysis.capture import inference_mode_of, refusing
 from keymix.analysis.energy import Energy, energy_of
+from keymix.analysis.images import Images, Model, batches_of
 from keymix.analysis.passes import Varies
 from keymix.analysis.spikes_operations import Operation, OperationCounter
 from keymix.analysis.spikes_record import (
@@ -24,6 +25,7 @@ from keymix.analysis.spikes_record import (
     StageRates,
 )
 from keymix.analysis.study_record import joined
+from keymix.arguments import checked, module_of, opened
 from keymix.errors import UserError, check_positive
 from keymix.layers.neurons import SpikingNeuron
 from keymix.mixers.base import TokenMixer
@@ -213,12 +215,13 @@ def _no_spike(paths: Sequence[str], layers: int) -> str:
     return f"{len(paths)} of {layers} layers of neurons gave no spike: {named}{more}."
 
 
+@checked
 def spike_study(
-    model: nn.Module,
-    images: Tensor | Iterable[Any],
+    model: Model,
+    images: Images,
     *,
     energy: str | Energy = "fp32",
-    batch_norm: str = "folded",
+    batch_norm: Literal["folded", "separate"] = "folded",
     batch_size: int = 8,
     progress: Progress | None = None,
 ) -> SpikeStudy:
@@ -256,9 +259,11 @@ def spike_study(
     batch.
 
     Args:
-        model: A model with neurons of keymix or of SpikingJelly that takes the images as they are.
+        model: A model with neurons of keymix or of SpikingJelly that takes the images as they are;
+            what `keymix.load` returns; or the folder of a run.
         images: Normalised images ``[B, C, H, W]`` or frames ``[B, T, C, H, W]``, or batches of them
-            one after another, each alone or first in a tuple.
+            one after another, each alone or first in a tuple; or pictures, as
+            :func:`keymix.attention_maps` takes them, and recordings of a run on events.
         energy: Name in :data:`keymix.analysis.energy.ENERGIES`, ``"MAC,AC"`` in pJ, or
             :class:`keymix.analysis.energy.Energy`.
         batch_norm: ``"folded"``: costs nothing, its factors being part of the weights before it;
@@ -272,18 +277,17 @@ def spike_study(
         >>> print(study.rate, study.sops, study.energy)
 
     Raises:
-        UserError: If the model has no spiking neurons, or cannot take the images, there are none,
-            or an operation ran that computes and that nobody counts.
+        UserError: If an argument is none of these, the model has no spiking neurons or cannot take
+            the images, there are none, or an operation ran that computes and that nobody counts.
     """
     cost = energy_of(energy)
-    if batch_norm not in ("folded", "separate"):
-        raise UserError(f"{batch_norm=} must be 'folded' or 'separate'")
     check_positive(batch_size=batch_size)
-    inner = unwrapped(model)
+    trained = opened(model)
+    inner = module_of(trained)
     neurons = checked_neurons(inner)
     reading = _Reading(inner, neurons)
     seen = 0
-    for batch in batches_of(images, batch_size, frames=True):
+    for batch in batches_of(images, trained, batch_size, frames=True):
         reading.run(batch)
         seen += len(batch)
         if progress is not None:

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from keymix.errors import NoAttentionMap, UserError, unknown
+from keymix.arguments import checked, module_of
+from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts.attention_inputs import Reading
 from keymix.hosts.base import MixerOptions
 from keymix.hosts.layers import Layer, find_layers
@@ -39,7 +40,6 @@ from keymix.swap.transfer import Fate
 Estimate = Literal["least_squares", "mean"]
 NEAR = 5e-3
 """Marks of the same weights differ by less, in half precision too."""
-ESTIMATES = ("least_squares", "mean")
 PLAIN = "queries"
 
 
@@ -186,6 +186,7 @@ class Statistics:
                 )
 
 
+@checked
 def gather(
     model: nn.Module,
     images: Images,
@@ -219,20 +220,13 @@ def gather(
         UserError: If no adapter knows the model, a name is unknown, no layer is meant, or the
             images are not what the model takes.
     """
-    check_estimate(estimate)
-    model = shadow(getattr(model, "_orig_mod", model))
+    model = shadow(module_of(model))
     found = find_layers(model)
     chosen = choose(found, layers)
     refuse_shared(found, chosen)
     plans = plans_for(chosen, mixer, mixer_options)
     source = CalibrationImages(images, batch_size, number)
     return summed(model, chosen, plans, source, estimate)
-
-
-def check_estimate(estimate: str) -> None:
-    """Refuse an estimate that does not exist."""
-    if estimate not in ESTIMATES:
-        raise unknown("estimate", estimate, ESTIMATES)
 
 
 def summed(

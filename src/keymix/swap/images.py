@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from keymix.analysis.capture import cannot_take
 from keymix.analysis.counting import default_input_size
+from keymix.analysis.images import one_batch
+from keymix.data.shown import PICTURES
 from keymix.errors import UserError
 from keymix.hosts.base import find_mixers
 
@@ -38,6 +40,13 @@ def input_size(model: nn.Module) -> tuple[int, int, int] | None:
     sides = (size, size) if isinstance(size, int) else tuple(size)
     channels = getattr(config, "num_channels", 3 if declared is None else declared[0])
     return int(channels), int(sides[-2]), int(sides[-1])
+
+
+def read_pictures(images: Any, model: object) -> Any:
+    """Read images that are pictures, one or a list; what else they are stays as it is."""
+    several = images if isinstance(images, list | tuple) else [images]
+    pictures = all(isinstance(e, PICTURES) and not isinstance(e, Tensor) for e in several)
+    return one_batch(images, model) if several and pictures else images
 
 
 @dataclass(frozen=True, eq=False)
