@@ -12,7 +12,7 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, Union
@@ -35,6 +35,7 @@ _WORDS = {
     "Callable": "a function",
     "Image": "an image of Pillow's",
     "ndarray": "an array",
+    "Mapping": "a mapping from names",
     "Iterable": "batches one after another",
 }
 _LISTS: tuple[Any, ...] = (tuple, list, Sequence)
@@ -74,7 +75,10 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 def check_kind(name: str, value: object, hint: Any) -> None:
     """Refuse a value of another kind than an annotation names."""
     if not of_kind(value, hint):
-        raise UserError(f"{name}={told(value)} must be {words(hint)}")
+        wanted = [part for part in typing.get_args(hint) if part is not types.NoneType]
+        optional = types.NoneType in typing.get_args(hint) and value is not None
+        said = words(Union[tuple(wanted)] if optional else hint)  # noqa: UP007 # made here
+        raise UserError(f"{name}={told(value)} must be {said}")
 
 
 def told(value: object) -> str:
@@ -166,16 +170,18 @@ def of_kind(value: Any, hint: Any) -> bool:
         return any(type(v) is type(value) and v == value for v in parts)
     if origin in _LISTS:
         inner = _inside(hint)
+        value = value.tolist() if hasattr(value, "tolist") else value  # of an array
         return isinstance(value, tuple | list | range) and all(
             any(of_kind(leaf, part) for part in inner) for leaf in leaves(value)
         )
     if hint in (int, float):
         number = isinstance(value, Integral if hint is int else Real)
         return number and not isinstance(value, bool) and -math.inf < value < math.inf
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(of_kind(key, parts[0]) for key in value)
     hint = origin or hint
-    if not isinstance(hint, type) or hint.__module__ in ("typing", "jaxtyping"):
-        return True  # more than a class
-    return getattr(hint, "_is_protocol", False) or isinstance(value, hint)
+    plain = isinstance(hint, type) and hint.__module__ not in ("typing", "jaxtyping")
+    return not plain or getattr(hint, "_is_protocol", False) or isinstance(value, hint)
 
 
 def _inside(hint: Any) -> list[Any]:

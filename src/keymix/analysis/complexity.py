@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -70,7 +71,7 @@ def complexity_parts(
     batch_size: int = 1,
     device: str | torch.device = "cpu",
     time_steps: int = TIME_STEPS,
-    imports: Sequence[str] = (),
+    imports: Sequence[str | Path] = (),
     progress: Progress = no_progress,
 ) -> Iterator[Complexity]:
     """Study mixers part by part; see :func:`complexity`.
@@ -107,7 +108,7 @@ def complexity_parts(
             repeats=repeats,
             batch_size=batch_size,
             device=where,
-            imports=imports,
+            imports=[*map(str, imports)],
             progress=_part(progress, i, steps),
         )
         last = number == setting.tokens[-1]
@@ -207,7 +208,7 @@ def complexity(
     batch_size: int = 1,
     device: str | torch.device = "cpu",
     time_steps: int = TIME_STEPS,
-    imports: Sequence[str] = (),
+    imports: Sequence[str | Path] = (),
     progress: Progress = no_progress,
 ) -> Complexity:
     """Count what token mixers cost, and measure them against the number of tokens.

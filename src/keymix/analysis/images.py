@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from keymix.analysis.counting import default_input_size
-from keymix.arguments import Trained, told, unwrapped
+from keymix.arguments import Trained, module_of, told, unwrapped
 from keymix.data.decode import fit
 from keymix.data.kinds import IMAGE, InputKind
 from keymix.data.pixels import prepared
@@ -84,12 +84,13 @@ def batches_of(
     tensors are taken as they are. Batches may have more in them, ``(images, labels)``; where
     `frames` may be given, ``[B, T, C, H, W]`` are taken too.
     """
-    one = isinstance(images, PICTURES)
     if isinstance(images, bytes | dict):
         raise UserError(f"images={told(images)}: {_WANTED}")
+    one = isinstance(images, PICTURES)
+    several: Any = (images,) if one else images
     read: Callable[[Any], Tensor] | None = None
     waiting: list[Tensor] = []
-    for given in (images,) if one else images:
+    for given in several:
         batch = given[0] if isinstance(given, tuple | list) and given else given
         for each in _parts(batch, events=getattr(model, "takes_events", False)):
             if isinstance(each, Tensor) and each.ndim in ((4, 5) if frames else (4,)):
@@ -113,7 +114,8 @@ def batches_of(
 
 def one_batch(images: Images, model: object) -> Tensor:
     """Return images as one batch; other tensors than an image are taken as they are."""
-    if isinstance(images, Tensor) and images.dtype != torch.uint8 and images.ndim != 3:
+    alone = isinstance(images, Tensor) and images.ndim == 3 and _takes_images(model)
+    if isinstance(images, Tensor) and images.dtype != torch.uint8 and not alone:
         found = [images] if len(images) else []
     elif isinstance(images, (*PICTURES, list, tuple)):
         found = [*batches_of(images, model, 2**20)]
@@ -122,6 +124,15 @@ def one_batch(images: Images, model: object) -> Tensor:
     if not found:
         raise UserError(f"images={told(images)}: there is no image in it")
     return found[0] if len(found) == 1 else _stacked([image for batch in found for image in batch])
+
+
+def _takes_images(model: object) -> bool:
+    """Whether a model says which images it takes; other tensors may be its tokens."""
+    try:
+        default_input_size(module_of(model))
+    except UserError:
+        return False
+    return True
 
 
 def _parts(given: Any, *, events: bool) -> Iterator[Any]:

@@ -16,7 +16,7 @@ from timm.models._input import update_model_args
 from torch import Tensor, nn
 
 from keymix._version import __version__
-from keymix.arguments import module_of, unwrapped
+from keymix.arguments import module_of
 from keymix.errors import UserError, WriteError
 from keymix.hosts.base import find_host, find_mixers
 from keymix.layers.folding import refuse_folded
@@ -140,7 +140,7 @@ def load_swapped(base: nn.Module | Callable[[], nn.Module], path: str | Path) ->
     """
     record, state = _read(Path(path))
     model = base if isinstance(base, nn.Module) else base()
-    model = unwrapped(model)
+    model = module_of(model)
     if _kind(model) != record["model"]:
         raise UserError(f"{path} holds a swapped {record['model']}, not {_kind(model)}")
     plans = [Plan(**swap) for swap in record["swaps"]]

@@ -19,7 +19,7 @@ from torch import nn
 from keymix.analysis.threads import threads_each, use_threads
 from keymix.arguments import checked
 from keymix.data.dataset import ImageData
-from keymix.errors import UserError, WriteError
+from keymix.errors import UserError, WriteError, check_positive
 from keymix.task import Task
 from keymix.train import files
 from keymix.train.callbacks import Callback, Report, TrainingPlan
@@ -97,6 +97,8 @@ def train(
     folder = Path(out)
     if not checkpoint_minutes >= 0:
         raise UserError(f"{checkpoint_minutes=} must be 0 or more.")
+    if threads is not None:
+        check_positive(threads=threads)
     callback = callback_of(progress, log)  # or refuse
     run = Run(folder, recipe)
     if is_done(folder, recipe, overwrite=overwrite):

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from keymix.arguments import checked, told
@@ -20,7 +22,6 @@ from keymix.data.pixels import prepared
 from keymix.data.record import DataRecord
 from keymix.data.sample import Size
 from keymix.data.shown import (
-    PICTURES,
     Picture,
     file_pixels,
     fitted,
@@ -55,6 +56,25 @@ class TrainedModel:
     model: nn.Module
     data: DataRecord
     image_size: Size
+
+    def __repr__(self) -> str:
+        """Say in a few lines which model it is, what it was trained on, and what it scores."""
+        config, data = self.run.recipe.model, self.data
+        classes = f", {len(data.classes)} classes" if data.classes else ""
+        lines = [
+            f"TrainedModel of {str(self.run.folder)!r}",
+            f"  model: {config.name}" + (f" with {config.mixer}" if config.mixer else ""),
+            f"  task: {self.task.name}, {self.task.does}{classes}",
+            f"  data: {data.spec}, {data.kind.nouns} of {self.image_size[0]}x{self.image_size[1]}",
+        ]
+        with suppress(UserError):  # of a run that is not done
+            score, summary = self.task.score, self.run.summary
+            tested = {"last": summary.last.test.scores, "best": summary.best.test.scores}
+            said = [
+                f"{score.text(s[score.key] or 0)} ({which} epoch)" for which, s in tested.items()
+            ]
+            lines.append(f"  test {score.name}: {', '.join(said)}")
+        return "\n".join(lines)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -193,7 +213,7 @@ class TrainedModel:
             return self._of_file(Path(given))
         if isinstance(given, Tensor) and given.is_floating_point():
             return self._as_prepared(given)
-        if not isinstance(given, PICTURES):
+        if not isinstance(given, np.ndarray | Image.Image | Tensor):
             raise UserError(
                 f"inputs hold {told(given)}: give files, images of Pillow's, uint8 arrays "
                 "[h, w, C] or tensors [C, h, w]."
