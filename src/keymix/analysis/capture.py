@@ -317,10 +317,6 @@ def chosen_numbers(
     wanted: set[int] = set()
     several = [layers] if isinstance(layers, str) or not isinstance(layers, Sequence) else layers
     for given in several:
-        if isinstance(given, bool) or not isinstance(given, str | int):
-            raise UserError(
-                f"layers={given!r} must be a number, a range such as '6-11' or a pattern on paths"
-            )
         for part in str(given).split(","):
             wanted.update(_meant(names, part.strip(), what))
     if not wanted:

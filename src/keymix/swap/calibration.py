@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from keymix.arguments import checked, module_of
-from keymix.errors import NoAttentionMap, UserError
+from keymix.analysis.images import Images
+from keymix.arguments import Trained, checked, module_of
+from keymix.errors import NoAttentionMap, UserError, check_positive
 from keymix.hosts.attention_inputs import Reading
 from keymix.hosts.base import MixerOptions
 from keymix.hosts.layers import Layer, find_layers
@@ -24,7 +25,7 @@ from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import get_mixer_class
 from keymix.ops import resample
 from keymix.swap.drift import twice
-from keymix.swap.images import CalibrationImages, Images, of_hook, run
+from keymix.swap.images import CalibrationImages, of_hook, read_pictures, run
 from keymix.swap.plans import (
     PREFIX,
     Layers,
@@ -188,7 +189,7 @@ class Statistics:
 
 @checked
 def gather(
-    model: nn.Module,
+    model: nn.Module | Trained,
     images: Images,
     mixer: str | Sequence[str] = "static_key",
     layers: Layers = None,
@@ -220,12 +221,13 @@ def gather(
         UserError: If no adapter knows the model, a name is unknown, no layer is meant, or the
             images are not what the model takes.
     """
-    model = shadow(module_of(model))
+    check_positive(batch_size=batch_size, number=1 if number is None else number)
+    given, model = model, shadow(module_of(model))
     found = find_layers(model)
     chosen = choose(found, layers)
     refuse_shared(found, chosen)
     plans = plans_for(chosen, mixer, mixer_options)
-    source = CalibrationImages(images, batch_size, number)
+    source = CalibrationImages(read_pictures(images, given), batch_size, number)
     return summed(model, chosen, plans, source, estimate)
 
 

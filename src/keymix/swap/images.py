@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +12,13 @@ from torch import Tensor, nn
 
 from keymix.analysis.capture import cannot_take
 from keymix.analysis.counting import default_input_size
-from keymix.analysis.images import one_batch
+from keymix.analysis.images import Images, one_batch
 from keymix.data.shown import PICTURES
 from keymix.errors import UserError
 from keymix.hosts.base import find_mixers
 
 MIN_IMAGES = 8
 """With fewer images a mean over them says little."""
-
-Images = Tensor | Iterable[Any]
 
 _HOOK = "keymix_hook"
 _FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
@@ -60,15 +58,6 @@ class CalibrationImages:
     number: int | None = None  # how many are taken; all if None
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "number"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise UserError(f"{name}={value!r} must be a whole number of at least 1")
-        if not isinstance(self.source, Iterable):
-            raise UserError(
-                f"calibration={type(self.source).__name__} must be images [n, C, H, W] or an "
-                "iterable of such batches"
-            )
         if isinstance(self.source, Iterator):
             object.__setattr__(self, "source", list(self.source))
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from keymix.analysis.counting import run_counting
+from keymix.analysis.images import Images
 from keymix.arguments import Trained, checked, module_of, opened
 from keymix.errors import UserError, check_positive
 from keymix.hosts.base import MixerOptions, find_host
@@ -23,7 +24,7 @@ from keymix.mixers.base import TokenMixer
 from keymix.mixers.map_mixer import MapMixer
 from keymix.swap.calibration import Estimate, Statistics, estimate_keys, summed
 from keymix.swap.drift import measure, settle_norms
-from keymix.swap.images import CalibrationImages, Images, input_size, read_pictures
+from keymix.swap.images import CalibrationImages, input_size, read_pictures
 from keymix.swap.plans import (
     Layers,
     Plan,
