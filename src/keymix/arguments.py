@@ -130,6 +130,16 @@ def unwrapped(model: Any) -> Any:
             return model
 
 
+def whole_size(name: str, value: object) -> tuple[int, int]:
+    """Return height and width from one side or both, or refuse the argument of this name."""
+    sides = (value, value) if isinstance(value, int) else value
+    sides = tuple(sides) if isinstance(sides, Sequence) else ()
+    whole = all(isinstance(side, int) and not isinstance(side, bool) for side in sides)
+    if len(sides) != 2 or not whole or min(sides) < 1:
+        raise UserError(f"{name}={value!r} must be a side, or (height, width), in whole pixels")
+    return sides[0], sides[1]
+
+
 def accepted(cls: type) -> dict[str, tuple[inspect.Parameter, Any]]:
     """What a constructor takes by name, with the annotation's value.
 

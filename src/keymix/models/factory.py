@@ -18,10 +18,9 @@ from timm.models import list_models as timm_list_models
 from timm.models import model_entrypoint
 from torch import nn
 
-from keymix.arguments import checked
+from keymix.arguments import checked, whole_size
 from keymix.errors import KeymixWarning, UserError, unknown
 from keymix.hosts.base import MixerNames, MixerOptions, find_mixers, put_mixers
-from keymix.layers.patches import whole_size
 from keymix.mixers.base import probability
 from keymix.mixers.registry import get_mixer_class
 from keymix.mixers.spec import MixerSpec, spec_of

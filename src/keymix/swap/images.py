@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from keymix.analysis.capture import cannot_take
 from keymix.analysis.counting import default_input_size
-from keymix.analysis.images import Images, one_batch
+from keymix.analysis.images import one_batch
 from keymix.data.shown import PICTURES
 from keymix.errors import UserError
 from keymix.hosts.base import find_mixers
@@ -53,7 +53,7 @@ class CalibrationImages:
 
     # a tensor ``[n, C, H, W]``, or an iterable of such batches; of a batch with more in it,
     # ``(images, labels)``, the first is taken. An iterator that runs once is kept whole.
-    source: Images
+    source: Tensor | Iterable[Any]
     batch_size: int = 32  # most images at once
     number: int | None = None  # how many are taken; all if None
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from keymix.analysis.counting import run_counting
 from keymix.analysis.images import Images
@@ -198,7 +198,7 @@ def _read(
     model: nn.Module,
     chosen: Sequence[Layer],
     plans: Sequence[Plan],
-    calibration: Images | Statistics | None,
+    calibration: Tensor | Iterable[Any] | Statistics | None,
     estimate: Estimate,
     batch_size: int,
     *,

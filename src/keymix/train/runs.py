@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from keymix.arguments import checked
-from keymix.data.decode import checked_size
+from keymix.arguments import checked, whole_size
 from keymix.data.record import DataRecord
 from keymix.errors import UserError
 from keymix.models.image_size import set_image_size, take_time_steps
@@ -203,7 +202,7 @@ def evaluate(
 def refuse_lone(resize: str | None, image_size: int | tuple[int, int] | None) -> None:
     """Refuse a size that is none, and what mixers do at another size where none is given."""
     if image_size is not None:
-        checked_size(image_size)
+        whole_size("image_size", image_size)
     elif resize is not None:
         raise UserError(f"resize={resize!r} acts on images of another size: give image_size too")
 
@@ -222,4 +221,4 @@ def at_size(
         set_image_size(model, image_size, resize=resize)
     elif resize is not None:
         raise UserError(f"resize={resize!r}: the model takes images of any size. Leave it out.")
-    return model, seen, checked_size(image_size)
+    return model, seen, whole_size("image_size", image_size)
