@@ -36,9 +36,9 @@ ROOMS = [
     "hosts",
     "decoders",
     "models",
+    "data",
     "analysis",
     "swap",
-    "data",
     "train",
     "recipes",
     "report",
@@ -48,9 +48,9 @@ ROOMS = [
     "export",
     "cli",
 ]
-TOP = {"errors", "records", "task", "weights_file", "_lazy", "_version"}
-LOOKED_UP = {("task", "keymix.tasks")}
-"""Rooms that a module at the top opens by name: the one upward look that there is."""
+TOP = {"arguments", "errors", "records", "task", "weights_file", "_lazy", "_version"}
+LOOKED_UP = {("task", "keymix.tasks"), ("arguments", "keymix.train.predict")}
+"""What a module at the top opens by name: tasks, and the folder of a run."""
 HEAVY = (
     "torch",
     "torchvision",

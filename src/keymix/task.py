@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
+from keymix.arguments import checked
 from keymix.errors import UserError, unknown
 
 DEFAULT = "classification"
@@ -255,6 +256,7 @@ def get_task(name: str) -> Task:
     raise unknown("task", name, list_tasks())
 
 
+@checked
 def register_task(task: Task) -> Task:
     """Add a task of one's own; the same name again replaces it.
 

@@ -267,7 +267,7 @@ def test_mixers_outside_of_any_host_are_read_too() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"heads": "all"}, "heads='all' must be 'each' or 'mean'"),
+        ({"heads": "all"}, "heads='all' must be one of each, mean"),
         ({"windows": "whole"}, "windows='whole' must be"),
         ({"queries": "class"}, "queries='class' must be"),
         ({"stage": "first"}, "stage='first' must be"),

@@ -58,8 +58,8 @@ def test_batches_may_bring_labels() -> None:
     alone = keymix.collapse(model, [x[:2], x[2:]]).to_dict()
     labels = torch.zeros(2)
     assert keymix.collapse(model, [(x[:2], labels), [x[2:], labels]]).to_dict() == alone
-    with pytest.raises(UserError, match=r"\(images, labels\), got str"):
-        keymix.collapse(model, ["image"])
+    with pytest.raises(UserError, match=r"Tensor of shape \(2,\)"):
+        keymix.collapse(model, [(labels[:2], x)])
 
 
 def test_a_prefix_is_counted_where_no_grid_is_known() -> None:

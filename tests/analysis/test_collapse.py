@@ -104,7 +104,7 @@ def test_what_cannot_be_compared_is_refused(images: Tensor) -> None:
         map_similarity(make(["softmax", "identity", "softmax", "softmax"]), images)
     with pytest.raises(UserError, match="at least one image"):
         map_similarity(make(), [])
-    with pytest.raises(UserError, match="'adjacent' or 'all'"):
+    with pytest.raises(UserError, match="pairs='every' must be one of adjacent, all"):
         map_similarity(make(), images, pairs="every")  # type: ignore[arg-type]
 
 

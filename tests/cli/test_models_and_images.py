@@ -14,11 +14,11 @@ from PIL import Image
 from written_run import written_run
 
 from keymix import data
+from keymix.analysis.images import View
 from keymix.errors import UserError
 from keymix.models import create_model
 from keymix.studies.inputs import (
     RANDOM,
-    View,
     load_images,
     load_models,
     one_size,

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from keymix.analysis.images import View
 from keymix.data import load
-from keymix.studies.inputs import Loaded, View, load_images, load_models
+from keymix.studies.inputs import Loaded, load_images, load_models
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe
 from keymix.train.runs import Run
 from made_masks import write_uwgi

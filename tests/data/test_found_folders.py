@@ -16,6 +16,7 @@ import pytest
 from pictures import encoded, picture, seed_of
 from PIL import Image
 
+from keymix.analysis.images import View
 from keymix.data import load
 from keymix.data.check import check
 from keymix.data.class_names import read_class_names
@@ -23,7 +24,7 @@ from keymix.data.decode import Encoded, convert, open_image
 from keymix.data.shown import read_file
 from keymix.data.specs import kind_of
 from keymix.errors import KeymixWarning, UserError
-from keymix.studies.inputs import View, _of_rows
+from keymix.studies.inputs import _of_rows
 from keymix.train.evaluation import data_for
 from keymix.train.recipe import DataConfig
 

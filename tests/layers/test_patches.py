@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from each import together
+from keymix.arguments import whole_size
 from keymix.errors import UserError
-from keymix.layers.patches import patch_grid, whole_size
+from keymix.layers.patches import patch_grid
 
 
 def test_a_side_stands_for_both() -> None:

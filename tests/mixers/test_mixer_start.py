@@ -8,8 +8,8 @@ from typing import Unpack
 import pytest
 import torch
 
+from keymix.arguments import accepted
 from keymix.mixers.base import Site
-from keymix.mixers.kinds import accepted
 from keymix.mixers.map_mixer import MapMixer, MapOptions
 from keymix.mixers.registry import create_mixer
 

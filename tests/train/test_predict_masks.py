@@ -374,7 +374,7 @@ def test_runs_that_do_not_fit_are_refused(runs: dict[str, Run], tmp_path: Path) 
         predict_masks(Run(tmp_path, recipe), out=tmp_path / "out")
     with pytest.raises(UserError, match="not both"):
         predict_masks(runs["exclusive"], [tmp_path], out=tmp_path / "out", split="val")
-    with pytest.raises(UserError, match="choose 'train'"):
+    with pytest.raises(UserError, match="split='validation'"):
         predict_masks(runs["exclusive"], out=tmp_path / "out", split="validation")  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()
 

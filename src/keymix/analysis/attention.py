@@ -27,10 +27,12 @@ from keymix.analysis.capture import (
     run_once,
     select_layers,
 )
+from keymix.analysis.images import Images, Model, one_batch
+from keymix.arguments import checked, module_of, opened
 from keymix.errors import NoAttentionMap, UserError, unknown
 from keymix.hosts.attention_inputs import Layout
 from keymix.hosts.layers import by_name
-from keymix.mixers.base import Queries, Stage, check_stage
+from keymix.mixers.base import Queries, Stage
 from keymix.mixers.spiking import SpikingMixer
 
 if TYPE_CHECKING:
@@ -157,9 +159,10 @@ class AttentionMaps(dict[str, Tensor]):
         return ax
 
 
+@checked
 def attention_maps(
-    model: nn.Module,
-    images: Float[Tensor, "B C H W"],
+    model: Model,
+    images: Images,
     *,
     layers: Layers | None = None,
     queries: Asked | None = None,
@@ -178,8 +181,12 @@ def attention_maps(
 
     Args:
         model: A model with keymix mixers, or any other that an adapter knows, with its own
-            attention: timm's, torchvision's, Hugging Face's.
-        images: A batch as the model takes it, normalised.
+            attention: timm's, torchvision's, Hugging Face's. Or what `keymix.load` returns, or the
+            folder of a run.
+        images: A batch ``[B, C, H, W]`` or an image ``[C, H, W]`` as the model takes it,
+            normalised. Or pictures, which are read as the model is shown them: files, folders,
+            images of Pillow's, arrays ``[H, W, C]`` of bytes or of values from 0 to 1, uint8
+            tensors ``[C, H, W]``; one of them, or a list.
         layers: Which layers: numbers in the model's order (-1 is the last), ranges such as
             ``"6-11"``, patterns of module paths (``"blocks.3.*"``, ``"stages.2"``), or a list of
             these; all if None.
@@ -208,22 +215,18 @@ def attention_maps(
 
     Raises:
         NoAttentionMap: If a chosen layer forms no map; it names the layer and the reason.
-        UserError: If no adapter knows the model, no layer matches, or a query is no token.
+        UserError: If an argument is none of these, no adapter knows the model, no layer matches,
+            or a query is no token.
     """
-    check_stage(stage)
-    if heads not in ("each", "mean"):
-        raise UserError(f"{heads=} must be 'each' or 'mean'")
-    if windows not in ("separate", "image"):
-        raise UserError(f"{windows=} must be 'separate' or 'image'")
-    if isinstance(queries, str) and queries not in ("cls", "mean"):
-        raise UserError(f"{queries=} must be 'cls', 'mean', a place or indices of tokens")
-    seats = select_layers(model, layers)
+    trained = opened(model)
+    network, batch = module_of(trained), one_batch(images, trained)
+    seats = select_layers(network, layers)
     maps = AttentionMaps()
-    maps.images = images.detach()
+    maps.images = batch.detach()
 
     def on_call(seat: Seat, call: Call, layout: Layout | None) -> None:
         try:
-            read = _Rows(model, seat, call, stage, layout)
+            read = _Rows(network, seat, call, stage, layout)
             found = read.on_image(queries) if windows == "image" else read.separate(queries)
         except NoAttentionMap as error:
             if missing is None:
@@ -238,7 +241,7 @@ def attention_maps(
         maps.heads[seat.path] = found.shape[-3]
         maps[seat.path] = found.mean(-3, keepdim=True) if heads == "mean" else found
 
-    run_once(model, images, seats, on_call)
+    run_once(network, batch, seats, on_call)
     return maps
 
 

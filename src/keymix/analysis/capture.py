@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import numbers
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from keymix.arguments import unwrapped
 from keymix.errors import NoAttentionMap, UserError, unknown
 from keymix.hosts.attention_inputs import Layout
 from keymix.hosts.base import Encoded, encoder_of, find_host, find_mixers
@@ -144,12 +145,6 @@ def chosen(paths: Sequence[str], layers: Layers | None, what: str) -> list[str]:
     return [paths[i] for i in chosen_numbers([(path,) for path in paths], layers, what)]
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """Return what ``torch.compile`` wrapped, or the model itself."""
-    inner: nn.Module = getattr(model, "_orig_mod", model)
-    return inner
-
-
 @contextlib.contextmanager
 def inference_mode_of(model: nn.Module) -> Iterator[None]:
     """Put every module into inference mode for a while; each gets its own mode back."""
@@ -161,22 +156,6 @@ def inference_mode_of(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-
-
-def batches_of(
-    images: Tensor | Iterable[Any], size: int, *, frames: bool = False
-) -> Iterator[Tensor]:
-    """Yield the images of batches, which may have more in them: ``(images, labels)``.
-
-    One tensor is split into batches of a size. Where `frames` may be given, they are taken, too.
-    """
-    other = "frames [B, T, C, H, W]" if frames else "(images, labels)"
-    for batch in torch.split(images, size) if isinstance(images, Tensor) else images:
-        found = batch[0] if isinstance(batch, tuple | list) and batch else batch
-        if not isinstance(found, Tensor) or found.ndim not in ((4, 5) if frames else (4,)):
-            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise UserError(f"a batch must be images [B, C, H, W] or {other}, got {shape}")
-        yield found
 
 
 def _holds_compiled(model: nn.Module) -> bool:
@@ -352,10 +331,6 @@ def chosen_numbers(
     wanted: set[int] = set()
     several = [layers] if isinstance(layers, str) or not isinstance(layers, Sequence) else layers
     for given in several:
-        if isinstance(given, bool) or not isinstance(given, str | int):
-            raise UserError(
-                f"layers={given!r} must be a number, a range such as '6-11' or a pattern on paths"
-            )
         for part in str(given).split(","):
             wanted.update(_meant(names, part.strip(), what))
     if not wanted:

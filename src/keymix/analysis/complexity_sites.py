@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from keymix.analysis.counting import cannot_count, count
 from keymix.errors import UserError, one_line
-from keymix.mixers.base import Grid, Site
+from keymix.mixers.base import Grid, Site, checked_device
 from keymix.mixers.registry import build, get_mixer_class, list_mixers, option_hints
 from keymix.mixers.spec import MixerSpec, parse_mixers
 
@@ -56,8 +56,8 @@ def check_site(*, dim: int, time_steps: int = TIME_STEPS) -> None:
 
 def usable_device(device: str | torch.device) -> torch.device:
     """Return a device that holds numbers here."""
+    where = checked_device(device)
     try:
-        where = torch.device(device)
         torch.empty(0, device=where)
     except (RuntimeError, AssertionError, ImportError) as error:  # the last of 'hpu'
         first = str(error).splitlines()[0].partition(". ")[0]

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from math import prod
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,10 +33,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from keymix.analysis.passes import Inputs, Passes, fitted, passes_of
-from keymix.errors import UserError, check_positive
+from keymix.arguments import Trained, checked, module_of, opened
+from keymix.errors import UserError, check_positive, reason
 from keymix.layers.folding import is_folded
 from keymix.mixers.map_mixer import MapMixer
-from keymix.models.memory import within_reach
+from keymix.models.memory import ran_out, within_reach
+from keymix.task import Task
 
 _NEEDS_NUMBERS = (
     DataDependentOutputException,
@@ -376,7 +379,13 @@ def default_input_size(model: nn.Module) -> tuple[int, int, int]:
     return int(channels), int(size[0]), int(size[1])
 
 
-def count(model: nn.Module, input_size: Sequence[int] | None = None, *, task: str = "") -> Count:
+@checked
+def count(
+    model: nn.Module | Trained | str | Path,
+    input_size: Sequence[int] | None = None,
+    *,
+    task: str = "",
+) -> Count:
     """Count trainable parameters, multiply-adds and activation memory, by layer and in total.
 
     Multiply-adds (MACs) are those of matrix products, convolutions, linear layers and attention at
@@ -390,11 +399,12 @@ def count(model: nn.Module, input_size: Sequence[int] | None = None, *, task: st
     that is folded for inference it is that of a pass in evaluation.
 
     Args:
-        model: Any PyTorch model that takes one tensor, or what its task's example is. It is not
-            run and not changed. A model on the ``meta`` device is counted as on the CPU.
+        model: Any PyTorch model that takes one tensor, or what its task's example is; what
+            `keymix.load` returns; or the folder of a run. It is not run and not changed. A model on
+            the ``meta`` device is counted as on the CPU.
         input_size: Shape without the batch: (channels, height, width) in pixels, or (tokens, dim)
-            for a mixer alone. By default what a timm model was made for. A batch of 1 before
-            channels, height and width is left out where the model does not take it.
+            for a mixer alone. By default what a timm model was made for, or the run's. A batch of
+            1 before channels, height and width is left out where the model does not take it.
         task: Name of the task that the model is for: its training part says what the model is run
             on and how a step runs it. Empty for one tensor and the forward pass.
 
@@ -407,19 +417,28 @@ def count(model: nn.Module, input_size: Sequence[int] | None = None, *, task: st
         1253683200
 
     Raises:
-        UserError: If the input size is unknown, or tensors overflow.
+        UserError: If an argument is none of these, the input size is unknown, the model does not
+            take it, or tensors overflow.
     """
-    model = getattr(model, "_orig_mod", model)  # what torch.compile wrapped
-    size = default_input_size(model) if input_size is None else tuple(int(s) for s in input_size)
+    trained = opened(model)
+    network = module_of(trained)
+    if isinstance(trained_on := getattr(trained, "task", None), Task) and trained_on.whole_images:
+        task = task or trained_on.name
+    size = default_input_size(network) if input_size is None else tuple(input_size)
     if not size or min(size) < 1:
         raise UserError(f"input_size={size} must hold whole numbers of at least 1")
     passes = passes_of(task) if task else _OneForward()
     try:
-        return _count(model, size, passes)
-    except _UNFIT:
-        if len(size) != 4 or size[0] != 1:
+        return _count(network, size, passes)
+    except _UNFIT as error:
+        if len(size) == 4 and size[0] == 1:
+            return count(network, size[1:], task=task)  # a batch first, as torchinfo takes it
+        if isinstance(error, UserError) or ran_out(error):
             raise
-        return _count(model, size[1:], passes)  # the first was a batch, as torchinfo takes it
+        batch = "; give it without the batch" if len(size) > 3 else ""
+        raise UserError(
+            f"{type(network).__name__} cannot take input_size={size}{batch}: {reason(error)}"
+        ) from error
 
 
 def _count(model: nn.Module, size: tuple[int, ...], passes: Passes) -> Count:

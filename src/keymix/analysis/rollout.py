@@ -22,6 +22,8 @@ from keymix.analysis.capture import (
     run_once,
     select_layers,
 )
+from keymix.analysis.images import Images, Model, one_batch
+from keymix.arguments import checked, module_of, opened
 from keymix.errors import UserError
 from keymix.hosts.attention_inputs import Layout
 
@@ -49,9 +51,10 @@ class Rollout:
         return self.weights[:, self.layout.prefix :].reshape(-1, *grid)
 
 
+@checked
 def attention_rollout(
-    model: nn.Module,
-    images: Float[Tensor, "B C H W"],
+    model: Model,
+    images: Images,
     *,
     layers: Layers | None = None,
     query: int | At | Literal["cls", "mean"] | None = None,
@@ -70,7 +73,7 @@ def attention_rollout(
 
     Args:
         model: As :func:`keymix.attention_maps` takes it.
-        images: A batch as the model takes it, normalised.
+        images: As :func:`keymix.attention_maps` takes them.
         layers: Which layers, as :func:`keymix.attention_maps` takes them; all if None. All must
             see the same tokens: of a model in stages choose one stage.
         query: Index of a token, ``"cls"``, ``"mean"`` (the mean over patch tokens), or a place on
@@ -79,10 +82,12 @@ def attention_rollout(
 
     Raises:
         NoAttentionMap: If a layer forms no map.
-        UserError: If the layers' tokens differ (stages, windows, keys on another grid), or a map
-            has negative entries.
+        UserError: If an argument is none of these, the layers' tokens differ (stages, windows,
+            keys on another grid), or a map has negative entries.
     """
-    seats = select_layers(model, layers)
+    trained = opened(model)
+    network, batch = module_of(trained), one_batch(images, trained)
+    seats = select_layers(network, layers)
     calls: list[tuple[Seat, Call, Layout]] = []
 
     def on_call(seat: Seat, call: Call, layout: Layout | None) -> None:
@@ -91,13 +96,13 @@ def attention_rollout(
         _refuse(seat.path, layout, calls[0] if calls else None)
         calls.append((seat, call, layout))
 
-    run_once(model, images, seats, on_call)
+    run_once(network, batch, seats, on_call)
     paths, (first, _, layout) = tuple(seats), calls[0]
     if query is None:
-        query = "cls" if reads_class_token(model, {first.path: layout}) else "mean"
-    row = _start(model, layout, query, first.path)
+        query = "cls" if reads_class_token(network, {first.path: layout}) else "mean"
+    row = _start(network, layout, query, first.path)
     weights: Tensor | None = None
-    with torch.no_grad(), inference_mode_of(model):
+    with torch.no_grad(), inference_mode_of(network):
         while calls:
             seat, call, _ = calls.pop()
             weights = _back(seat, call, row if weights is None else weights)

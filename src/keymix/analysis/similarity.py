@@ -7,17 +7,19 @@ DeepViT, https://arxiv.org/abs/2103.11886.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from keymix.analysis.capture import Call, Layers, Seat, batches_of, run_once, select_layers
+from keymix.analysis.capture import Call, Layers, Seat, run_once, select_layers
+from keymix.analysis.images import Images, Model, batches_of
 from keymix.analysis.study_record import PairSimilarity
+from keymix.arguments import checked, module_of, opened
 from keymix.errors import UserError
 from keymix.hosts.attention_inputs import Layout
 
@@ -72,9 +74,10 @@ class Likeness:
         }
 
 
+@checked
 def map_similarity(
-    model: nn.Module,
-    images: Tensor | Iterable[Any],
+    model: Model,
+    images: Images,
     *,
     layers: Layers | None = None,
     pairs: Pairs = "adjacent",
@@ -101,18 +104,18 @@ def map_similarity(
         UserError: If fewer than two layers are chosen, their maps differ in shape or are of windows
             that lie elsewhere, or there are no images.
     """
-    if pairs not in ("adjacent", "all"):
-        raise UserError(f"{pairs=} must be 'adjacent' or 'all'")
-    seats = select_layers(model, layers)
+    trained = opened(model)
+    network = module_of(trained)
+    seats = select_layers(network, layers)
     paths = tuple(seats)
     if len(paths) < 2:
         raise UserError(f"similarity across layers needs two layers, got {list(paths)}")
     tally = PairTally(paths, threshold=threshold, nearest=1)
     seen = 0
-    for batch in batches_of(images, batch_size):
+    for batch in batches_of(images, trained, batch_size):
         maps: dict[str, Tensor] = {}
         cuts: dict[str, object] = {}
-        run_once(model, batch, seats, partial(_keep, maps, cuts))
+        run_once(network, batch, seats, partial(_keep, maps, cuts))
         _check_comparable(maps, cuts)
         tally.add([maps[path] for path in paths])
         seen += len(batch)

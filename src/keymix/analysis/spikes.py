@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from keymix.analysis.capture import batches_of, inference_mode_of, refusing, unwrapped
+from keymix.analysis.capture import inference_mode_of, refusing
 from keymix.analysis.energy import Energy, energy_of
+from keymix.analysis.images import Images, Model, batches_of
 from keymix.analysis.passes import Varies
 from keymix.analysis.spikes_operations import Operation, OperationCounter
 from keymix.analysis.spikes_record import (
@@ -24,6 +25,7 @@ from keymix.analysis.spikes_record import (
     StageRates,
 )
 from keymix.analysis.study_record import joined
+from keymix.arguments import module_of, opened
 from keymix.errors import UserError, check_positive
 from keymix.layers.neurons import SpikingNeuron
 from keymix.mixers.base import TokenMixer
@@ -207,24 +209,23 @@ def _no_spike(paths: Sequence[str], layers: int) -> str:
 
 
 def read_spikes(
-    model: nn.Module,
-    images: Tensor | Iterable[Any],
+    model: Model,
+    images: Images,
     *,
     energy: str | Energy = "fp32",
-    batch_norm: str = "folded",
+    batch_norm: Literal["folded", "separate"] = "folded",
     batch_size: int = 8,
     progress: Progress | None = None,
 ) -> SpikeReadings:
     """Read spikes and operations of a network; see `keymix.spike_study`, which shows them."""
     cost = energy_of(energy)
-    if batch_norm not in ("folded", "separate"):
-        raise UserError(f"{batch_norm=} must be 'folded' or 'separate'")
     check_positive(batch_size=batch_size)
-    inner = unwrapped(model)
+    trained = opened(model)
+    inner = module_of(trained)
     neurons = checked_neurons(inner)
     reading = _Reading(inner, neurons)
     seen = 0
-    for batch in batches_of(images, batch_size, frames=True):
+    for batch in batches_of(images, trained, batch_size, frames=True):
         reading.run(batch)
         seen += len(batch)
         if progress is not None:

@@ -10,10 +10,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from keymix.analysis.capture import chosen, refusing, unwrapped
+from keymix.analysis.capture import chosen, refusing
 from keymix.analysis.spikes import checked_neurons, points_of, undisturbed
 from keymix.analysis.spikes_record import RasterPlace, RasterReading
 from keymix.analysis.study_record import joined
+from keymix.arguments import unwrapped
 from keymix.errors import UserError
 from keymix.hosts.layers import by_name
 from keymix.mixers.base import Grid

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from keymix.cli.console import MOST_PIXELS, VerbParser, note, out, parse_size, say, table, warn
-from keymix.errors import UserError, one_line
+from keymix.errors import UserError
 
 if TYPE_CHECKING:
     from timm.models import PretrainedCfg
@@ -234,20 +234,7 @@ def _count(
             raise
         # some models look at the numbers they are built from, which meta tensors lack
     model = made()
-    try:
-        return count(model, size, task=task), _inner_width(model)
-    except UserError:
-        raise
-    except _UNFIT as error:
-        if ran_out(error):
-            raise
-        why = one_line(next(iter(str(error).strip().splitlines()), "")) or type(error).__name__
-        if size is None:
-            raise UserError(
-                f"model {name!r} cannot run on the input that it was made for, as far as it says: "
-                f"{why}. Give another with --input-size"
-            ) from error
-        raise UserError(f"model {name!r} cannot take an input of {size}: {why}") from error
+    return count(model, size, task=task), _inner_width(model)
 
 
 def _inner_width(model: nn.Module) -> str:

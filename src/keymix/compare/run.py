@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from keymix.analysis.threads import busy
+from keymix.arguments import checked
 from keymix.compare import folder
 from keymix.compare.costs import known_costs, measure_costs
 from keymix.compare.events import Event, Watcher
@@ -34,6 +35,7 @@ from keymix.train.files import locked
 from keymix.train.recipe import Recipe
 
 
+@checked
 def compare(
     *,
     data: str | None = None,

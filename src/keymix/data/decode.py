@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from keymix.arguments import whole_size
 from keymix.data.files import regular
 from keymix.data.sample import REMEDY, Size, Stored
 from keymix.errors import KeymixWarning, UserError
@@ -297,21 +298,13 @@ def read_image(
 
     Returns uint8 ``[in_chans, H, W]``.
     """
-    size = checked_size(image_size)
+    size = whole_size("image_size", image_size)
     if in_chans not in (1, 3):
         raise UserError(f"{in_chans=} is neither 1 (grey) nor 3 (RGB).")
     if not 0.0 < crop_pct <= 1.0:
         raise UserError(f"{crop_pct=} is not in (0, 1].")
     with reading(str(path)), open_image(path) as image:
         return fit(in_channels(pixels_of(image), in_chans), size, crop_pct)
-
-
-def checked_size(image_size: int | Size) -> Size:
-    """Make height and width of an image size as given."""
-    pair = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-    if len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
-        raise UserError(f"{image_size=} is not a number of pixels, nor height and width.")
-    return pair
 
 
 def fitted_size(size: Size, within: Size) -> Size:

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchvision import tv_tensors
 
+from keymix.arguments import whole_size
 from keymix.data.dataset import ImageData, Split
 from keymix.data.decode import (
     DAMAGE,
     SIXTEEN_BIT,
     WHITE,
     Encoded,
-    checked_size,
     dim,
     orientation,
     reading,
@@ -128,7 +128,7 @@ def load(
         UserError: If the spec, a value or the data is bad; a damaged image is named.
     """
     options = Options(
-        image_size=None if image_size is None else checked_size(image_size),
+        image_size=None if image_size is None else whole_size("image_size", image_size),
         crop_pct=crop_pct,
         channels=channels,
         limit=limit,

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -13,7 +14,8 @@ from PIL import Image
 from torch import Tensor
 
 from keymix.data.decode import SIXTEEN_BIT, Pixels, in_channels, open_image, pixels_of, reading
-from keymix.data.events.recordings import read_frames
+from keymix.data.events.recordings import is_recording, read_frames
+from keymix.data.files import is_image
 from keymix.data.kinds import RECORDING
 from keymix.data.sample import Size
 from keymix.data.slices import ScanFile, scaled
@@ -23,6 +25,10 @@ from keymix.errors import UserError
 
 if TYPE_CHECKING:
     from keymix.data.record import DataRecord
+
+Picture: TypeAlias = str | Path | Image.Image | NDArray[Any] | Tensor
+"""A file, or an image in memory."""
+PICTURES = (str, Path, Image.Image, np.ndarray, Tensor)
 
 
 def read_file(path: Path, record: DataRecord, size: Size) -> Tensor:
@@ -39,42 +45,69 @@ def file_pixels(path: Path, record: DataRecord) -> Pixels:
     """Decode an image file at its own size, as the data of a record does: uint8 ``[C, h, w]``."""
     if record.multilabel is not None:
         return scan_file(path, record).pixels()
-    with reading(str(path)), open_image(path) as image:
-        return in_channels(pixels_of(image), record.in_chans, record.white_level).numpy()
+    return picture_pixels(path, record.in_chans, record.white_level)
+
+
+def picture_pixels(picture: Picture, channels: int, white_level: int | None = None) -> Pixels:
+    """Decode a picture, a file or one in memory, at its own size: uint8 ``[C, h, w]``."""
+    if not isinstance(picture, str | Path):
+        return memory_pixels(picture, channels, white_level)
+    with reading(str(picture)), open_image(picture) as image:
+        return in_channels(pixels_of(image), channels, white_level).numpy()
 
 
 def scan_file(path: Path, record: DataRecord) -> ScanFile:
     """Take a file as an image of data with masks, which knows its id and spacing."""
-    return ScanFile(path=path, slices=_of_scans(record), channels=record.in_chans)
+    return ScanFile(path=path, slices=of_scans(record), channels=record.in_chans)
 
 
-def memory_pixels(image: Image.Image | NDArray[Any], record: DataRecord) -> Pixels:
-    """Take an image in memory as `file_pixels` takes a file of the same pixels.
+def memory_pixels(
+    image: Image.Image | NDArray[Any] | Tensor,
+    channels: int,
+    white_level: int | None = None,
+    *,
+    scans: bool = False,
+) -> Pixels:
+    """Take an image in memory as `picture_pixels` takes a file of the same pixels.
 
-    Shape: ``[h, w]`` or ``[h, w, C]`` of 8 bits, of scans also of 16 -> uint8 ``[C, h, w]``.
+    Of scans they may have 16 bits, and are scaled from their least and largest value.
+
+    Shape: bytes ``[h, w]``, ``[h, w, C]`` or ``[C, h, w]``, or values 0..1 -> uint8 ``[C, h, w]``.
     """
-    scans, wanted = _of_scans(record), record.in_chans
+    wanted = _wanted(channels, scans=scans)
+    if isinstance(image, Tensor):
+        image = (image.permute(1, 2, 0) if image.ndim == 3 else image).cpu().numpy()
     if isinstance(image, Image.Image):
-        if not scans and wanted in (1, 3):
+        if not scans and channels in (1, 3):
             with reading("in memory", "Give another."):
-                return in_channels(pixels_of(image), wanted, record.white_level).numpy()
+                return in_channels(pixels_of(image), channels, white_level).numpy()
         if image.mode not in ("L", *SIXTEEN_BIT):
-            raise UserError(f"an image of mode {image.mode}: {_wanted(record)}")
+            raise UserError(f"an image of mode {image.mode}: {wanted}")
         image = np.asarray(image)
-    if image.dtype != np.uint8 and not (scans and np.issubdtype(image.dtype, np.integer)):
-        raise UserError(
-            f"an array of {image.dtype}: give pixels as uint8, 0 to 255, such as "
-            "(255 * x).round().astype('uint8') of values from 0 to 1."
-        )
+    if not scans or image.dtype.kind not in "iu":
+        image = _bytes(image)
     array = image[..., None] if image.ndim == 2 else image
-    channels = array.shape[-1] if array.ndim == 3 and array.size else 0
-    if channels == wanted:
+    given = array.shape[-1] if array.ndim == 3 and array.size else 0
+    if given == channels:
         planes = array.transpose(2, 0, 1)
         return np.stack([scaled(each) for each in planes]) if scans else planes
-    if scans or wanted not in (1, 3) or channels not in (1, 2, 3, 4):
-        raise UserError(f"an array of shape {image.shape}: {_wanted(record)}")
-    image = Image.fromarray(array[..., 0] if channels == 1 else array)
-    return in_channels(pixels_of(image), wanted).numpy()
+    if scans or channels not in (1, 3) or given not in (1, 2, 3, 4):
+        raise UserError(f"an array of shape {image.shape}: {wanted}")
+    image = Image.fromarray(array[..., 0] if given == 1 else array)
+    return in_channels(pixels_of(image), channels).numpy()
+
+
+def _bytes(array: NDArray[Any]) -> NDArray[Any]:
+    """Bring pixels to bytes, and channels to the last axis."""
+    if array.ndim == 3 and array.shape[0] in (1, 3) and array.shape[-1] not in (1, 2, 3, 4):
+        array = array.transpose(1, 2, 0)
+    if array.dtype.kind == "f" and array.size and array.min() >= 0 and array.max() <= 1:
+        array = (255 * array).round().astype(np.uint8)
+    if array.dtype != np.uint8:
+        raise UserError(
+            f"an array of {array.dtype}: give pixels as uint8, 0 to 255, or values from 0 to 1."
+        )
+    return array
 
 
 def fitted(pixels: Pixels, record: DataRecord, size: Size) -> Tensor:
@@ -86,16 +119,39 @@ def fitted(pixels: Pixels, record: DataRecord, size: Size) -> Tensor:
     return view_of(record, size).shown(torch.from_numpy(pixels.copy()))
 
 
-def _of_scans(record: DataRecord) -> bool:
+def of_scans(record: DataRecord) -> bool:
     """Whether images are slices, scaled from their least and largest value."""
     return record.multilabel is not None and parse(record.spec)[0].name == "uwgi"
 
 
-def _wanted(record: DataRecord) -> str:
-    """Say which arrays the images of a record are."""
-    if _of_scans(record) and record.in_chans > 1:
+def _wanted(channels: int, *, scans: bool) -> str:
+    """Say which arrays images are."""
+    if scans and channels > 1:
         return (
-            f"the run was trained on stacks of {record.in_chans} slices: give an array "
-            f"[h, w, {record.in_chans}], or a file next to its neighbours."
+            f"the run was trained on stacks of {channels} slices: give an array "
+            f"[h, w, {channels}], or a file next to its neighbours."
         )
     return "give an image as [h, w] (grey), [h, w, 3] (RGB) or [h, w, 4] (RGBA)."
+
+
+def image_files(paths: Iterable[str | Path], *, events: bool = False) -> list[Path]:
+    """The image files that paths mean: files as they are, folders searched with all below.
+
+    Hidden files in folders are left out, as in training. ``events`` looks for recordings of events.
+    """
+    fits, what = (is_recording, "recording") if events else (is_image, "image")
+    found: list[Path] = []
+    for given in paths:
+        if not str(given):
+            raise UserError(f"a path is empty: name {what}s or folders of them, '.' for this one.")
+        path = Path(given)
+        if path.is_dir():
+            inside = sorted(p for p in path.rglob("*") if fits(p.name) and not p.is_dir())
+            if not inside:
+                raise UserError(f"the folder {str(path)!r} holds no {what}s.")
+            found += inside
+        elif path.exists():
+            found.append(path)
+        else:
+            raise UserError(f"there is no {what} or folder {str(path)!r}.")
+    return found

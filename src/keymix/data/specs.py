@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
+from keymix.arguments import check_kind, checked
 from keymix.data.files import IMAGE_FOLDERS, MASK_FOLDERS, folder_named, split_named
 from keymix.data.kinds import (
     FILES,
@@ -224,6 +225,7 @@ class DataSpec:
 _OWN: dict[str, DataSpec] = {}
 
 
+@checked
 def source(
     name: str,
     *,
@@ -247,6 +249,7 @@ def source(
     """
 
     def register(opener: _Opener) -> _Opener:
+        check_kind("opener", opener, Callable)
         if not opener.__module__.startswith(f"{_SOURCES}."):  # those are found as text
             _register(
                 DataSpec(

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from keymix.arguments import whole_size
 from keymix.errors import UserError
 from keymix.layers.checkpoint import recomputing
-from keymix.layers.patches import whole_size
 from keymix.mixers.base import Grid
 
 

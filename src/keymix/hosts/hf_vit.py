@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from keymix.arguments import whole_size
 from keymix.errors import UserError
 from keymix.hosts.attention_inputs import Layout, Reading
 from keymix.hosts.base import UNKNOWN, Host, Place, layout_on, patched
 from keymix.hosts.call_grid import ConvGrid, attach_call_hook, call_hook_of, given_size, patches_of
 from keymix.hosts.hosted import additive_mask
-from keymix.layers.patches import whole_size
 from keymix.mixers.base import Grid, Site, TokenMixer
 
 FAMILIES = ("vit", "deit", "dinov2", "dinov2_with_registers")

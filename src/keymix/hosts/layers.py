@@ -10,6 +10,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from keymix.arguments import unwrapped
 from keymix.errors import NoAttentionMap
 from keymix.hosts.attention_inputs import Layout, Reading
 from keymix.hosts.base import Host, Place, called_attention, find_host, find_mixers
@@ -88,7 +89,7 @@ def find_layers(model: nn.Module) -> list[Layer]:
     Raises:
         UserError: If no adapter knows the model.
     """
-    model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
+    model = unwrapped(model)
     host, mixers = find_host(model), find_mixers(model)
     host.follow_calls(model)
     layers = []

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +15,7 @@ from timm.models.resnet import BasicBlock, Bottleneck, ResNet
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
+from keymix.arguments import Trained, module_of, opened
 from keymix.errors import UserError
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -149,7 +151,7 @@ def refuse_folded(model: nn.Module, what: str) -> None:
         )
 
 
-def fold_for_inference(model: Model) -> Model:
+def fold_for_inference(model: Model | Trained | str | Path) -> Model:
     r"""Return a copy of a model that computes the same with less, for inference alone.
 
     Each module folds what it owns: a BatchNorm into the convolution or linear map that it follows,
@@ -167,7 +169,8 @@ def fold_for_inference(model: Model) -> Model:
     potential lies at the threshold.
 
     Args:
-        model: Any model or mixer with its weights. It is not changed.
+        model: Any model or mixer with its weights; what `keymix.load` returns; or the folder of a
+            run. It is not changed.
 
     Returns:
         The copy, in eval mode. Names and number of its parameters differ from the model's. It
@@ -175,13 +178,13 @@ def fold_for_inference(model: Model) -> Model:
         sizes it takes those that the model takes.
 
     Raises:
-        UserError: If the model is folded already, or on the ``meta`` device.
+        UserError: If it is no model, is folded already, or is on the ``meta`` device.
     """
-    model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
-    refuse_folded(model, "folding")
-    if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
-        raise UserError(f"{type(model).__name__} is on the meta device; load its weights first")
-    folded = copy.deepcopy(model).eval()
+    network = module_of(opened(model))
+    refuse_folded(network, "folding")
+    if any(t.is_meta for t in (*network.parameters(), *network.buffers())):
+        raise UserError(f"{type(network).__name__} is on the meta device; load its weights first")
+    folded: Any = copy.deepcopy(network).eval()
     with torch.no_grad():
         for module in list(folded.modules()):
             for layer, norm in _neighbours(module):
@@ -191,4 +194,4 @@ def fold_for_inference(model: Model) -> Model:
     folded.eval()
     for module in folded.modules():
         vars(module)["train"] = _NoTraining(module)
-    return folded
+    return folded  # type: ignore[no-any-return]

@@ -15,19 +15,10 @@ from timm.models._features import FeatureListNet
 from timm.models.resnet import Bottleneck, ResNet
 from torch import Tensor, nn
 
+from keymix.arguments import whole_size
 from keymix.errors import UserError, unknown
 
 Grid = tuple[int, int]
-
-
-def whole_size(name: str, value: object) -> Grid:
-    """Return height and width from one side or both, or refuse the argument of this name."""
-    sides = (value, value) if isinstance(value, int) else value
-    sides = tuple(sides) if isinstance(sides, Sequence) else ()
-    whole = all(isinstance(side, int) and not isinstance(side, bool) for side in sides)
-    if len(sides) != 2 or not whole or min(sides) < 1:
-        raise UserError(f"{name}={value!r} must be a side, or (height, width), in whole pixels")
-    return sides[0], sides[1]
 
 
 def patch_grid(size: Grid, patch: Grid, *, padded: bool = False) -> Grid:

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from keymix.arguments import checked
 from keymix.errors import GridNeeded, NoAttentionMap, UserError
 from keymix.layers.folding import Foldable
 from keymix.mixers.site import Grid, Site
@@ -26,6 +27,7 @@ __all__ = [
     "TokenMixer",
     "Traits",
     "check_stage",
+    "checked_device",
     "explain_backend",
     "heads_first",
     "heads_last",
@@ -424,6 +426,16 @@ def probability(name: str, value: float) -> float:
     return float(value)
 
 
+def checked_device(device: torch.device | str) -> torch.device:
+    """Make a device of its name, or refuse it."""
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        first = str(error).splitlines()[0].partition(". ")[0]
+        raise UserError(f"device {str(device)!r} cannot be used here: {first}") from error
+
+
+@checked
 def explain_backend(
     mixer: TokenMixer,
     device: torch.device | str | None = None,
@@ -435,7 +447,10 @@ def explain_backend(
         mixer: Any mixer.
         device: Where it would run; that of its parameters if None.
         shape: Of the tokens, ``[*, N, C]``; those of one image on the mixer's grid if None.
+
+    Raises:
+        UserError: If an argument is none of these.
     """
     if device is None:
         device = next((p.device for p in mixer.parameters()), torch.device("cpu"))
-    return mixer.choose_backend(torch.device(device), shape)
+    return mixer.choose_backend(checked_device(device), shape)

@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+import torch
 from torch import nn
 
+from keymix.arguments import accepted, checked, of_kind, words
 from keymix.errors import Attempt, UserError, unknown
-from keymix.mixers.base import Grid, Site, TokenMixer
-from keymix.mixers.kinds import accepted, of_kind, words
+from keymix.mixers.base import Grid, Site, TokenMixer, checked_device
 from keymix.mixers.site import as_grid
 from keymix.mixers.user_mixers import PAGE, check_first, from_outside
 
@@ -31,6 +32,7 @@ _NOT_OPTIONS = ("site", "device", "dtype")
 M = TypeVar("M", bound=type[TokenMixer])
 
 
+@checked
 def register_mixer(name: str, *, aliases: tuple[str, ...] = ()) -> Callable[[M], M]:
     """Class decorator that gives a mixer its name.
 
@@ -105,12 +107,18 @@ def get_mixer_class(name: str) -> type[TokenMixer]:
     return _MIXERS[resolve(name)]
 
 
-def list_mixers(pattern: str = "*", *, domain: str | None = None) -> list[str]:
+@checked
+def list_mixers(
+    pattern: str = "*", *, domain: Literal["dense", "spiking"] | None = None
+) -> list[str]:
     """List the canonical names of all registered mixers.
 
     Args:
         pattern: Shell-style pattern on the name.
         domain: ``"dense"`` or ``"spiking"`` to keep only those that can sit among such tokens.
+
+    Raises:
+        UserError: If an argument is none of these.
     """
     _discover()
     return sorted(
@@ -168,6 +176,7 @@ def build(
     return made
 
 
+@checked
 def create_mixer(
     name: str,
     site: Site | None = None,
@@ -180,8 +189,8 @@ def create_mixer(
     windows: int = 1,
     window_grid: Grid | None = None,
     project: Callable[[str], nn.Module] | None = None,
-    device: Any = None,
-    dtype: Any = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
     **options: Any,
 ) -> TokenMixer:
     """Make a mixer by name, from a :class:`Site` or from the site's arguments.
@@ -210,6 +219,7 @@ def create_mixer(
     Raises:
         UserError: If a name or option is unknown, a value is bad, or the mixer cannot serve here.
     """
+    device = None if device is None else checked_device(device)
     if key_grid is not None and project is None:
         options["key_grid"], key_grid = key_grid, None
     if site is None:

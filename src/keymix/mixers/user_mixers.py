@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from keymix.arguments import accepted
 from keymix.errors import Attempt, UserError
 from keymix.mixers import contract
 from keymix.mixers.base import Site, TokenMixer
-from keymix.mixers.kinds import accepted
 
 SMALL = Site(dim=12, num_heads=3, grid=(2, 3), num_prefix_tokens=2)
 ROUGH = contract.Accuracy(dtype=torch.float32, near=1e-4, far=1e-5)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Mapping
 from numbers import Real
 from typing import Any
 
+from keymix.arguments import accepted, leaves, of_kind, words
 from keymix.errors import UserError
-from keymix.mixers.kinds import accepted, leaves, of_kind, words
 
 Values = Mapping[str, Any]
 

@@ -21,6 +21,7 @@ from timm.models._features import FeatureGetterNet
 from timm.models._input import update_model_input_size
 from torch import Tensor, nn
 
+from keymix.arguments import whole_size
 from keymix.decoders.detection.cascade import CascadeDecoder
 from keymix.decoders.detection.mask_rcnn import (
     InstanceDecoder,
@@ -33,7 +34,6 @@ from keymix.decoders.detection.mask_rcnn import (
 from keymix.decoders.detection.pyramid import LEVELS, FeaturePyramid, Maps, SimplePyramid
 from keymix.errors import UserError
 from keymix.hosts.base import MixerNames, MixerOptions, find_mixers
-from keymix.layers.patches import whole_size
 from keymix.mixers.base import Grid
 from keymix.mixers.resize import GridBound
 from keymix.models.arguments import arguments_of, check_value

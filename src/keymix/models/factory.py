@@ -6,7 +6,7 @@ from __future__ import annotations
 import fnmatch
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -18,9 +18,9 @@ from timm.models import list_models as timm_list_models
 from timm.models import model_entrypoint
 from torch import nn
 
+from keymix.arguments import checked, whole_size
 from keymix.errors import KeymixWarning, UserError, unknown
 from keymix.hosts.base import MixerNames, MixerOptions, find_mixers, put_mixers
-from keymix.layers.patches import whole_size
 from keymix.mixers.base import probability
 from keymix.mixers.registry import get_mixer_class
 from keymix.mixers.spec import MixerSpec, spec_of
@@ -43,6 +43,7 @@ _OF_WEIGHTS = ("pretrained", "checkpoint_path")
 """Models that are built for their shapes alone are built without these."""
 
 
+@checked
 def list_models(pattern: str = "*") -> list[str]:
     """List keymix's own models.
 
@@ -54,6 +55,7 @@ def list_models(pattern: str = "*") -> list[str]:
     return sorted(fnmatch.filter(family_names(), pattern))
 
 
+@checked
 def create_model(
     name: str,
     *,
@@ -87,10 +89,10 @@ def create_model(
     """
     given = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size, **options}
     given = {key: value for key, value in given.items() if value is not None}
-    _check(mixer, given)
+    _check(given)
     bare = {key: value for key, value in given.items() if key not in _OF_WEIGHTS}
     if match is not None:
-        spec = _matched(name, match, mixer, mixer_options, bare)
+        spec = _matched(name, mixer, mixer_options, bare)
         mixer, mixer_options = list(spec.names), [dict(pairs) for pairs in spec.options]
     large = {key: value for key, value in given.items() if check_most(key, value)}
     if _holds_large(mixer_options):
@@ -101,11 +103,8 @@ def create_model(
     return _create(name, mixer, mixer_options, given)
 
 
-def _check(mixer: object, given: dict[str, Any]) -> None:
-    """Refuse values of a wrong kind before a constructor stumbles over them."""
-    several = isinstance(mixer, Sequence) and all(isinstance(name, str) for name in mixer)
-    if mixer is not None and not several:
-        raise UserError(f"{mixer=} must be the name of a mixer, or a list of names")
+def _check(given: dict[str, Any]) -> None:
+    """Refuse values out of range before a constructor stumbles over them."""
     if "img_size" in given:
         whole_size("img_size", given["img_size"])
     for name, value in given.items():
@@ -126,11 +125,9 @@ def _holds_large(options: object) -> bool:
 
 
 def _matched(
-    name: str, match: str, mixer: MixerNames | None, options: MixerOptions, given: dict[str, Any]
+    name: str, mixer: MixerNames | None, options: MixerOptions, given: dict[str, Any]
 ) -> MixerSpec:
     """The mixers as given, wide enough for the parameters that the model has with its own."""
-    if match != "params":
-        raise unknown("match", match, ["params"])
     if mixer is None:
         raise UserError("match='params' widens another mixer than the model's own; give mixer=…")
 

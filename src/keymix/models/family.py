@@ -16,9 +16,10 @@ from timm.models._features import feature_take_indices
 from timm.models._input import update_model_input_size
 from torch import Tensor, nn
 
+from keymix.arguments import whole_size
 from keymix.errors import UserError
 from keymix.hosts.base import find_mixers
-from keymix.layers.patches import patch_grid, whole_size
+from keymix.layers.patches import patch_grid
 from keymix.mixers.base import Grid
 from keymix.mixers.spec import spec_of
 from keymix.models.arguments import check_arguments, check_value

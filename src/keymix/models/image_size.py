@@ -9,9 +9,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
+from keymix.arguments import whole_size
 from keymix.errors import UserError
 from keymix.hosts.base import find_host, find_mixers
-from keymix.layers.patches import whole_size
 from keymix.mixers.base import Grid
 from keymix.mixers.resize import GridBound
 from keymix.models.family import MixerModel, check_patches

@@ -19,10 +19,10 @@ from timm.models._input import update_model_input_size
 from timm.models.resnet import BasicBlock, ResNet
 from torch import Tensor, nn
 
+from keymix.arguments import whole_size
 from keymix.errors import UserError
 from keymix.layers.checkpoint import checkpointed
 from keymix.layers.folding import Foldable, fold_norm
-from keymix.layers.patches import whole_size
 from keymix.mixers.base import Grid
 from keymix.models.arguments import check_value
 from keymix.models.family import FeatureModel, Wanted, register_variants

@@ -27,11 +27,12 @@ from timm.models._features import FeatureGetterNet
 from timm.models._input import update_model_input_size
 from torch import Tensor
 
+from keymix.arguments import whole_size
 from keymix.decoders.segmentation.pup import WIDTHS, PUPDecoder
 from keymix.errors import UserError
 from keymix.hosts.base import MixerNames, MixerOptions
 from keymix.hosts.stages import cvt_grids
-from keymix.layers.patches import ResNetPatchEmbed, whole_size
+from keymix.layers.patches import ResNetPatchEmbed
 from keymix.mixers.base import Grid, to_image
 from keymix.models.backbone import OnBackbone, checked_options, with_maps
 from keymix.models.cvt import CvT

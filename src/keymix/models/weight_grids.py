@@ -16,10 +16,10 @@ import torch
 from timm.layers import resize_rel_pos_bias_table
 from torch import Tensor, nn
 
+from keymix.arguments import whole_size
 from keymix.errors import UserError
 from keymix.hosts.base import encoder_of, find_mixers
 from keymix.hosts.windows import HostedWindows, window_grid
-from keymix.layers.patches import whole_size
 from keymix.mixers.base import Grid, TokenMixer
 from keymix.mixers.resize import GridBound
 from keymix.mixers.static_key import LearnedKeys

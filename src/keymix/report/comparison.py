@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keymix.analysis.certainty import Decision
+from keymix.arguments import checked
 from keymix.errors import UserError
 from keymix.report import charts, frames
 from keymix.report.answer import answer
@@ -165,6 +166,7 @@ def _figures(shown: Shown) -> dict[str, Chart]:
     return found
 
 
+@checked
 def load_results(folder: str | Path) -> Comparison:
     """Open the results of a comparison's folder; nothing is computed again.
 

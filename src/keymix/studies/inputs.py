@@ -19,6 +19,7 @@ from keymix.train.recipe import DataConfig
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from keymix.analysis.images import View
     from keymix.data.record import DataRecord
     from keymix.data.sample import Row
     from keymix.train.runs import Run
@@ -26,25 +27,6 @@ if TYPE_CHECKING:
 RANDOM = "random weights"
 """What `Loaded.weights` says of a model that nobody trained."""
 RANDOM_NOTE = "Random weights: this says nothing of a trained model."
-
-
-@dataclass(frozen=True, kw_only=True)
-class View:
-    """How a model is shown an image: as in its evaluation."""
-
-    size: tuple[int, int]  # height and width, pixels
-    in_chans: int  # channels: 1, 3 or the slices of a stack
-    mean: tuple[float, ...]  # mean of each channel, of values 0..1
-    std: tuple[float, ...]  # standard deviation of each channel
-    crop_pct: float  # share of the resized image's side that the centre crop keeps
-    kind: InputKind = IMAGE  # kind of input that it is
-    white_level: int | None = None  # 16-bit grey value that is white; None for 65,535
-
-    def normalised(self, pixels: Tensor) -> Tensor:
-        """Turn what was read, ``[*, C, H, W]``, into what the model takes, float32."""
-        from keymix.data.pixels import prepared
-
-        return prepared(pixels, self.kind, mean=self.mean, std=self.std)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,6 +274,7 @@ def _labels(names: Sequence[str], runs: Sequence[bool]) -> list[str]:
 
 
 def _run(name: str, label: str) -> Loaded:
+    from keymix.analysis.images import View
     from keymix.train.runs import load_run
 
     run = load_run(name)
@@ -315,32 +298,15 @@ def named_model(name: str, label: str, *, pretrained: bool = False, **options: A
     """Build a model by its name; without weights of timm's, those that seed 0 gives."""
     import torch
 
+    from keymix.analysis.images import View
     from keymix.models.factory import create_model
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = create_model(name, pretrained=pretrained or None, **options)
     weights = "pretrained" if pretrained else RANDOM
-    view = _view_of(model)
+    view = View.of(model)
     return Loaded(label=label, name=name, model=model.eval(), weights=weights, view=view, run=None)
-
-
-def _view_of(model: nn.Module) -> View:
-    """Read off timm's configuration how a model is shown images."""
-    from timm.data import resolve_model_data_config
-
-    from keymix.models.preprocessing import check_shown
-
-    config = resolve_model_data_config(model)
-    channels, height, width = config["input_size"]
-    if channels not in (1, 3):
-        raise UserError(f"{type(model).__name__} takes {channels} channels; images have 1 or 3")
-    mean, std = (tuple(float(v) for v in config[key]) for key in ("mean", "std"))
-    if channels == 1 and len(mean) == 3:
-        mean, std = (sum(mean) / 3,), (sum(std) / 3,)
-    crop_pct = config["crop_pct"]
-    check_shown(channels, mean, std, crop_pct)
-    return View(size=(height, width), in_chans=channels, mean=mean, std=std, crop_pct=crop_pct)
 
 
 # ---- images ---------------------------------------------------------------------------------
@@ -434,8 +400,7 @@ def _of_files(
 ) -> Images:
     """Take files, read as the run's data reads its own; for a model by name, plain images."""
     from keymix.data.decode import read_image
-    from keymix.data.shown import read_file
-    from keymix.train.runs import image_files
+    from keymix.data.shown import image_files, read_file
 
     for word in words:
         if not Path(word).exists():

@@ -14,7 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from keymix.errors import NoAttentionMap, UserError, unknown
+from keymix.analysis.images import Images
+from keymix.arguments import Trained, checked, module_of
+from keymix.errors import NoAttentionMap, UserError, check_positive
 from keymix.hosts.attention_inputs import Reading
 from keymix.hosts.base import MixerOptions
 from keymix.hosts.layers import Layer, find_layers
@@ -23,7 +25,7 @@ from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import get_mixer_class
 from keymix.ops import resample
 from keymix.swap.drift import twice
-from keymix.swap.images import CalibrationImages, Images, of_hook, run
+from keymix.swap.images import CalibrationImages, of_hook, read_pictures, run
 from keymix.swap.plans import (
     PREFIX,
     Layers,
@@ -39,7 +41,6 @@ from keymix.swap.transfer import Fate
 Estimate = Literal["least_squares", "mean"]
 NEAR = 5e-3
 """Marks of the same weights differ by less, in half precision too."""
-ESTIMATES = ("least_squares", "mean")
 PLAIN = "queries"
 
 
@@ -186,8 +187,9 @@ class Statistics:
                 )
 
 
+@checked
 def gather(
-    model: nn.Module,
+    model: nn.Module | Trained,
     images: Images,
     mixer: str | Sequence[str] = "static_key",
     layers: Layers = None,
@@ -219,20 +221,14 @@ def gather(
         UserError: If no adapter knows the model, a name is unknown, no layer is meant, or the
             images are not what the model takes.
     """
-    check_estimate(estimate)
-    model = shadow(getattr(model, "_orig_mod", model))
+    check_positive(batch_size=batch_size, number=1 if number is None else number)
+    given, model = model, shadow(module_of(model))
     found = find_layers(model)
     chosen = choose(found, layers)
     refuse_shared(found, chosen)
     plans = plans_for(chosen, mixer, mixer_options)
-    source = CalibrationImages(images, batch_size, number)
+    source = CalibrationImages(read_pictures(images, given), batch_size, number)
     return summed(model, chosen, plans, source, estimate)
-
-
-def check_estimate(estimate: str) -> None:
-    """Refuse an estimate that does not exist."""
-    if estimate not in ESTIMATES:
-        raise unknown("estimate", estimate, ESTIMATES)
 
 
 def summed(

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from keymix.analysis.capture import cannot_take
 from keymix.analysis.counting import default_input_size
+from keymix.analysis.images import one_batch
+from keymix.data.shown import PICTURES
 from keymix.errors import UserError
 from keymix.hosts.base import find_mixers
 
 MIN_IMAGES = 8
 """With fewer images a mean over them says little."""
-
-Images = Tensor | Iterable[Any]
 
 _HOOK = "keymix_hook"
 _FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
@@ -40,26 +40,24 @@ def input_size(model: nn.Module) -> tuple[int, int, int] | None:
     return int(channels), int(sides[-2]), int(sides[-1])
 
 
+def read_pictures(images: Any, model: object) -> Any:
+    """Read images that are pictures, one or a list; what else they are stays as it is."""
+    several = images if isinstance(images, list | tuple) else [images]
+    pictures = all(isinstance(e, PICTURES) and not isinstance(e, Tensor) for e in several)
+    return one_batch(images, model) if several and pictures else images
+
+
 @dataclass(frozen=True, eq=False)
 class CalibrationImages:
     """Images that a model is shown, normalised as in its own evaluation."""
 
     # a tensor ``[n, C, H, W]``, or an iterable of such batches; of a batch with more in it,
     # ``(images, labels)``, the first is taken. An iterator that runs once is kept whole.
-    source: Images
+    source: Tensor | Iterable[Any]
     batch_size: int = 32  # most images at once
     number: int | None = None  # how many are taken; all if None
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "number"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise UserError(f"{name}={value!r} must be a whole number of at least 1")
-        if not isinstance(self.source, Iterable):
-            raise UserError(
-                f"calibration={type(self.source).__name__} must be images [n, C, H, W] or an "
-                "iterable of such batches"
-            )
         if isinstance(self.source, Iterator):
             object.__setattr__(self, "source", list(self.source))
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from keymix.analysis import capture
 from keymix.analysis.capture import chosen_numbers
+from keymix.arguments import accepted
 from keymix.errors import GridNeeded, UserError
 from keymix.hosts.base import Host, MixerOptions, Place, build_for, find_host, find_mixers, known_of
 from keymix.hosts.layers import Layer
 from keymix.mixers.base import Site, TokenMixer
-from keymix.mixers.kinds import accepted
 from keymix.mixers.map_mixer import MapMixer, scale_options
 from keymix.mixers.registry import get_mixer_class
 from keymix.mixers.spec import spec_of

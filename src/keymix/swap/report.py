@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from keymix.records import to_json
@@ -113,6 +113,7 @@ class SwapReport:
         macs: Multiply-adds of the whole model before and after; None if they cannot be counted.
         output: Drift of the model's output; None without calibration images.
         notes: What there is to say of all of it.
+        swapped: The model itself, with its new mixers; None of a report that was read.
     """
 
     model: str
@@ -125,6 +126,11 @@ class SwapReport:
     macs: tuple[int, int] | None
     output: OutputDrift | None
     notes: tuple[str, ...] = ()
+    swapped: Any = field(default=None, repr=False, compare=False)
+
+    def omitted(self) -> tuple[str, ...]:
+        """A file has no model."""
+        return ("swapped",)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, as JSON takes it."""

@@ -3,24 +3,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from keymix.analysis.counting import run_counting
-from keymix.errors import UserError, unknown
+from keymix.analysis.images import Images
+from keymix.arguments import Trained, checked, module_of, opened
+from keymix.errors import UserError, check_positive
 from keymix.hosts.base import MixerOptions, find_host
 from keymix.hosts.layers import Layer, find_layers, unread_attention
 from keymix.layers.folding import refuse_folded
 from keymix.mixers.base import TokenMixer
 from keymix.mixers.map_mixer import MapMixer
-from keymix.swap.calibration import Estimate, Statistics, check_estimate, estimate_keys, summed
+from keymix.swap.calibration import Estimate, Statistics, estimate_keys, summed
 from keymix.swap.drift import measure, settle_norms
-from keymix.swap.images import CalibrationImages, Images, input_size
+from keymix.swap.images import CalibrationImages, input_size, read_pictures
 from keymix.swap.plans import (
     Layers,
     Plan,
@@ -90,11 +94,11 @@ def _restore(module: nn.Module, kind: type[nn.Module], was: _State) -> None:
 
 
 Init = Literal["transfer", "fresh"]
-INITS = ("transfer", "fresh")
 
 
+@checked
 def swap(
-    model: nn.Module,
+    model: nn.Module | Trained | str | Path,
     mixer: str | Sequence[str],
     layers: Layers = None,
     *,
@@ -118,7 +122,8 @@ def swap(
 
     Args:
         model: Any model that an adapter knows: timm's, torchvision's, Hugging Face's, or one of
-            keymix's, whose mixers are swapped then.
+            keymix's, whose mixers are swapped then; or what `keymix.load` returns, whose model is
+            changed. The model of a run's folder is ``swapped`` of what is returned.
         mixer: Name of a mixer, or one per chosen layer.
         layers: None for all; a number; a range ``"6-11"`` (from 0, both ends count); a
             shell-style pattern on module paths; or a sequence of these.
@@ -126,8 +131,9 @@ def swap(
         init: ``"transfer"`` copies what has the same meaning and estimates keys on the calibration
             images; ``"fresh"`` starts as a new model does.
         calibration: Images ``[n, C, H, W]`` or an iterable of such batches, normalised as in the
-            model's evaluation, at least 8; or the :class:`Statistics` of the model before any
-            swap. Without them learned keys start at random and no drift is measured.
+            model's evaluation, or pictures in a list, at least 8; or the :class:`Statistics` of the
+            model before any swap. Without them learned keys start at random and no drift is
+            measured.
         estimate: How learned keys are estimated: least squares on the model's logits, or its mean
             keys by position. Keys of all layers are those of the model as it is handed in, not of
             one whose layers are partly swapped.
@@ -138,16 +144,16 @@ def swap(
         What became of every layer.
 
     Raises:
-        UserError: If no adapter knows the model, a name is unknown, no layer is meant, a mixer
-            cannot sit where it should, a module sits at two places, or the images are not what
-            the model takes.
+        UserError: If an argument is none of these, no adapter knows the model, no layer is meant, a
+            mixer cannot sit where it should, a module sits at two places, or the images are not
+            what the model takes.
     """
-    if init not in INITS:
-        raise unknown("init", init, INITS)
-    check_estimate(estimate)
-    model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
+    check_positive(batch_size=batch_size)
+    trained = opened(model)
+    model = module_of(trained)
     refuse_folded(model, "swap")
     find_host(model)
+    images_of = read_pictures(calibration, trained)
     with rollback_on_failure(model):
         original, copy = shadow(model), shadow(model)
         found = find_layers(original)
@@ -156,7 +162,7 @@ def swap(
         plans = plans_for(chosen, mixer, mixer_options)
         mixers = install(copy, plans)  # refuses what cannot sit there
         statistics, images = _read(
-            original, chosen, plans, calibration, estimate, batch_size, needed=init == "transfer"
+            original, chosen, plans, images_of, estimate, batch_size, needed=init == "transfer"
         )
         fates = {plan.path: Fate() for plan in plans}
         keys = {
@@ -185,14 +191,14 @@ def swap(
         used = estimate if learned else None
         report = _report(original, copy, found, plans, fates, moved, init, used)
         _become(model, copy, plans)
-        return report
+        return replace(report, swapped=model)
 
 
 def _read(
     model: nn.Module,
     chosen: Sequence[Layer],
     plans: Sequence[Plan],
-    calibration: Images | Statistics | None,
+    calibration: Tensor | Iterable[Any] | Statistics | None,
     estimate: Estimate,
     batch_size: int,
     *,

@@ -16,6 +16,7 @@ from timm.models._input import update_model_args
 from torch import Tensor, nn
 
 from keymix._version import __version__
+from keymix.arguments import module_of
 from keymix.errors import UserError, WriteError
 from keymix.hosts.base import find_host, find_mixers
 from keymix.layers.folding import refuse_folded
@@ -100,7 +101,7 @@ def save_swapped(model: nn.Module, path: str | Path) -> None:
         UserError: If nothing was swapped in this model, or it is folded for inference.
         WriteError: If the file cannot be written.
     """
-    model = getattr(model, "_orig_mod", model)
+    model = module_of(model)
     refuse_folded(model, "save_swapped")
     plans = plans_in(model)
     if not plans:
@@ -139,7 +140,7 @@ def load_swapped(base: nn.Module | Callable[[], nn.Module], path: str | Path) ->
     """
     record, state = _read(Path(path))
     model = base if isinstance(base, nn.Module) else base()
-    model = getattr(model, "_orig_mod", model)
+    model = module_of(model)
     if _kind(model) != record["model"]:
         raise UserError(f"{path} holds a swapped {record['model']}, not {_kind(model)}")
     plans = [Plan(**swap) for swap in record["swaps"]]

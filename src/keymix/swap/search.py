@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from keymix.analysis.capture import inference_mode_of
 from keymix.analysis.counting import count
+from keymix.analysis.images import Images
 from keymix.analysis.measure import measure_paired, timed
 from keymix.analysis.passes import Varies
 from keymix.analysis.statistics import bonett_price
@@ -27,7 +28,7 @@ from keymix.hosts.base import MixerOptions
 from keymix.hosts.layers import Layer, find_layers
 from keymix.mixers.spec import spec_of
 from keymix.swap.calibration import Estimate, Statistics, gather
-from keymix.swap.images import MIN_IMAGES, Images, input_size, run
+from keymix.swap.images import MIN_IMAGES, input_size, run
 from keymix.swap.plans import Layers, choose, shadow
 from keymix.swap.record import COSTS, Attention, Cost, Search, Step, Trial
 from keymix.swap.report import SAYS_NOTHING

@@ -11,13 +11,15 @@ import math
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from keymix.analysis.threads import threads_each, use_threads
-from keymix.errors import UserError, WriteError
+from keymix.arguments import checked
+from keymix.data.dataset import ImageData
+from keymix.errors import UserError, WriteError, check_positive
 from keymix.task import Task
 from keymix.train import files
 from keymix.train.callbacks import Callback, Report, TrainingPlan
@@ -49,10 +51,8 @@ from keymix.train.signals import interruptible
 from keymix.train.step import Training, check_precision, deterministic, make_fabric
 from keymix.train.validate import check_recipe, make_teacher, training_batches
 
-if TYPE_CHECKING:
-    from keymix.data.dataset import ImageData
 
-
+@checked
 def train(
     recipe: Recipe,
     out: str | Path,
@@ -97,6 +97,8 @@ def train(
     folder = Path(out)
     if not checkpoint_minutes >= 0:
         raise UserError(f"{checkpoint_minutes=} must be 0 or more.")
+    if threads is not None:
+        check_positive(threads=threads)
     callback = callback_of(progress, log)  # or refuse
     run = Run(folder, recipe)
     if is_done(folder, recipe, overwrite=overwrite):

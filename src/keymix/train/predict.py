@@ -4,23 +4,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
+from keymix.arguments import checked, told
 from keymix.data.decode import Pixels
 from keymix.data.events.recordings import is_recording
 from keymix.data.files import is_image
 from keymix.data.pixels import prepared
 from keymix.data.record import DataRecord
 from keymix.data.sample import Size
-from keymix.data.shown import file_pixels, fitted, memory_pixels, read_file
+from keymix.data.shown import (
+    Picture,
+    file_pixels,
+    fitted,
+    image_files,
+    memory_pixels,
+    of_scans,
+    read_file,
+)
 from keymix.errors import UserError
 from keymix.models.image_size import take_time_steps
 from keymix.task import Task
@@ -28,11 +37,8 @@ from keymix.train.folder import Which
 from keymix.train.model import device_of_this_machine, enough_memory
 from keymix.train.parts import Answered, Prediction, answers_of
 from keymix.train.recipe import Recipe
-from keymix.train.runs import Run, at_size, image_files, load_run, refuse_lone
+from keymix.train.runs import Run, at_size, load_run, refuse_lone
 from keymix.train.scoring import autocast
-
-One: TypeAlias = str | Path | Image.Image | NDArray[Any] | Tensor
-"""An input: a file, or an image in memory."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,6 +56,25 @@ class TrainedModel:
     model: nn.Module
     data: DataRecord
     image_size: Size
+
+    def __repr__(self) -> str:
+        """Say in a few lines which model it is, what it was trained on, and what it scores."""
+        config, data = self.run.recipe.model, self.data
+        classes = f", {len(data.classes)} classes" if data.classes else ""
+        lines = [
+            f"TrainedModel of {str(self.run.folder)!r}",
+            f"  model: {config.name}" + (f" with {config.mixer}" if config.mixer else ""),
+            f"  task: {self.task.name}, {self.task.does}{classes}",
+            f"  data: {data.spec}, {data.kind.nouns} of {self.image_size[0]}x{self.image_size[1]}",
+        ]
+        with suppress(UserError):  # of a run that is not done
+            score, summary = self.task.score, self.run.summary
+            tested = {"last": summary.last.test.scores, "best": summary.best.test.scores}
+            said = [
+                f"{score.text(s[score.key] or 0)} ({which} epoch)" for which, s in tested.items()
+            ]
+            lines.append(f"  test {score.name}: {', '.join(said)}")
+        return "\n".join(lines)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -71,12 +96,12 @@ class TrainedModel:
         """Whether its inputs are recordings of events, and not images."""
         return self.data.events
 
-    def transform(self, image: One) -> Tensor:
+    def transform(self, image: Picture) -> Tensor:
         """Prepare an image as in the run's evaluation; a batch of these is what the model takes.
 
         Args:
-            image: A file; an image of Pillow's; a uint8 array ``[h, w]`` or ``[h, w, C]``; or a
-                uint8 tensor ``[C, h, w]``.
+            image: A file; an image of Pillow's; an array ``[h, w]``, ``[h, w, C]`` or
+                ``[C, h, w]`` of bytes or of values from 0 to 1; or a uint8 tensor ``[C, h, w]``.
 
         Returns:
             float32 ``[C, H, W]`` on the CPU, resized, cropped and normalised; frames
@@ -87,7 +112,8 @@ class TrainedModel:
         """
         return self._read(image)[0]
 
-    def predict(self, inputs: One | Sequence[One], *, top: int = 5) -> Any:
+    @checked
+    def predict(self, inputs: Picture | Sequence[Picture], *, top: int = 5) -> Any:
         """Answer an input, or several.
 
         Of a list or a folder, a file that cannot be read has its error as the answer; alone, it
@@ -142,7 +168,7 @@ class TrainedModel:
     def _normalised(self, shown: Tensor) -> Tensor:
         return prepared(shown, self.data.kind, mean=self.data.mean, std=self.data.std)
 
-    def _listed(self, inputs: One | Sequence[One]) -> tuple[list[One], bool]:
+    def _listed(self, inputs: Picture | Sequence[Picture]) -> tuple[list[Picture], bool]:
         """List what is to be answered, and say whether that may be several."""
         if isinstance(inputs, np.ndarray):
             return (list(inputs), True) if inputs.ndim == 4 else ([inputs], False)
@@ -152,13 +178,13 @@ class TrainedModel:
         if isinstance(inputs, str | Path):
             return [*image_files([inputs], events=self.takes_events)], Path(inputs).is_dir()
         if isinstance(inputs, Sequence):
-            found: list[One] = []
+            found: list[Picture] = []
             for each in inputs:
                 found += self._listed(each)[0]
             return found, True
         return [inputs], False
 
-    def _answers(self, inputs: Sequence[One], top: int, *, alone: bool) -> Iterator[Prediction]:
+    def _answers(self, inputs: Sequence[Picture], top: int, *, alone: bool) -> Iterator[Prediction]:
         """Answer inputs in batches; a file that cannot be read gets its error, or alone raises."""
         part = answers_of(self.data.task_kind)
         for start in range(0, len(inputs), part.at_once):
@@ -181,30 +207,24 @@ class TrainedModel:
             found = iter(part.predicted(outputs, answered, self.data, top=top) if shown else ())
             yield from (next(found) if isinstance(k, Answered) else k for k in known)
 
-    def _read(self, given: One) -> tuple[Tensor, Size]:
+    def _read(self, given: Picture) -> tuple[Tensor, Size]:
         """Prepare an input; with its own height and width."""
         if isinstance(given, str | Path):
             return self._of_file(Path(given))
         if isinstance(given, Tensor) and given.is_floating_point():
             return self._as_prepared(given)
-        if isinstance(given, Tensor):
-            if given.dtype != torch.uint8 or given.ndim != 3:
-                raise UserError(
-                    f"a tensor of {given.dtype} and shape {tuple(given.shape)}: give pixels as "
-                    "uint8 [C, h, w], or what transform() returns."
-                )
-            given = given.permute(1, 2, 0).cpu().numpy()
-        if not isinstance(given, np.ndarray | Image.Image):
+        if not isinstance(given, np.ndarray | Image.Image | Tensor):
             raise UserError(
-                f"cannot predict a {type(given).__name__}: give a file, an image of Pillow's, a "
-                "uint8 array [h, w, C] or a tensor [C, h, w]."
+                f"inputs hold {told(given)}: give files, images of Pillow's, uint8 arrays "
+                "[h, w, C] or tensors [C, h, w]."
             )
         if self.takes_events:
             raise UserError(
                 "the run was trained on recordings of events: give files (.npz, .aedat), or what "
                 "transform() returns of them."
             )
-        return self._of_pixels(memory_pixels(given, self.data))
+        data, scans = self.data, of_scans(self.data)
+        return self._of_pixels(memory_pixels(given, data.in_chans, data.white_level, scans=scans))
 
     def _of_file(self, path: Path) -> tuple[Tensor, Size]:
         if not self.takes_events:
@@ -233,6 +253,7 @@ class TrainedModel:
         return given.float(), (given.shape[-2], given.shape[-1])
 
 
+@checked
 def load(
     run: Run | str | Path,
     *,
@@ -278,9 +299,10 @@ def load(
     return replace(trained, data=replace(seen, time_steps=time_steps))
 
 
+@checked
 def predict(
     run: Run | str | Path,
-    paths: Sequence[str | Path],
+    paths: Picture | Sequence[Picture],
     *,
     which: Which = "last",
     top: int = 5,
@@ -295,7 +317,8 @@ def predict(
 
     Args:
         run: The run, or its folder.
-        paths: Image files and folders; recordings of events for a run on those.
+        paths: Files, folders or images in memory, as `TrainedModel.predict` takes them; recordings
+            of events for a run on those.
         which: Weights of the ``last`` or the ``best`` epoch.
         top: How many classes to name for an image.
         image_size: As in `evaluate`.
@@ -310,5 +333,5 @@ def predict(
             cannot take the image size or the time steps.
     """
     trained = load(run, which=which, image_size=image_size, resize=resize, time_steps=time_steps)
-    found: list[Prediction] = trained.predict([*paths], top=top)
-    return found
+    found = trained.predict(paths, top=top)
+    return found if isinstance(found, list) else [found]

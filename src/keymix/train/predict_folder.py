@@ -22,7 +22,7 @@ from keymix._version import __version__
 from keymix.data.decode import Pixels
 from keymix.data.record import DataRecord
 from keymix.data.sample import Size
-from keymix.data.shown import file_pixels
+from keymix.data.shown import file_pixels, image_files
 from keymix.data.specs import task_name
 from keymix.errors import UserError
 from keymix.task import Task, get_task
@@ -32,7 +32,7 @@ from keymix.train.model import enough_memory
 from keymix.train.parts import Answered, AnswersPart, Prediction, Wanted
 from keymix.train.predict import TrainedModel, load
 from keymix.train.recipe import is_part
-from keymix.train.runs import Run, image_files, load_run, refuse_lone
+from keymix.train.runs import Run, load_run, refuse_lone
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData, Split

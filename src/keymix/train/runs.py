@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from keymix.data.decode import checked_size
-from keymix.data.events.recordings import is_recording
-from keymix.data.files import is_image
+from keymix.arguments import checked, whole_size
 from keymix.data.record import DataRecord
 from keymix.errors import UserError
 from keymix.models.image_size import set_image_size, take_time_steps
@@ -131,6 +128,7 @@ class Run:
         return model.eval(), data
 
 
+@checked
 def load_run(path: str | Path) -> Run:
     """Open a run's folder.
 
@@ -141,6 +139,7 @@ def load_run(path: str | Path) -> Run:
     return Run(folder, recorded_recipe(folder))
 
 
+@checked
 def evaluate(
     run: Run | str | Path,
     data_spec: str | None = None,
@@ -176,8 +175,6 @@ def evaluate(
             the model, or the memory, cannot take the image size or the time steps.
     """
     refuse_lone(resize, image_size)
-    if split not in ("train", "val", "test"):
-        raise UserError(f"split {split!r}: choose 'train', 'val' or 'test'.")
     run = run if isinstance(run, Run) else load_run(run)
     with enough_memory(image_size):
         model, seen, size = at_size(run, which, image_size, resize)
@@ -202,9 +199,11 @@ def evaluate(
     return plain
 
 
-def refuse_lone(resize: str | None, image_size: object) -> None:
-    """Refuse what mixers do at another size where no other size is given."""
-    if resize is not None and image_size is None:
+def refuse_lone(resize: str | None, image_size: int | tuple[int, int] | None) -> None:
+    """Refuse a size that is none, and what mixers do at another size where none is given."""
+    if image_size is not None:
+        whole_size("image_size", image_size)
+    elif resize is not None:
         raise UserError(f"resize={resize!r} acts on images of another size: give image_size too")
 
 
@@ -222,27 +221,4 @@ def at_size(
         set_image_size(model, image_size, resize=resize)
     elif resize is not None:
         raise UserError(f"resize={resize!r}: the model takes images of any size. Leave it out.")
-    return model, seen, checked_size(image_size)
-
-
-def image_files(paths: Iterable[str | Path], *, events: bool = False) -> list[Path]:
-    """The image files that paths mean: files as they are, folders searched with all below.
-
-    Hidden files in folders are left out, as in training. ``events`` looks for recordings of events.
-    """
-    fits, what = (is_recording, "recording") if events else (is_image, "image")
-    found: list[Path] = []
-    for given in paths:
-        if not str(given):
-            raise UserError(f"a path is empty: name {what}s or folders of them, '.' for this one.")
-        path = Path(given)
-        if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if fits(p.name) and not p.is_dir())
-            if not inside:
-                raise UserError(f"the folder {str(path)!r} holds no {what}s.")
-            found += inside
-        elif path.exists():
-            found.append(path)
-        else:
-            raise UserError(f"there is no {what} or folder {str(path)!r}.")
-    return found
+    return model, seen, whole_size("image_size", image_size)

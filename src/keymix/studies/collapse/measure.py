@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,13 +13,13 @@ from keymix.analysis.capture import (
     Call,
     Layers,
     Seat,
-    batches_of,
     find_seats,
     run_once,
     select_layers,
-    unwrapped,
 )
+from keymix.analysis.images import Images, Model, batches_of
 from keymix.analysis.similarity import PairTally, cut_of
+from keymix.arguments import checked, module_of, opened
 from keymix.errors import UserError, check_positive
 from keymix.hosts.attention_inputs import Layout
 from keymix.mixers.base import TokenMixer
@@ -28,9 +28,10 @@ from keymix.studies.collapse.layers import LayerTally, block_of, tokens_of
 from keymix.studies.collapse.result import Collapse
 
 
+@checked
 def collapse(
-    model: nn.Module,
-    images: Tensor | Iterable[Any],
+    model: Model,
+    images: Images,
     *,
     layers: Layers | None = None,
     threshold: float = 0.5,
@@ -68,10 +69,12 @@ def collapse(
     Only one batch's maps are in memory; nothing grows with the number of images.
 
     Args:
-        model: A model that an adapter knows, or that holds mixers. It is left as it was,
-            but for a hook or a few that record the size of its images from now on.
+        model: A model that an adapter knows, or that holds mixers; what `keymix.load` returns; or
+            the folder of a run. It is left as it was, but for a hook or a few that record the size
+            of its images from now on.
         images: Normalised images ``[B, C, H, W]``, or batches of them one after another, each
-            alone or first in a tuple ``(images, labels)``.
+            alone or first in a tuple ``(images, labels)``; or pictures, as
+            :func:`keymix.attention_maps` takes them.
         layers: Which, as in :func:`keymix.attention_maps`; all if None.
         threshold: Cosine tau above which columns count as similar; the paper takes 0.5.
         similar: Share of similar columns above which a block counts as similar to the one before.
@@ -87,15 +90,17 @@ def collapse(
         >>> print(found.verdict.headline)
 
     Raises:
-        UserError: If a value is out of range, no layer matches, images differ in size, or there
-            are none.
+        UserError: If an argument is none of these or out of range, no layer matches, images differ
+            in size, or there are none.
     """
     _check(threshold, similar, unique, nearest, batch_size)
-    seats = select_layers(model, layers)
-    read = Pass(model, seats, threshold)
+    trained = opened(model)
+    network = module_of(trained)
+    seats = select_layers(network, layers)
+    read = Pass(network, seats, threshold)
     tallies: dict[tuple[Any, ...], PairTally] = {}
     seen = 0
-    for batch in batches_of(images, batch_size):
+    for batch in batches_of(images, trained, batch_size):
         maps = read.run(batch)
         compared = {key: tally.paths for key, tally in tallies.items()}
         if seen and compared != read.groups:
@@ -124,7 +129,7 @@ def collapse(
         unique=unique,
         nearest=nearest,
         images=seen,
-        takes_shared_from=isinstance(unwrapped(model), DeepVisionTransformer),
+        takes_shared_from=isinstance(network, DeepVisionTransformer),
         remedies={
             path: seat.module.collapse_remedy
             for path, seat in seats.items()
@@ -149,7 +154,7 @@ class Pass:
     """
 
     def __init__(self, model: nn.Module, seats: Mapping[str, Seat], threshold: float) -> None:
-        self.model, self.seats = unwrapped(model), seats
+        self.model, self.seats = model, seats
         every = find_seats(model)
         numbers = {path: i for i, path in enumerate(every, start=1)}
         self.layers = {

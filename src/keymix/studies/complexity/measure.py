@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -23,6 +24,7 @@ from keymix.analysis.complexity_sites import (
     usable_device,
 )
 from keymix.analysis.complexity_weights import weight_facts
+from keymix.arguments import checked
 from keymix.errors import UserError, check_positive
 from keymix.mixers.registry import get_mixer_class, import_file
 from keymix.studies.complexity.result import Complexity
@@ -70,7 +72,7 @@ def complexity_parts(
     batch_size: int = 1,
     device: str | torch.device = "cpu",
     time_steps: int = TIME_STEPS,
-    imports: Sequence[str] = (),
+    imports: Sequence[str | Path] = (),
     progress: Progress = no_progress,
 ) -> Iterator[Complexity]:
     """Study mixers part by part; see :func:`complexity`.
@@ -107,7 +109,7 @@ def complexity_parts(
             repeats=repeats,
             batch_size=batch_size,
             device=where,
-            imports=imports,
+            imports=[*map(str, imports)],
             progress=_part(progress, i, steps),
         )
         last = number == setting.tokens[-1]
@@ -195,6 +197,7 @@ def _a_token(ledger: Ledger, mixer: SizedMixer, few: int, many: int) -> float | 
     return grown / tokens if grown % tokens else grown // tokens
 
 
+@checked
 def complexity(
     mixers: str | Sequence[str] | None = None,
     *,
@@ -206,7 +209,7 @@ def complexity(
     batch_size: int = 1,
     device: str | torch.device = "cpu",
     time_steps: int = TIME_STEPS,
-    imports: Sequence[str] = (),
+    imports: Sequence[str | Path] = (),
     progress: Progress = no_progress,
 ) -> Complexity:
     """Count what token mixers cost, and measure them against the number of tokens.

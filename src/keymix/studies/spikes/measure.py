@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
-
-from torch import Tensor, nn
+from collections.abc import Callable
+from typing import Literal
 
 from keymix.analysis.energy import Energy
+from keymix.analysis.images import Images, Model
 from keymix.analysis.spikes import SpikeReadings, read_spikes
 from keymix.analysis.spikes_record import SpikesStudy
 from keymix.analysis.study_record import UNNAMED, joined
+from keymix.arguments import checked
 from keymix.studies.spikes.result import SpikeStudies
 from keymix.studies.study import OfModel
 
@@ -37,12 +37,13 @@ class Spikes(SpikeReadings, OfModel):
         return self.reading()
 
 
+@checked
 def spike_study(
-    model: nn.Module,
-    images: Tensor | Iterable[Any],
+    model: Model,
+    images: Images,
     *,
     energy: str | Energy = "fp32",
-    batch_norm: str = "folded",
+    batch_norm: Literal["folded", "separate"] = "folded",
     batch_size: int = 8,
     progress: Callable[[int], None] | None = None,
 ) -> Spikes:
@@ -80,9 +81,11 @@ def spike_study(
     batch.
 
     Args:
-        model: A model with neurons of keymix or of SpikingJelly that takes the images as they are.
+        model: A model with neurons of keymix or of SpikingJelly that takes the images as they are;
+            what `keymix.load` returns; or the folder of a run.
         images: Normalised images ``[B, C, H, W]`` or frames ``[B, T, C, H, W]``, or batches of them
-            one after another, each alone or first in a tuple.
+            one after another, each alone or first in a tuple; or pictures, as
+            :func:`keymix.attention_maps` takes them, and recordings of a run on events.
         energy: Name in :data:`keymix.analysis.energy.ENERGIES`, ``"MAC,AC"`` in pJ, or
             :class:`keymix.analysis.energy.Energy`.
         batch_norm: ``"folded"``: costs nothing, its factors being part of the weights before it;
@@ -96,8 +99,8 @@ def spike_study(
         >>> print(study.rate, study.sops, study.energy)
 
     Raises:
-        UserError: If the model has no spiking neurons, or cannot take the images, there are none,
-            or an operation ran that computes and that nobody counts.
+        UserError: If an argument is none of these, the model has no spiking neurons or cannot take
+            the images, there are none, or an operation ran that computes and that nobody counts.
     """
     found = read_spikes(
         model,

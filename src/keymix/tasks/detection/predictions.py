@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.models.detection.roi_heads import paste_masks_in_image
 
+from keymix.arguments import checked
 from keymix.data.decode import Pixels
 from keymix.data.instances import RunLengths
 from keymix.data.record import DataRecord
@@ -280,6 +281,7 @@ def drawn(found: InstancePrediction, pixels: Pixels) -> Image.Image:
     )
 
 
+@checked
 def predict_instances(
     run: Run | str | Path,
     paths: Sequence[str | Path] = (),

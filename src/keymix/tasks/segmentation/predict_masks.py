@@ -20,6 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from keymix.analysis import mask_pictures
+from keymix.arguments import checked
 from keymix.data import rle
 from keymix.data.decode import Pixels
 from keymix.data.record import DataRecord
@@ -211,6 +212,7 @@ class MaskWriter(FolderWriter[MaskPrediction]):
         files.write_text(self.folder / RUN_LENGTHS, csv_text(COLUMNS, self.rows))
 
 
+@checked
 def predict_masks(
     run: Run | str | Path,
     paths: Sequence[str | Path] = (),
