@@ -186,7 +186,8 @@ class ImageData:
         test: The split that is read once, at the end.
         facts: What loading found and did.
         task: What is learned from it.
-        found: What the source found that does not stop training, by kind of finding.
+        found: What the source found that does not stop training: level and items by kind of
+            finding (`keymix.data.findings`).
     """
 
     spec: str
@@ -200,7 +201,7 @@ class ImageData:
     test: Split
     facts: DataFacts
     task: Task
-    found: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    found: Mapping[str, tuple[str, Sequence[Any]]] = field(default_factory=dict)
 
     @property
     def kind(self) -> InputKind:

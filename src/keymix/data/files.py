@@ -89,7 +89,7 @@ def is_image(name: str) -> bool:
 def read_rows(
     path: Path,
     columns: Sequence[str],
-    report: Callable[[str, object, str], None],
+    report: Callable[[object, str], None],
     *,
     optional: Sequence[str] = (),
 ) -> list[tuple[int, tuple[str, ...]]]:
@@ -128,7 +128,6 @@ def read_rows(
     for line, row in rows:
         if len(row) != len(head):
             report(
-                "bad row",
                 f"{path}:{line}",
                 f"{path}: line {line} has {len(row)} cells, not {len(head)}: {short(row)!r}. "
                 "Correct or remove it.",

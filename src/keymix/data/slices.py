@@ -93,12 +93,12 @@ class Stack(Stored):
                     done[path] = work(image)
             except DAMAGE as error:
                 message = f"cannot read image {path}: {reason(error)}"
-                faults.append(Fault("unreadable", message, str(path)))
+                faults.append(Fault(str(path), message))
                 continue
             if self.size is not None and self.size != (height, width):
                 wanted = f"{self.size[1]}x{self.size[0]}"
                 message = f"{path} has {width}x{height} pixels, not the {wanted} of {self.own.name}"
-                faults.append(Fault("wrong size", message, str(path)))
+                faults.append(Fault(str(path), message))
         refuse(faults)
         return done
 

@@ -217,7 +217,7 @@ class _Reader:
                 why = f"is {file!r} once more"
             if why or key is None:
                 place = f"{self.path}: images[{number}]"
-                self.loose.append(Fault("bad row", f"{place} {why}", place))
+                self.loose.append(Fault(place, f"{place} {why}"))
                 continue
             seen.add(file)
             file = _below(self.folder, file)
@@ -243,7 +243,7 @@ class _Reader:
                 place, says = f"{self.path}: {what}", isinstance(entry, dict)
                 why = f"is of the image {entry.get('image_id')!r}" if says else "is no mapping"
                 message = f"{place} {why}, which images lack" if says else f"{place} {why}"
-                self.loose.append(Fault("bad annotation", message, place))
+                self.loose.append(Fault(place, message))
                 faults.append(self.loose[-1])
                 continue
             if image.size == _UNKNOWN:
@@ -257,7 +257,7 @@ class _Reader:
             except (ValueError, TypeError, OverflowError, KeyError) as error:
                 message = f"{self.path}: {what} of {image.file!r} {error}"
                 culprit = str(self.folder / image.file)
-                image.unfit.append(Fault("bad annotation", message, culprit))
+                image.unfit.append(Fault(culprit, message))
                 faults.append(image.unfit[-1])
         if faults and not fit:
             first = faults[0].message.removeprefix(f"{self.path}: ")

@@ -44,12 +44,12 @@ def open_csv(argument: str, faults: Faults) -> Source:
     train = {row.label for row in rows if row.split == "train"}
     if len(train) < 2:
         text = f"{path}: its rows of train have {len(train)} classes; at least 2 are needed."
-        faults.report("one class", path, text)
+        faults.report(path, text)
     names, number = _classes(root, train)
     for row in rows:
         if row.label not in number:
             text = f"{row.place}: label {row.label!r} is no class of train. Correct or remove it."
-            faults.report("bad label", row.place, text)
+            faults.report(row.place, text)
     if not any(row.split == "train" for row in rows):
         raise UserError(f"data csv:{argument}: no row is of train. Add some.")
     rows.sort(key=lambda row: SPLITS.index(row.split))
@@ -96,9 +96,9 @@ def _rows(root: Path, table: Path, split: str, faults: Faults) -> list[_Row]:
         own = split_named(wanted) if wanted else split or "train"
         if not label or not own:
             why = f"split {wanted!r} is not train, val or test" if label else "it has no label"
-            faults.report("bad row", place, f"{place}: {why}. Correct or remove the row.")
+            faults.report(place, f"{place}: {why}. Correct or remove the row.")
         elif not image.is_file():
-            faults.report("missing", place, f"{place}: there is no {str(image)!r}. Add it.")
+            faults.report(place, f"{place}: there is no {str(image)!r}. Add it.")
         else:
             found.append(_Row(os.path.relpath(image, root), label, own, group, place))
     return found

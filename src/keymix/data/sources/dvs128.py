@@ -100,7 +100,7 @@ def open_dvs128(
             if name in listed:
                 message = f"{file}: {name} is listed already. Remove it from one list: no "
                 message += "recording may be trained and tested on."
-                faults.report("bad row", f"{file}: {name}", message)
+                faults.report(f"{file}: {name}", message)
                 continue
             listed.add(name)
             gestures += _gestures(root, name, faults)
@@ -109,7 +109,7 @@ def open_dvs128(
         recording = root / (file.name.removesuffix(_LABELS) + ".aedat")
         if recording.name not in listed and not recording.is_file():
             message = f"{file}: there is no recording {recording.name}. Restore or remove one."
-            faults.report("missing", file, message)
+            faults.report(file, message)
     if {*splits} != {*lists}:
         raise UserError(f"data dvs128:{argument} has no recordings for training or test.")
     unlisted = [file.name for file in sorted(root.glob("*.aedat")) if file.name not in listed]
@@ -146,7 +146,7 @@ def _gestures(root: Path, name: str, faults: Faults) -> list[_Gesture]:
     for file in (root / name, table):
         if not file.is_file():
             message = f"{file} is missing, and {name} is in the lists. Unpack the set again."
-            faults.report("missing", file, message)
+            faults.report(file, message)
             return []
     found = []
     for line, row in read_rows(table, _HEAD, faults.report):
@@ -157,7 +157,7 @@ def _gestures(root: Path, name: str, faults: Faults) -> list[_Gesture]:
         if not 1 <= label <= len(CLASSES) or not 0 <= start < end:
             message = f"{table}: line {line} is {short(row)!r}: a class of 1 to {len(CLASSES)}, a "
             message += "start and a later end in whole microseconds are wanted. Correct it."
-            faults.report("bad label", f"{table}:{line}", message)
+            faults.report(f"{table}:{line}", message)
             continue
         found.append(_Gesture(root / name, table, line, label - 1, start, end))
     return found

@@ -76,7 +76,6 @@ def classes_in(folder: Path, faults: Faults, remedy: str) -> list[str]:
         raise UserError(f"{folder} has no folders inside. {remedy}")
     if len(classes) == 1:
         faults.report(
-            "one class",
             folder,
             f"{folder} has one class only ({classes[0]}); at least 2 are needed, a folder each.",
         )
@@ -102,12 +101,12 @@ def labelled(
     for name in folders(folder):
         if name not in classes:
             text = f"class {name!r} is not in train. Add it there, or remove the folder."
-            faults.report("unknown class", folder / name, f"{folder / name}: {text}")
+            faults.report(folder / name, f"{folder / name}: {text}")
             classes.append(name)
         found = (find or images_below)(folder / name, faults)
         if not found:
             text = f"class {name!r} has no {holds}. Add some, or remove the folder."
-            faults.report("empty class", folder / name, f"{folder / name}: {text}")
+            faults.report(folder / name, f"{folder / name}: {text}")
         files += [os.path.relpath(file, root) for file in found]
         labels += [classes.index(name)] * len(found)
     if not files:

@@ -85,7 +85,7 @@ def _flat(
         answer = answers.get(Path(file).stem)
         if answer not in number:
             why = "has no answer" if answer is None else f"is {answer!r}, which train does not have"
-            faults.report("bad label", file, f"{file} {why} ({solution}). Correct or remove it.")
+            faults.report(file, f"{file} {why} ({solution}). Correct or remove it.")
         files.append(os.path.relpath(file, root))
         labels.append(number.get(answer or "", -1))
     if not files:

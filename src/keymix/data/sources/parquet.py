@@ -62,7 +62,7 @@ def open_files(
             try:
                 of[file] = _labels(file, columns)
             except UserError as error:
-                faults.report("unreadable", file, str(error))
+                faults.report(file, str(error))
     if "test" in given and _unlabelled(given["test"]):
         del given["test"]
         notes = [*notes, "the test split's labels are hidden (all -1), so it is not used"]
@@ -79,11 +79,11 @@ def open_files(
                 where = f"{file} row {row}"
                 why = "missing" if label is None else f"{label!r}, no class of the training data"
                 text = f"{where}: the label is {why}. Correct or remove the row."
-                faults.report("bad label", where, text)
+                faults.report(where, text)
             labels[row] = number.get(label, -1)
     if len({label for of in given["train"].values() for label in of} - {-1}) < 2:
         text = f"data {spec} has one class only; at least 2 are needed."
-        faults.report("one class", first, text)
+        faults.report(first, text)
     every = np.array([label for *_, labels in parts for label in labels], dtype=np.int64)
     rows = _Rows(
         [(split, file) for split, file, _ in parts],
