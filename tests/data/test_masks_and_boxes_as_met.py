@@ -242,7 +242,7 @@ def test_what_leaves_nothing_is_said_once(tmp_path: Path, change: Change, culpri
     assert not check(f"coco:{root}").fit
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"images": []}', "[" * 100_000, b"\xff\xfe"])
+@pytest.mark.parametrize("content", ["{", "[]", '{"images": []}', b"\xff\xfe"])
 def test_a_file_that_is_none(tmp_path: Path, content: str | bytes) -> None:
     root = write(tmp_path / "set", {"train2017": 2})
     file = root / "annotations" / "instances_train2017.json"

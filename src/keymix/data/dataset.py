@@ -5,17 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 from torchvision import tv_tensors
 
 from keymix.data.decode import reading
 from keymix.data.instances import Instances
-from keymix.data.kinds import CLASS, VALUE, InputKind, MaskKind, TargetKind, mask_kind
+from keymix.data.kinds import CLASS, InputKind, MaskKind, TargetKind, mask_kind
 from keymix.data.pixels import picture, prepared
 from keymix.data.record import DataFacts, DataRecord
 from keymix.data.sample import REMEDY, Row, Size, size_of
@@ -42,6 +39,9 @@ class Split:
         targets: All masks at that size, where they are.
         outside: What a mask shows where a moved image shows nothing.
         listed: Whether a batch is a list of images, each of its own size.
+        values: All targets as one tensor ``[N, ...]``; None of ragged ones and of those with a
+            place in the image.
+        groups: The group of each, such as a patient; empty where nothing binds samples together.
     """
 
     name: str
@@ -55,6 +55,8 @@ class Split:
     targets: Tensor | None = None
     outside: int = 0
     listed: bool = False
+    values: Tensor | None = None
+    groups: Sequence[str] = field(default=(), repr=False)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -69,16 +71,6 @@ class Split:
         """Channels."""
         return self.view.channels
 
-    @cached_property
-    def values(self) -> Tensor | None:
-        """All targets as one tensor ``[N, ...]``; None of ragged ones and of those with a place."""
-        if self.target_kind is CLASS:
-            return torch.from_numpy(classes_of(self.rows))
-        if self.target_kind is not VALUE:
-            return None
-        found = [row.read_target() for row in self.rows]
-        return torch.stack(found) if len({each.shape for each in found}) == 1 else None
-
     @property
     def labels(self) -> Tensor:
         """Class numbers, int64 ``[N]``.
@@ -92,12 +84,6 @@ class Split:
                 "each: this works on data for classification."
             )
         return self.values
-
-    @cached_property
-    def groups(self) -> tuple[str, ...]:
-        """The group of each, such as a patient; empty where nothing binds samples together."""
-        groups = tuple(row.group for row in self.rows)
-        return groups if any(groups) else ()
 
     def ids(self, i: int) -> str:
         """Say where sample ``i`` comes from: its file, or its file and row."""
@@ -162,11 +148,6 @@ class Split:
         slices, the middle one.
         """
         return picture(self.read(i), self.kind)
-
-
-def classes_of(rows: Sequence[Row]) -> IntArray:
-    """Collect the class numbers of rows, int64 ``[N]``."""
-    return np.fromiter((row.target for row in rows), dtype=np.int64, count=len(rows))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -30,7 +30,6 @@ from keymix.data.decode import (
     reading,
     reason,
 )
-from keymix.data.files import regular
 from keymix.data.sample import BadSampleError, Fault, Size, Stored, refuse
 from keymix.errors import UserError
 
@@ -76,7 +75,7 @@ class Stack(Stored):
         names = "\n".join("/".join(path.parts[-3:]) for path in self.files)  # from the day on
         head = b""
         if content:
-            with regular(self.own).open("rb") as stream:
+            with self.own.open("rb") as stream:
                 head = stream.read(1 << 16)
         name = hashlib.sha256(names.encode()).digest()
         return head_digest(self.own.stat().st_size, name + head)

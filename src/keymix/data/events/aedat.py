@@ -37,7 +37,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keymix.data.events.stream import Events, Size, make_events
-from keymix.data.files import regular
 from keymix.errors import UserError
 
 SENSOR: Size = (128, 128)
@@ -54,7 +53,7 @@ _BYTES, _TIME = 8, 4  # of a polarity event, and where its time begins
 def content_of(path: Path) -> bytes:
     """Read a file whole."""
     try:
-        return regular(path).read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}.") from None
 

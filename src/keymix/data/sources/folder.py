@@ -10,7 +10,7 @@ from typing import Any
 
 from keymix.data.decode import Encoded
 from keymix.data.files import (
-    SPLITS,
+    SPLIT_NAMES,
     existing_folder,
     folders,
     is_hidden,
@@ -48,7 +48,7 @@ def split_folders(root: Path) -> tuple[dict[str, Path], tuple[str, ...]]:
     Without a folder for train, all of ``root`` is train.
     """
     inside = folders(root)
-    found: dict[str, list[str]] = {split: [] for split in SPLITS}
+    found: dict[str, list[str]] = {split: [] for split in SPLIT_NAMES}
     for name in inside:
         found.get(split_named(name), []).append(name)
     for names in found.values():

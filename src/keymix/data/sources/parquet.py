@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from torch import Tensor
 
 from keymix.data.decode import Encoded
-from keymix.data.files import existing_path, regular, split_named
+from keymix.data.files import existing_path, split_named
 from keymix.data.sample import SPLITS, Faults, Row, Source, some
 from keymix.data.specs import source
 from keymix.data.streams import IntArray
@@ -277,8 +277,8 @@ def _readable(file: Path) -> Iterator[None]:
 
 def _opened(file: Path) -> Any:
     if file.suffix == ".arrow":
-        return pa.ipc.open_stream(pa.memory_map(str(regular(file))))
-    return pq.ParquetFile(regular(file))
+        return pa.ipc.open_stream(pa.memory_map(str(file)))
+    return pq.ParquetFile(file)
 
 
 def _schema(file: Path) -> Any:
