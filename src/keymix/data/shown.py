@@ -16,7 +16,7 @@ from keymix.data.decode import SIXTEEN_BIT, Pixels, in_channels, open_image, pix
 from keymix.data.events.recordings import read_frames
 from keymix.data.kinds import RECORDING
 from keymix.data.sample import Size
-from keymix.data.slices import ScanFile, scaled
+from keymix.data.slices import id_and_spacing, read_stack, scaled
 from keymix.data.specs import parse
 from keymix.data.view import view_of
 from keymix.errors import UserError
@@ -37,15 +37,15 @@ def read_file(path: Path, record: DataRecord, size: Size) -> Tensor:
 
 def file_pixels(path: Path, record: DataRecord) -> Pixels:
     """Decode an image file at its own size, as the data of a record does: uint8 ``[C, h, w]``."""
-    if record.multilabel is not None:
-        return scan_file(path, record).pixels()
+    if _of_scans(record):
+        return read_stack(path, record.in_chans)
     with reading(str(path)), open_image(path) as image:
         return in_channels(pixels_of(image), record.in_chans, record.white_level).numpy()
 
 
-def scan_file(path: Path, record: DataRecord) -> ScanFile:
-    """Take a file as an image of data with masks, which knows its id and spacing."""
-    return ScanFile(path=path, slices=_of_scans(record), channels=record.in_chans)
+def named(path: Path, record: DataRecord) -> tuple[str, tuple[float, float] | None]:
+    """Name a file as the data of a record would, with the millimetres between its pixels."""
+    return id_and_spacing(path) if _of_scans(record) else (path.stem, None)
 
 
 def memory_pixels(image: Image.Image | NDArray[Any], record: DataRecord) -> Pixels:
