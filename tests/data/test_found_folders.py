@@ -301,9 +301,7 @@ def test_turned_photographs_stand_upright(tmp_path: Path, suffix: str, side: int
         assert stored.shape == (20, 14, 3)
     record = data.record()
     assert (read_file(path, record, data.image_size) == data.train.read(found[0])).all()
-    (note,) = [
-        each for each in check(str(tmp_path)).findings if each.what == "converted images"
-    ]
+    (note,) = [each for each in check(str(tmp_path)).findings if each.what == "converted images"]
     assert (note.level, note.count) == ("note", 8)
 
 

@@ -30,7 +30,7 @@ from keymix.data.findings import FALSIFIES, UNEVEN, WARNING, Report
 from keymix.data.kinds import CLASS, RECORDING, InputKind, TargetKind
 from keymix.data.looks import HASH, ONE_COLOUR, Seen, blank, hash_of, look_whole, target_bytes
 from keymix.data.sample import SPLITS, Fault, Faults, Row, Source, digest_of, select
-from keymix.data.sequences import Sequences, sequences_of
+from keymix.data.sequences import sequences_of
 from keymix.data.specs import DataSpec, Options, find_spec, kind_of, look_up, parse
 from keymix.data.splits import Table, make_splits
 from keymix.data.streams import IntArray
@@ -367,15 +367,15 @@ def _add_few(
         report.add("few", [{"id": name, "split": split, "reason": reason}])
 
 
-def _add_sequences(report: Report, found: Sequences | None, *, own_split: bool) -> None:
+def _add_sequences(report: Report, found: Mapping[str, int], *, own_split: bool) -> None:
     """Name the sequences whose frames are taken for independent images.
 
     A split that is drawn frame by frame tests on what was learned from. The data set's own split
     stays as it is, since published scores are of it.
     """
-    if found is not None:
-        report.facts["sequences"] = {"images": found.count, "sequences": found.images}
-        items = [{"id": name, "reason": f"{n} images"} for name, n in found.images.items()]
+    if found:
+        report.facts["sequences"] = {"images": sum(found.values()), "sequences": found}
+        items = [{"id": name, "reason": f"{n} images"} for name, n in found.items()]
         report.add("sequences", items, level=WARNING if own_split else FALSIFIES)
 
 

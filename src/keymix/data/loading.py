@@ -568,7 +568,6 @@ def _fingerprint(
 ) -> tuple[str, str]:
     """Hash inputs and targets of all splits (sha256), and say what of an input went into it."""
     whole = hashlib.sha256()
-    hashed = []
     for name, split in splits.items():
         whole.update(f"{name} {len(split)}\n".encode())
         if split.target_kind is CLASS:
@@ -579,23 +578,23 @@ def _fingerprint(
             whole.update(b"".join(target_bytes(row.read_target()) for row in split.rows))
         if len(gone[name]):
             whole.update(b"left out " + gone[name].astype("<i8").tobytes())
-        hashed.append(_hash_images(whole, split))
-    loosest = max(hashed, key=lambda what: HASHED.index(what) if what in HASHED else 0)
-    return whole.hexdigest(), loosest.format(targets=splits["train"].target_kind.nouns)
+        _enter_images(whole, split)
+    train, large = splits["train"], any(is_large(len(split)) for split in splits.values())
+    what = HASHED[0] if train.images is not None else HASHED[2 if large else 1]
+    what = "frames and {targets}" if train.kind is RECORDING else what
+    return whole.hexdigest(), what.format(targets=train.target_kind.nouns)
 
 
-def _hash_images(whole: Any, split: Split) -> str:
-    """Enter the images of a split into a fingerprint, and say what of them is hashed."""
+def _enter_images(whole: Any, split: Split) -> None:
+    """Enter the images of a split into a fingerprint."""
     if split.images is not None:
         whole.update(f"{tuple(split.images.shape)}\n".encode())
         whole.update(split.images.numpy().data)
-        return HASHED[0]
-    large = is_large(len(split))
-    read = frozenset(sample(len(split)).tolist()) if large else range(len(split))
+        return
+    read = frozenset(sample(len(split)).tolist()) if is_large(len(split)) else range(len(split))
 
     def digests(chunk: range) -> bytes:
         return b"".join(digest_of(split.rows[i].image, content=i in read) for i in chunk)
 
     for part in in_chunks(len(split), digests):
         whole.update(part)
-    return "frames and {targets}" if split.kind is RECORDING else HASHED[2 if large else 1]

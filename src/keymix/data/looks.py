@@ -101,9 +101,10 @@ def _look_at_target(row: Row, kind: TargetKind, seen: Seen) -> None:
     if not kind.placed:
         return
     with _collected(seen, row, "the target of"):
-        target = row.read_target()
-        stated = _stated(target)
-        size = seen.size
+        target, size = row.read_target(), seen.size
+        stated = target.size if isinstance(target, Instances) else None
+        if isinstance(target, tv_tensors.Mask):
+            stated = target.shape[-2], target.shape[-1]
         if size is not None and stated not in (None, size):
             what = "its entry states" if isinstance(target, Instances) else "its mask has"
             shown = f"{row.id} has {size[1]}x{size[0]} pixels, and {what}"
@@ -154,15 +155,6 @@ def _collected(seen: Seen, row: Row, what: str) -> Iterator[None]:
         seen.faults.append(Fault(row.id, str(error).replace(REMEDY, "").strip()))
     except DAMAGE as error:
         seen.faults.append(Fault(row.id, f"cannot read {what} {row.id}: {reason(error)}"))
-
-
-def _stated(target: Any) -> Size | None:
-    """Return height and width of the image that a target is of, where it says so."""
-    if isinstance(target, Instances):
-        return target.size
-    if isinstance(target, tv_tensors.Mask):
-        return target.shape[-2], target.shape[-1]
-    return None
 
 
 def target_bytes(target: Any) -> bytes:
