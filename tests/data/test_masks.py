@@ -220,8 +220,8 @@ def test_a_group_in_two_given_splits_is_refused_unless_images_are_split(tmp_path
     faults = Faults(collect=True)
     open_masks(str(root), faults)
     # p0 is in both folders, c twice in test; each is reported once
-    assert [fault.culprit for fault in faults.found] == ["a", "c"]
-    with pytest.raises(UserError, match=r"case 'a' is in train .* and in test"):
+    assert [fault.culprit for fault in faults.found] == ["case 'a'", "case 'c'"]
+    with pytest.raises(UserError, match=r"case 'a': it is in train .* and in test"):
         load(f"masks:{root}")
     assert len(load(f"masks:{root}", split_by="slice").test) == 3
 

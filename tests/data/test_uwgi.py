@@ -199,7 +199,11 @@ def test_all_faults_of_a_slice_are_found(tmp_path: Path) -> None:
     root = one_slice(tmp_path, large_bowel="1", small_bowel="99 1")
     scan_path(root, 1, 0, 1, (6, 9)).write_bytes(b"no image")
     found = [Path(fault.culprit).name for fault in faults_of(root)]
-    assert found == ["train.csv:2", "train.csv:3", scan_path(root, 1, 0, 1, (6, 9)).name]
+    assert found == [
+        "train.csv: line 2",
+        "train.csv: line 3",
+        scan_path(root, 1, 0, 1, (6, 9)).name,
+    ]
 
 
 # mistakes of the table as a whole: the line, after the folder
@@ -210,7 +214,7 @@ OF_THE_TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "cells": (
         rewrite(lambda rows: [["case1_day0_slice_0001"], *rows]),
-        "train.csv: line 2 has 1 cells, not 3: 'case1_day0_slice_0001'.",
+        "train.csv: line 2: it has 1 cells, not 3: 'case1_day0_slice_0001'.",
     ),
     "columns": (
         lambda root: write_rows(root / "train.csv", [["a", "b", "c"]], ("id", "class", "rle")),
@@ -249,7 +253,7 @@ def test_rows_that_cannot_be_read_are_collected(tmp_path: Path) -> None:
     rewrite(lambda rows: [["x", "stomach", ""], *rows, ["y"]])(root)
     faults = Faults(collect=True)
     source = open_uwgi(str(root), faults)
-    lines = {f"{root}/train.csv:2", f"{root}/train.csv:9"}
+    lines = {f"{root}/train.csv: line 2", f"{root}/train.csv: line 9"}
     assert {fault.culprit for fault in faults.found} == lines
     assert len(faults.found) == 2
     assert len(source.rows) == 2
@@ -310,8 +314,8 @@ def test_a_case_in_two_splits_is_refused_unless_slices_are_split(tmp_path: Path)
     root = pinned(tmp_path, "id", rows)
     faults = Faults(collect=True)
     open_uwgi(str(root), faults)
-    assert [fault.culprit for fault in faults.found] == ["case1"]
-    with pytest.raises(UserError, match=r"case 'case1' is in test .*slice_0001.* and in train"):
+    assert [fault.culprit for fault in faults.found] == ["case 'case1'"]
+    with pytest.raises(UserError, match=r"case 'case1': it is in test .*slice_0001.* and in train"):
         load(f"uwgi:{root}")
     data = load(f"uwgi:{root}", split_by="slice", val_fraction=0.3)
     assert "case1" in data.test.groups

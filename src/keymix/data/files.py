@@ -117,11 +117,8 @@ def read_rows(
     found = []
     for line, row in rows:
         if len(row) != len(head):
-            report(
-                f"{path}:{line}",
-                f"{path}: line {line} has {len(row)} cells, not {len(head)}: {short(row)!r}. "
-                "Correct or remove it.",
-            )
+            why = f"it has {len(row)} cells, not {len(head)}: {short(row)!r}. Correct or remove it."
+            report(f"{path}: line {line}", why)
             continue
         found.append((line, tuple([*row, ""][place].strip() for place in places)))
     return found

@@ -174,8 +174,8 @@ def report_shared_cases(rows: Sequence[Row], faults: Faults) -> None:
         if before.split != row.split and row.group not in seen:
             seen.add(row.group)
             faults.report(
-                row.group,
-                f"case {row.group!r} is in {before.split} ({before.id}) and in {row.split} "
-                f"({row.id}): what is learned of it would be tested on it. Keep it in one split, "
-                "or split by slice: data.split_by=slice.",
+                f"case {row.group!r}",
+                f"it is in {before.split} ({before.id}) and in {row.split} ({row.id}), so that "
+                "what is learned of it would be tested on it. Keep it in one split, or split by "
+                "slice: data.split_by=slice.",
             )

@@ -55,15 +55,19 @@ class Faults:
         self.strangers: list[str] = []
         self.hidden = 0  # images in hidden folders
 
-    def report(self, culprit: object, message: str) -> None:
+    def report(self, culprit: object, why: str) -> None:
         """Take a fault that training must not meet.
 
+        Args:
+            culprit: The folder, file or row.
+            why: What is wrong with it, and what to do, in sentences.
+
         Raises:
-            UserError: With the message, unless faults are collected.
+            UserError: With both in a line, unless faults are collected.
         """
         if not self.collect:
-            raise UserError(message)
-        self.found.append(Fault(str(culprit), message))
+            raise UserError(f"{culprit}: {why}")
+        self.found.append(Fault(str(culprit), f"{culprit}: {why}"))
 
     def stranger(self, file: object) -> None:
         """Take a file among the images that is none by its name."""

@@ -75,10 +75,8 @@ def classes_in(folder: Path, faults: Faults, remedy: str) -> list[str]:
     if not classes:
         raise UserError(f"{folder} has no folders inside. {remedy}")
     if len(classes) == 1:
-        faults.report(
-            folder,
-            f"{folder} has one class only ({classes[0]}); at least 2 are needed, a folder each.",
-        )
+        text = f"it has one class only ({classes[0]}); at least 2 are needed, a folder each."
+        faults.report(folder, text)
     return classes
 
 
@@ -101,12 +99,12 @@ def labelled(
     for name in folders(folder):
         if name not in classes:
             text = f"class {name!r} is not in train. Add it there, or remove the folder."
-            faults.report(folder / name, f"{folder / name}: {text}")
+            faults.report(folder / name, text)
             classes.append(name)
         found = (find or images_below)(folder / name, faults)
         if not found:
             text = f"class {name!r} has no {holds}. Add some, or remove the folder."
-            faults.report(folder / name, f"{folder / name}: {text}")
+            faults.report(folder / name, text)
         files += [os.path.relpath(file, root) for file in found]
         labels += [classes.index(name)] * len(found)
     if not files:

@@ -257,11 +257,11 @@ def _groups(path: Path, stems: set[str], faults: Faults) -> dict[str, str]:
         elif before[0] != group:
             why = f"image {image!r} is in {group!r}, but in {before[0]!r} by line {before[1]}"
         if why:
-            message = f"{path}: line {line}: {why}. Correct or remove it."
-            faults.report(f"{path}:{line}", message)
+            faults.report(f"{path}: line {line}", f"{why}. Correct or remove it.")
     if left := sorted(stems - set(given)):
-        message = f"{path} has no group for {len(left)} images: {some(left, 3)}. Add their rows."
-        faults.report(path, message)
+        faults.report(
+            path, f"it has no group for {len(left)} images: {some(left, 3)}. Add their rows."
+        )
     return {stem: group for stem, (group, _) in given.items()}
 
 

@@ -188,8 +188,8 @@ def _slices(table: Path, files: _Files, faults: Faults) -> dict[str, _Slice]:
     ):
         match = _ID.fullmatch(name)
         if match is None:
-            message = f"{table}: line {line}: id {name!r} is not like case101_day20_slice_0078"
-            faults.report(f"{table}:{line}", f"{message}. Correct or remove it.")
+            why = f"id {name!r} is not like case101_day20_slice_0078. Correct or remove it."
+            faults.report(f"{table}: line {line}", why)
             continue
         keys[name] = (int(match[1][4:]), int(match[2]), int(match[3]))
         rows.setdefault(name, []).append((line, organ, text))
@@ -226,7 +226,7 @@ def _slice(table: Path, name: str, rows: Sequence[tuple[int, str, str]], files: 
                 why = str(error)
         if why:
             message = f"{table}: line {line} ({name}, {organ}): {why}"
-            found.append(Fault(f"{table}:{line}", message))
+            found.append(Fault(f"{table}: line {line}", message))
     runs.sort(key=lambda each: each[0])
     return _Slice(case, day, int(number), given, size, runs, frozenset(lines), tuple(found))
 
@@ -271,14 +271,14 @@ def _splits(path: Path, slices: Mapping[str, _Slice], faults: Faults) -> dict[st
         elif before[0] != split:
             why = f"{name!r} is in {split}, but in {before[0]} by line {before[1]}"
         if why:
-            message = f"{path}: line {line}: {why}. Correct or remove it."
-            faults.report(f"{path}:{line}", message)
+            faults.report(f"{path}: line {line}", f"{why}. Correct or remove it.")
             continue
         for each in of[name]:
             found.setdefault(each, split)
     if left := [name for name in slices if name not in found]:
-        message = f"{path} has no split for {len(left)} slices: {some(left, 3)}. Add their rows."
-        faults.report(path, message)
+        faults.report(
+            path, f"it has no split for {len(left)} slices: {some(left, 3)}. Add their rows."
+        )
     if "train" not in found.values():
         raise UserError(f"{path} has no slices in train. Add some.")
     return found
