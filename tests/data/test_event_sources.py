@@ -196,7 +196,7 @@ def test_lists_labels_and_recordings_need_each_other(tmp_path: Path) -> None:
     tests.write_text(kept)
     for name in ("user02_led_labels.csv", "user02_led.aedat"):
         (root / name).unlink()
-        assert f"{name} is missing" in refusal(f"dvs128:{root}")
+        assert f"{name}: it is missing" in refusal(f"dvs128:{root}")
 
 
 def test_notes_report_of_people_and_of_recordings_in_no_list(tmp_path: Path) -> None:

@@ -60,11 +60,6 @@ class InputKind:
         """What several inputs are called."""
         return f"{self.noun}s"
 
-    @property
-    def one(self) -> str:
-        """What one input is called with its article: ``an image``."""
-        return f"{'an' if self.noun[0] in 'aeiou' else 'a'} {self.noun}"
-
     def count(self, number: int) -> str:
         """Write a number of inputs: ``1 image``, ``1,200 images``."""
         return f"{number:,} {self.noun if number == 1 else self.nouns}"

@@ -152,10 +152,8 @@ def _gestures(root: Path, name: str, faults: Faults) -> list[_Gesture]:
         except ValueError:
             label = start = end = -1
         if not 1 <= label <= len(CLASSES) or not 0 <= start < end:
-            why = (
-                f"it is {short(row)!r}: a class of 1 to {len(CLASSES)}, a start and a later end in "
-            )
-            why += "whole microseconds are wanted. Correct it."
+            why = f"it is {short(row)!r}: a class of 1 to {len(CLASSES)}, a start and a later end "
+            why += "in whole microseconds are wanted. Correct it."
             faults.report(f"{table}: line {line}", why)
             continue
         found.append(_Gesture(root / name, table, line, label - 1, start, end))

@@ -84,11 +84,8 @@ def _flat(
     for file in images_below(base / "val", faults):
         answer = answers.get(Path(file).stem)
         if answer not in number:
-            why = (
-                "it has no answer"
-                if answer is None
-                else f"it is {answer!r}, which train does not have"
-            )
+            why = f"it is {answer!r}, which train does not have"
+            why = "it has no answer" if answer is None else why
             faults.report(file, f"{why} ({solution}). Correct or remove it.")
         files.append(os.path.relpath(file, root))
         labels.append(number.get(answer or "", -1))
