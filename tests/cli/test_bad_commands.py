@@ -34,9 +34,9 @@ ROWS = (
     ),
     (
         "train digits_vit --data.time_steps 2",
-        "data.time_steps = 2: data digits holds images, not events. Leave it out; where the "
-        "recipe sets it, set it to null, or take a recipe for images, such as digits_vit or "
-        "small_images_vit; a spiking model's steps on images are model.options.time_steps.",
+        "data.time_steps = 2: data digits holds images, not events. Leave it out, or take a "
+        "recipe for images, such as digits_vit or small_images_vit; a spiking model's steps on "
+        "images are model.options.time_steps.",
     ),
     ("train digits_vit --optim.lr -1", "optim.lr = -1.0: must be above 0."),
     (

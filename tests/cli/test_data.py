@@ -47,17 +47,16 @@ def test_the_verdict_stands_first(photos: Path, capsys: pytest.CaptureFixture[st
 def test_bad_data_ends_with_one_and_lines_for_scripts(
     photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for i in range(5):
+    for i in range(7):
         (photos / "cat" / f"{i:02d}.png").write_bytes(b"x")
     code, out, _ = run(capsys, "check", f"folder:{photos}")
     assert code == 1
     lines = [line.split("\t") for line in out.splitlines()]
-    assert lines[0][1].endswith("stops training: broken images (5)")
+    assert lines[0][1].endswith("stops training: images, labels or classes that cannot be used (7)")
     (finding,) = [line for line in lines if line[0] == "stops"]
-    assert finding[1] == "broken images"
-    assert finding[2].endswith("02.png: not an image; and 2 more")
+    assert finding[2].endswith("04.png: not an image; and 2 more")
     assert "--data.skip_corrupt true" in finding[3]
-    assert finding[4] == "5"
+    assert finding[4] == "7"
 
 
 def test_json_and_out_report_everything(
@@ -176,8 +175,8 @@ def test_masks_are_reported_class_by_class(scans: Path, capsys: pytest.CaptureFi
     ]
     assert classes[-1].endswith("of pixels, in images of train 12, val 2, test 2")
     assert {line[1] for line in lines if line[0] == "warning"} == {
-        "masks in which classes overlap",
-        "splits of a single case",
+        "odd images",
+        "classes or cases with too few images",
     }
 
 
@@ -202,7 +201,7 @@ def test_a_set_that_cannot_be_split_is_reported_whole(
     root = write_uwgi(tmp_path / "one", cases=1, slices=2)
     code, out, _ = run(capsys, "check", str(root))
     assert code == 1
-    assert "splits left empty (1)" in out.splitlines()[0]
+    assert "sets or splits that cannot be trained on (1)" in out.splitlines()[0]
     (stomach,) = [line for line in out.splitlines() if line.startswith("class\tstomach: ")]
     assert stomach.endswith("of pixels, in images of train 1")
 

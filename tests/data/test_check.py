@@ -36,15 +36,25 @@ from keymix.data.findings import IN_SEQUENCES, KINDS, NOTE, STOPS, Report
 from keymix.errors import UserError
 from keymix.train.validate import training_batches
 
+SMALL = "very small"
 TWO_SPLITS = {"train/a": 9, "train/b": 9, "test/a": 3, "test/b": 3}
 
 
 def found(report: Report) -> dict[str, tuple[str, int]]:
-    return {f.what: (f.level, f.count) for f in report.findings}
+    """Count the items of each finding; most sets here are of very small images, which go."""
+    counts = {
+        f.what: (f.level, sum(SMALL not in each for each in f.where)) for f in report.findings
+    }
+    return {what: of for what, of in counts.items() if of[1]}
 
 
-def where(report: Report, what: str) -> list[str]:
+def where(report: Report, kind: str) -> list[str]:
+    what = words(report, kind)
     return next(f for f in report.findings if f.what == what).where
+
+
+def words(report: Report, kind: str) -> str:
+    return KINDS[kind][1].format(kind=report.kind, target=report.target)
 
 
 def photos(root: Path, counts: Mapping[str, int], size: tuple[int, int] = (16, 16)) -> Path:
@@ -240,97 +250,79 @@ def gestures(root: Path) -> str:
     return f"dvs128:{root}"
 
 
-FOUND: Mapping[Callable[[Path], str], Mapping[str, tuple[int, str]]] = {
-    # how often each kind is found, and words of a line of it
+FOUND: Mapping[Callable[[Path], str], Mapping[str, tuple[int, tuple[str, ...]]]] = {
+    # how many items there are of each kind, and words that stand in a line of it each
     after_every_problem: {
-        "empty class": (1, "hollow"),
-        "unknown class": (1, "test/new"),
-        "unreadable": (3, "003.png: image file is truncated"),
-        "stranger": (1, "test/a/notes.txt"),
+        "unusable": (5, ("hollow", "test/new", "003.png: image file is truncated", "004.png")),
+        "stranger": (1, ("test/a/notes.txt",)),
     },
     copies: {
-        "leak": (1, "train/a/002.png (train, a) = "),
-        "conflict": (1, "train/b/again.png (train, b)"),
-        "copies": (1, "train/a/again.png"),
-        "blank": (2, "blank.png"),
-        "converted": (1, "copy.png: transparent"),
+        "leak": (1, ("train/a/002.png (train, a) = ",)),
+        "conflict": (1, ("train/b/again.png (train, b)",)),
+        "copies": (1, ("train/a/again.png",)),
+        "odd": (2, ("train/a/blank.png: of one colour",)),
+        "converted": (1, ("copy.png: transparent",)),
     },
     odd_images: {
-        "tiny": (1, "small.png: 15x11"),
-        "animated": (1, "moving.webp"),
-        "turned": (1, "turned.jpg"),
-        "converted": (3, "deep.png: 16-bit, grey"),
+        "odd": (1, ("small.png: very small, 15x11", "moving.webp: animated")),
+        "converted": (4, ("turned.jpg: turned", "deep.png: 16-bit, grey", "cmyk.jpg: CMYK")),
     },
-    uneven: {"single": (1, "rare"), "uneven": (1, "a has 40 training images, rare 1")},
+    uneven: {"few": (2, ("train has one image of rare", "a has 40 training images, rare 1"))},
     parquet: {
-        "bad label": (2, "row 5"),
-        "unreadable": (2, "row 8: it is empty"),
-        "leak": (2, "row 4 (train, a) = "),
+        "unusable": (4, ("row 5: the label", "row 11: the label", "row 3", "row 8: it is empty")),
+        "leak": (2, ("row 4 (train, a) = ",)),
     },
-    bad_scans: {},
-    lone_cases: {"lone group": (1, "test"), "test lacks": (2, "large_bowel")},
-    cases_in_two: {"groups": (2, "case1: train, test")},
-    missing_rows: {"no row": (1, "case1_day0_slice_0002: no row for stomach")},
-    overlapping: {"overlap": (1, "slice_0001_9_6_1.50_2.00.png: 2 pixels")},
-    bad_masks: {"stranger": (1, "p9.tif")},
+    bad_scans: {
+        "unusable": (
+            8,
+            (
+                *(f"line {line} " for line in (2, 12, 22, 32, 42)),
+                "case8_day0/scans/slice_0001_*.png",
+                "slice_0002_9_6",
+                "slice_0003_9_6",
+            ),
+        )
+    },
+    lone_cases: {"few": (3, ("test has a single case", "test has no image of large_bowel"))},
+    cases_in_two: {"groups": (2, ("case1: train, test",))},
+    missing_rows: {"rows": (1, ("case1_day0_slice_0002: no row for stomach",))},
+    overlapping: {"odd": (1, ("slice_0001_9_6_1.50_2.00.png: classes overlap in 2 pixels",))},
+    bad_masks: {
+        "unusable": (6, (*(f"p{k}.png" for k in (1, 2, 4, 5, 7)), "p6.*")),
+        "stranger": (1, ("p9.tif",)),
+    },
     copied_masks: {
-        "leak": (1, "leak.png (test)"),
-        "conflict": (1, "zother.png"),
-        "blank": (1, "p3.png"),
-        "ignored": (1, "p4.png"),
+        "leak": (1, ("leak.png (test)",)),
+        "conflict": (1, ("zother.png",)),
+        "odd": (2, ("p3.png: of one colour", "p4.png: all of its mask is ignored")),
     },
-    instances: {},
+    instances: {"unusable": (3, ("annotation 200", "0007.png", "0003.png has 7x9"))},
     copied_instances: {
-        "leak": (1, "val2017/0009.png ("),
-        "conflict": (1, "train2017/0004.png (train)"),
-        "train lacks": (1, "dog"),
-        "single": (1, "ant"),
+        "leak": (1, ("val2017/0009.png (",)),
+        "conflict": (1, ("train2017/0004.png (train)",)),
+        "few": (2, ("train has no image of dog", "train has one image of ant")),
     },
     recordings: {
-        "unreadable": (1, "b/005.npz: event 0 at x=16, y=0 is outside"),
-        "conflict": (1, "b/099.npz"),
-        "empty frames": (1, "b/007.npz: 9 of 10 frames"),
-        "stranger": (1, "b/notes.txt"),
+        "unusable": (1, ("b/005.npz: event 0 at x=16, y=0 is outside",)),
+        "conflict": (1, ("b/099.npz",)),
+        "odd": (1, ("b/007.npz: 9 of 10 frames",)),
+        "stranger": (1, ("b/notes.txt",)),
     },
-    gestures: {
-        "unreadable": (11, "user01_led.aedat (user01_led_labels.csv line 2): the file"),
-        "missing": (1, "user02"),
-    },
-}
-CULPRITS: Mapping[Callable[[Path], str], tuple[str, ...]] = {
-    # what else stops training, whatever its kind
-    bad_scans: (
-        "line 2 ",
-        "line 12 ",
-        "line 22 ",
-        "line 32 ",
-        "line 42 ",
-        "case8_day0/scans/slice_0001_*.png",
-        "slice_0002_9_6",
-        "slice_0003_9_6",
-    ),
-    bad_masks: (*(f"p{k}.png" for k in (1, 2, 4, 5, 7)), "p6.*"),
-    instances: ("annotation 200", "0007.png", "0003.png has 7x9"),
+    gestures: {"unusable": (12, ("user01_led.aedat (user01_led_labels.csv line 2): ", "user02"))},
 }
 OPTIONS = {cases_in_two: {"split_by": "slice"}}
-FEW = {KINDS[kind][1] for kind in ("lone group", "val lacks", "test lacks")}
-SMALL = "very small images"  # those of these scans and masks are
 
 
 @pytest.mark.parametrize("make", FOUND, ids=lambda make: make.__name__)
 def test_what_is_found(make: Callable[[Path], str], tmp_path: Path) -> None:
     report = check(make(tmp_path / "set"), **OPTIONS.get(make, {}))
-    left = {what: of for what, of in found(report).items() if what != SMALL or make is odd_images}
-    for kind, (count, line) in FOUND[make].items():
-        level, what, _ = KINDS[kind]
-        what = what.format(kind=report.kind, target=report.target)
-        assert left.pop(what) == (level, count), what
-        assert any(line in each for each in where(report, what)), (what, where(report, what))
-    stopping = [line for finding in report.of(STOPS) for line in finding.where]
-    for culprit in CULPRITS.get(make, ()):
-        assert any(culprit in line for line in stopping), culprit
-    rest = {level for what, (level, _) in left.items() if what not in FEW}
-    assert rest <= ({STOPS} if make in CULPRITS else set()), left
+    left = found(report)
+    for kind, (count, lines) in FOUND[make].items():
+        assert left.pop(words(report, kind)) == (KINDS[kind][0], count), kind
+        for line in lines:
+            assert any(line in each for each in where(report, kind)), (line, where(report, kind))
+    left.pop(words(report, "few"), None)  # there are few images of some of these classes
+    assert not left
     levels = [finding.level for finding in report.findings]
     assert levels == sorted(levels, key=["stops", "falsifies", "warning", "note"].index)
     assert report.fit == (levels[:1] not in (["stops"], ["falsifies"]))
@@ -348,10 +340,12 @@ def test_the_quick_check_finds_the_same(make: Callable[[Path], str], tmp_path: P
         load(spec, val_fraction=0.1 if make in (copies, uneven) else 1 / 6, **options)
     )
     whole = check(spec, **options)
-    only_whole = {KINDS["ignored"][1], SMALL}
-    assert found(report) == {
-        what: of for what, of in found(whole).items() if of[0] != NOTE and what not in only_whole
-    }
+    assert [
+        (each.level, each.what, each.where)
+        for each in whole.findings
+        if each.level != NOTE and each.what != "odd images"
+    ] == [(f.level, f.what, f.where) for f in report.findings if f.what != "odd images"]
+    assert ("odd images" in found(report)) == (make in (copies, copied_masks))
     assert report.facts["looked_at"]["images"] == report.facts["looked_at"]["of"] > 0
     assert report.facts["not_looked_at"] == []
 
@@ -405,7 +399,7 @@ def test_masks_are_reported_class_by_class(tmp_path: Path) -> None:
 def test_slices_of_stacks_are_copies_whatever_is_next_to_them(tmp_path: Path) -> None:
     root = scans(tmp_path / "uw")
     shutil.copy(scan_path(root, 1, 0, 1, (6, 9)), scan_path(root, 2, 0, 2, (6, 9)))
-    (line,) = where(check(f"uwgi:{root}", stack=3), "images with more than one mask")
+    (line,) = where(check(f"uwgi:{root}", stack=3), "conflict")
     assert "case1_day0/scans/slice_0001" in line
     assert "case2_day0/scans/slice_0002" in line
 
@@ -465,10 +459,8 @@ def test_imagenet_is_found_and_checked(tmp_path: Path) -> None:
 @pytest.mark.skipif("KEYMIX_DATA" not in os.environ, reason="no KEYMIX_DATA")
 def test_the_slices_of_a_hospital_are_clean() -> None:
     report = check(str(Path(os.environ["KEYMIX_DATA"]) / "uw-madison-gi"))
-    assert [f.what for f in report.findings] == [
-        "splits of a single case",
-        "classes that test lacks",
-    ]
+    assert [f.what for f in report.findings] == [words(report, "few")]
+    assert report.findings[0].count == 2
     assert report.facts["sizes"]["common"] == {"width": 266, "height": 266, "images": 36}
 
 
@@ -491,15 +483,15 @@ def test_sets_that_cannot_be_opened_or_split_are_reported(tmp_path: Path) -> Non
     (masks / "classes.txt").unlink()
     half = tmp_path / "half.parquet"
     half.write_bytes(b"PAR1 half")
-    for root, what in (
-        (one, "sets of one class only"),
-        (few, "splits left empty"),
-        (cases, "splits left empty"),
-        (masks, "sets that cannot be opened"),
-        (half, "sets that cannot be opened"),
+    for root, culprit in (
+        (one, "(only)"),
+        (few, "none is left for"),
+        (cases, "2 cases to make train"),
+        (masks, "classes.txt"),
+        (half, "half.parquet"),
     ):
-        report = check(str(root))
-        assert [finding.what for finding in report.of(STOPS)] == [what]
+        (finding,) = check(str(root)).of(STOPS)
+        assert culprit in " ".join(finding.where)
 
 
 @pytest.mark.parametrize(
@@ -520,7 +512,7 @@ def test_the_check_and_training_refuse_the_same_masks(
         pixels = rng.choice(np.array(values, dtype=np.uint8), (6, 9))
         pixels.flat[: len(values)] = values
         Image.fromarray(pixels).save(path)
-    (line, *_) = where(check(str(root)), "splits with nothing to learn or to measure")
+    (line, *_) = where(check(str(root)), "unfit")
     assert culprit in line
     data = load(f"masks:{root}", val_fraction=1 / 6)
     with pytest.raises(UserError) as error:
@@ -532,7 +524,7 @@ def test_copies_that_carving_would_tear_apart_are_leaks(make_folder) -> None:
     root = make_folder({"a": 30, "b": 30})
     data = load(f"folder:{root}")
     shutil.copy(Path(data.test.ids(0)), Path(data.train.ids(0)))  # both begin with class 0
-    (line,) = where(check(str(root)), "images in more than one split")
+    (line,) = where(check(str(root)), "leak")
     assert f"{data.train.ids(0)} (train, a)" in line
     assert f"{data.test.ids(0)} (test, a)" in line
 
@@ -597,7 +589,7 @@ def test_photos_are_compared_smaller_first_and_whole_where_they_are_equal(tmp_pa
     report = quick_check(load(f"folder:{tmp_path}"))
     assert found(report) == {
         "images in more than one split": ("falsifies", 1),
-        "images of one colour": ("warning", 1),
+        "odd images": ("warning", 1),
     }
     assert report.facts["looked_at"] == {"images": 27, "of": 27}
 

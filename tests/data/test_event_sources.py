@@ -167,11 +167,11 @@ def test_gestures_may_overlap_and_end_before_their_last_microsecond(tmp_path: Pa
     ("table", "expected"),
     [
         ("a,b\n", "user01_led_labels.csv: the first line"),
-        ("\n1,2,x\n", "line 2 "),
-        ("\n1,2\n", "line 2 "),
-        ("\n1,100000,150000\n12,100000,150000\n", "line 3 "),
-        ("\n0,100000,150000\n", "line 2 "),
-        ("\n1,150000,100000\n", "line 2 "),
+        ("\n1,2,x\n", "line 2: "),
+        ("\n1,2\n", "line 2: "),
+        ("\n1,100000,150000\n12,100000,150000\n", "line 3: "),
+        ("\n0,100000,150000\n", "line 2: "),
+        ("\n1,150000,100000\n", "line 2: "),
         ("\n1,1,2\n", "there is no event from 1 to 2 us"),
     ],
 )
@@ -192,11 +192,11 @@ def test_lists_labels_and_recordings_need_each_other(tmp_path: Path) -> None:
     tests = root / "trials_to_test.txt"
     kept = tests.read_text()
     tests.write_text(f"{kept}user01_led.aedat\n")  # would be trained and tested on
-    assert refusal(f"dvs128:{root}").startswith(f"{tests}: user01_led.aedat is listed already")
+    assert refusal(f"dvs128:{root}").startswith(f"{tests}: user01_led.aedat: it is listed already")
     tests.write_text(kept)
     for name in ("user02_led_labels.csv", "user02_led.aedat"):
         (root / name).unlink()
-        assert f"{name} is missing" in refusal(f"dvs128:{root}")
+        assert f"{name}: it is missing" in refusal(f"dvs128:{root}")
 
 
 def test_notes_report_of_people_and_of_recordings_in_no_list(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_a_check_says_recordings_and_takes_the_frames_of_training(
     assert "26 of 26 recordings checked" in said.err
     assert "\nrecordings\ttrain 26\n" in said.out
     assert "a has 24 training recordings, b 2" in said.out
-    assert "15 of 16 frames; and 23 more" in said.out.replace(f"{root}/a/002.npz: ", "")
+    assert "15 of 16 frames are empty; and 21 more" in said.out
     assert "image" not in said.out
     assert main(["data", "check", f"events:{root}", "--time-steps", "1"]) == 0
     assert "frames" not in capsys.readouterr().out

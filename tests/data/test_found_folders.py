@@ -243,14 +243,22 @@ REFUSED: dict[str, tuple[Make, str, tuple[str, ...]]] = {
     "a file that is missing": (
         spoilt(3, "gone.png,cat,train"),
         "csv",
-        ("labels.csv:3", "gone.png"),
+        ("labels.csv: line 3", "gone.png"),
     ),
-    "a row without a label": (spoilt(4, "im/002.png,,train"), "csv", ("labels.csv:4", "label")),
-    "a split of no name": (spoilt(4, "im/002.png,cat,fold"), "csv", ("labels.csv:4", "'fold'")),
+    "a row without a label": (
+        spoilt(4, "im/002.png,,train"),
+        "csv",
+        ("labels.csv: line 4", "label"),
+    ),
+    "a split of no name": (
+        spoilt(4, "im/002.png,cat,fold"),
+        "csv",
+        ("labels.csv: line 4", "'fold'"),
+    ),
     "a test label of no class": (
         spoilt(15, "im/013.png,emu,test"),
         "csv",
-        ("labels.csv:15", "emu"),
+        ("labels.csv: line 15", "emu"),
     ),
     "a table without a column": (table(head="file,y"), "csv", ("labels.csv", "label or class")),
     "one label": (table(each="{file},cat"), "csv", ("classes",)),
@@ -302,7 +310,7 @@ def test_turned_photographs_stand_upright(tmp_path: Path, suffix: str, side: int
         assert stored.shape == (20, 14, 3)
     record = data.record()
     assert (read_file(path, record, data.image_size) == data.train.read(found[0])).all()
-    (note,) = [each for each in check(str(tmp_path)).findings if each.what == "turned images"]
+    (note,) = [each for each in check(str(tmp_path)).findings if each.what == "converted images"]
     assert (note.level, note.count) == ("note", 8)
 
 

@@ -80,9 +80,9 @@ def test_answers_that_train_does_not_have_are_reported(kaggle: Path) -> None:
     file = kaggle / "LOC_val_solution.csv"
     whole = file.read_text()
     file.write_text(whole.replace(f"00000002,{IDS[1]}", "00000002,n09999999"))
-    assert "val_00000002.JPEG is 'n09999999', which train does not have" in refusal(kaggle)
+    assert "val_00000002.JPEG: it is 'n09999999', which train does not have" in refusal(kaggle)
     file.write_text("".join(line for line in whole.splitlines(True) if "00000003" not in line))
-    assert "val_00000003.JPEG has no answer" in refusal(kaggle)
+    assert "val_00000003.JPEG: it has no answer" in refusal(kaggle)
 
 
 def test_of_large_tables_contents_and_headers_are_sampled(

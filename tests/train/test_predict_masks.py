@@ -18,7 +18,7 @@ from PIL import Image
 from keymix.analysis.mask_pictures import PALETTE, rim
 from keymix.data import load
 from keymix.data.loaders import Loader
-from keymix.data.slices import ScanFile
+from keymix.data.slices import read_stack
 from keymix.errors import UserError
 from keymix.tasks.segmentation.predict_masks import COLUMNS, predict_masks
 from keymix.train.evaluation import data_for
@@ -186,7 +186,7 @@ def test_a_stack_is_made_of_the_slices_next_to_the_file(
     np.testing.assert_array_equal(found, logits_of(runs["stack"], planes).argmax(0).numpy())
     alone = tmp_path / path.name
     shutil.copy(path, alone)
-    read = ScanFile(path=alone, slices=True, channels=3).pixels()
+    read = read_stack(alone, 3)
     assert (read[0] == read[1]).all()
     assert (read[2] == read[1]).all()
 
@@ -275,7 +275,7 @@ def test_overlays_of_stacks_show_the_slice_itself(
     drawn = np.asarray(Image.open(tmp_path / "out" / "overlays" / "case3_day1_slice_0002.png"))
     ground = mask_of(tmp_path / "out", "case3_day1_slice_0002.png") == 0
     assert ground.any()
-    middle = ScanFile(path=path, slices=True, channels=1).pixels()[0]
+    middle = read_stack(path, 1)[0]
     np.testing.assert_array_equal(drawn[ground], middle[ground][:, None].repeat(3, axis=1))
 
 

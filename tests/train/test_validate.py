@@ -41,8 +41,8 @@ OF_CLASSES = {
         (
             "moving_digits_qkformer",
             {"data.spec": "digits"},
-            r"data\.time_steps = 4: data digits holds images, not events.* where the recipe sets "
-            r"it, set it to null, or take a recipe for images, such as digits_vit or small_images",
+            r"data\.time_steps = 4: data digits holds images, not events.* or take a recipe for "
+            r"images, such as digits_vit or small_images",
         ),
         (
             "moving_digits_qkformer",

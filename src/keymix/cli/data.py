@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from keymix.data.check import Progress
     from keymix.data.findings import Finding, Report
 
-_SHOWN = 3  # places named in the table; --json and --out name all
+_SHOWN = 5  # places named in the table; --json and --out name all
 _SILENCE = 30.0  # seconds between two lines of progress where there is no terminal
 
 _OF_ONE_KIND: Mapping[str, tuple[type, str, str]] = {

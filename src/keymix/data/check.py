@@ -26,11 +26,11 @@ from torch import Tensor
 from keymix.data.dataset import ImageData, Split
 from keymix.data.decode import DAMAGE, Encoded, dim, in_channels, pixels_of, upright_size
 from keymix.data.files import ranges, threads
-from keymix.data.findings import FALSIFIES, KINDS, Balance, Report
+from keymix.data.findings import FALSIFIES, UNEVEN, WARNING, Report
 from keymix.data.kinds import CLASS, RECORDING, InputKind, TargetKind
-from keymix.data.looks import HASH, Seen, blank, hash_of, look_whole, target_bytes
+from keymix.data.looks import HASH, ONE_COLOUR, Seen, blank, hash_of, look_whole, target_bytes
 from keymix.data.sample import SPLITS, Fault, Faults, Row, Source, digest_of, select
-from keymix.data.sequences import Sequences, sequences_of
+from keymix.data.sequences import sequences_of
 from keymix.data.specs import DataSpec, Options, find_spec, kind_of, look_up, parse
 from keymix.data.splits import Table, make_splits
 from keymix.data.streams import IntArray
@@ -42,6 +42,12 @@ _TINY_SHARE = 0.25  # of the median side
 _AT_ONCE = 4096  # rows whose encoded images may be in memory
 _CHUNK = 32  # samples per task
 _THREADS = min(8, os.cpu_count() or 1)
+_WITHOUT = {
+    "train": "no model can learn it",
+    "val": "what a model makes of it is not validated",
+    "test": "what a model makes of it cannot be measured",
+}
+"""What a class comes to that a split has nothing of."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -69,7 +75,7 @@ class Samples:
         """Keep what was seen of sample ``k``."""
         self.hashes[k] = np.void(seen.hash)
         self.sizes[k] = (seen.size or (0, 0))[::-1]
-        if seen.faults or seen.remarks or seen.own is not None or seen.brightest:
+        if seen.faults or seen.odd or seen.converted or seen.own is not None or seen.brightest:
             self.seen[k] = seen
 
     @property
@@ -78,17 +84,15 @@ class Samples:
         marked: NDArray[np.bool_] = np.any(self.hashes.view(np.uint64).reshape(-1, 2), axis=1)
         return marked
 
-    def faulty(self) -> list[int]:
-        """List the samples with faults."""
-        return sorted(k for k, seen in self.seen.items() if seen.faults)
+    @property
+    def faulty(self) -> bool:
+        """Whether any sample has a fault."""
+        return any(seen.faults for seen in self.seen.values())
 
-    def remarks(self) -> dict[str, dict[int, str]]:
-        """List the samples with something odd, by kind."""
-        found: dict[str, dict[int, str]] = {}
-        for k, seen in sorted(self.seen.items()):
-            for kind, words in seen.remarks.items():
-                found.setdefault(kind, {})[k] = words
-        return found
+    @property
+    def odd(self) -> list[dict[str, str]]:
+        """Name the samples with something odd."""
+        return [self.item(k, ", ".join(seen.odd)) for k, seen in self.seen.items() if seen.odd]
 
     def content(self, k: int) -> bytes | None:
         """Return bytes that identify the target of sample ``k``; None if it cannot be read."""
@@ -105,15 +109,6 @@ class Samples:
         elif len(self.groups):
             item["case"] = self.groups[k]
         return {**item, "reason": reason} if reason else item
-
-    def count(self, strata: IntArray, of: NDArray[np.str_]) -> dict[str, IntArray]:
-        """Count numbers of classes in the splits (or origins) ``of`` each; below 0 is none."""
-        counts = {
-            name: np.bincount(strata[(of == name) & (strata >= 0)], minlength=len(self.classes))
-            for name in SPLITS
-            if (of == name).any()
-        }
-        return {name: number.astype(np.int64) for name, number in counts.items()}
 
 
 def check(
@@ -153,8 +148,8 @@ def check(
         there = entry.on_disk and Path(argument).expanduser().exists()
         if not there or any((masks, stack, split_by)):
             raise  # the command may be at fault, not the data
-        _add_faults(report, faults, None)
-        report.add("unopened", [str(error)])
+        _add_faults(report, faults)
+        report.add("unfit", [str(error)])
         return report
     target = entry.target_kind
     table = Table.of(source.rows, by_class=target is CLASS)
@@ -177,17 +172,18 @@ def check(
     _look_at_all(samples, source, progress or (lambda done, total: None))
     faults.found += source.loose
     _add_faults(report, faults, samples)
-    for kind, reasons in sorted(samples.remarks().items()):
-        report.add(kind, [samples.item(k, reasons[k]) for k in reasons])
-    for kind, items in source.found.items():
-        report.add(kind, items)
+    report.add("odd", samples.odd)
+    shown = {k: seen.converted for k, seen in samples.seen.items() if seen.converted}
+    report.add("converted", [samples.item(k, text) for k, text in shown.items()])
+    for kind, (level, items) in source.found.items():
+        report.add(kind, items, level=level)
     _add_rules(report, samples, source, grouped=source.grouped, sound=not faults.found)
     if not len(samples.groups) or not source.grouped:
         found = sequences_of(samples.row, samples.origin.tolist())
         _add_sequences(report, found, own_split=len(counts) > 1)
     _add_sizes(report, samples)
     if text := dim(max((seen.brightest for seen in samples.seen.values()), default=0)):
-        report.add("dark", [text])
+        report.add("odd", [text])
     report.add("stranger", faults.strangers)
     report.lines += [("note", note) for note in report.facts["notes"]]
     return report
@@ -212,8 +208,7 @@ def _look_at_all(samples: Samples, source: Source, progress: Progress) -> None:
                 rows = select(source.rows, index)
             except UserError as error:  # a file of many images
                 for k in stretch:
-                    fault = Fault("unreadable", str(error), samples.row(k).id)
-                    samples.keep(k, Seen(faults=[fault]))
+                    samples.keep(k, Seen(faults=[Fault(samples.row(k).id, str(error))]))
                 done += len(stretch)
                 progress(done, len(samples))
                 continue
@@ -227,6 +222,7 @@ def _look_at_all(samples: Samples, source: Source, progress: Progress) -> None:
             for number in pool.imap(work, ranges(len(rows), _CHUNK)):
                 done += number
                 progress(done, len(samples))
+    samples.seen = dict(sorted(samples.seen.items()))
 
 
 def _splits(
@@ -243,7 +239,7 @@ def _splits(
     except UserError as error:
         if options.test_fraction is not None and len(set(table.split)) > 1:
             raise  # the option is at fault, not the data
-        report.add("unsplit", [str(error)])
+        report.add("unfit", [str(error)])
         return table.split
     splits = table.split.copy()
     for name, part in parts.items():
@@ -258,19 +254,15 @@ def _listed(numbers: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {number}" for name, number in numbers.items())
 
 
-def _add_faults(report: Report, faults: Faults, samples: Samples | None) -> None:
+def _add_faults(report: Report, faults: Faults, samples: Samples | None = None) -> None:
     """Report what the source and single samples have faults of, each once."""
-    found: dict[str, dict[tuple[str, str], dict[str, str]]] = {}
-    each: list[tuple[Fault, dict[str, str]]] = [(fault, {}) for fault in faults.found]
-    if samples is not None:  # one file may be of several stacks
-        each += [
-            (fault, samples.item(k)) for k in samples.faulty() for fault in samples.seen[k].faults
-        ]
-    for fault, place in each:
-        item = {**place, "id": fault.culprit, "reason": fault.message}
-        found.setdefault(fault.kind, {}).setdefault((fault.culprit, fault.message), item)
-    for kind, items in found.items():
-        report.add(kind, list(items.values()))
+    places: dict[Fault, dict[str, str]] = {fault: {} for fault in faults.found}
+    if samples is not None:
+        for k, seen in samples.seen.items():
+            for fault in seen.faults:  # one file may be of several stacks
+                places.setdefault(fault, samples.item(k))
+    items = [{**at, "id": each.culprit, "reason": each.message} for each, at in places.items()]
+    report.add("unusable", items)
 
 
 def _add_rules(
@@ -285,14 +277,14 @@ def _add_rules(
         _add_groups(report, samples)
     if samples.target.described:
         counts = look_up(samples.target.described)(report, samples, about)
-        if sound and not samples.faulty():
-            _add_classes(report, samples.classes, counts)
+        if sound and not samples.faulty:
+            _add_classes(report, samples, counts)
 
 
 def _add_copies(report: Report, samples: Samples) -> None:
     """Group equal samples: in several splits, with several targets, or plain copies."""
     whole = samples.decoded
-    whole[[*samples.remarks().get("blank", ())]] = False
+    whole[[k for k, seen in samples.seen.items() if ONE_COLOUR in seen.odd]] = False
     _, group, times = np.unique(samples.hashes, return_inverse=True, return_counts=True)
     groups: dict[int, list[int]] = {}
     for k in np.flatnonzero((times[group] > 1) & whole).tolist():
@@ -326,7 +318,8 @@ def _add_groups(report: Report, samples: Samples) -> None:
         if len(of[group]) > 1
     ]
     report.add("groups", shared)
-    report.add("lone group", [name for name in SPLITS if counts[name] == 1])
+    text = "{} has a single case: nothing shows how far scores vary from case to case"
+    report.add("few", [text.format(name) for name in SPLITS if counts[name] == 1])
 
 
 def describe_classes(
@@ -334,8 +327,13 @@ def describe_classes(
 ) -> dict[str, IntArray]:
     """Report the inputs of each class, and imbalance; count them by the source's own splits."""
     del about
-    counts = samples.count(samples.strata, samples.origin)
-    train, names, items = counts["train"], samples.classes, samples.kind.nouns
+    names, known = samples.classes, samples.strata >= 0
+    counts: dict[str, IntArray] = {
+        split: np.bincount(samples.strata[known & (samples.origin == split)], minlength=len(names))
+        for split in SPLITS
+        if (samples.origin == split).any()
+    }
+    train = counts["train"]
     if not train.any():
         return counts  # no label could be read
     facts = {
@@ -345,37 +343,40 @@ def describe_classes(
     least, most = names[int(train.argmin())], names[int(train.argmax())]
     text = f"{len(names)}; smallest {least} ({train.min()}), largest {most} ({train.max()})"
     report.state("classes", facts, text)
-    balance = Balance(dict(zip(names, train.tolist(), strict=True)))
-    if balance.uneven:
-        largest, smallest = balance.largest, balance.smallest
-        line = f"{largest} has {balance.counts[largest]} training {items}, {smallest} "
-        report.add("uneven", [line + str(balance.counts[smallest])])
+    few = int(np.where(train > 0, train, train.max()).argmin())
+    if train.max() >= UNEVEN * train[few]:
+        line = f"{most} has {train.max()} training {samples.kind.nouns}, {names[few]} {train[few]}"
+        report.add("few", [f"{line}: read the accuracy of each class, not the mean alone"])
     return counts
 
 
-def _add_classes(report: Report, names: Sequence[str], counts: Mapping[str, IntArray]) -> None:
+def _add_classes(report: Report, samples: Samples, counts: Mapping[str, IntArray]) -> None:
     """Name the classes that a split lacks, and those that train has once."""
-    if "train" not in counts:
-        return
-    train = counts["train"]
-    lacking = {"train lacks": train == 0, "single": train == 1}
-    for split in ("val", "test"):
-        if split in counts:
-            lacking[f"{split} lacks"] = (counts[split] == 0) & (train > 0)
-    for kind, which in lacking.items():
-        report.add(kind, [names[c] for c in np.flatnonzero(which).tolist()])
+    train = counts.get("train", np.zeros(0, dtype=np.int64))
+    for split, number in counts.items():
+        lacking = (number == 0) & ((train > 0) | (split == "train"))
+        _add_few(report, samples, split, "no", lacking, _WITHOUT[split])
+    _add_few(report, samples, "train", "one", train == 1, "it is never validated on")
 
 
-def _add_sequences(report: Report, found: Sequences | None, *, own_split: bool) -> None:
+def _add_few(
+    report: Report, samples: Samples, split: str, number: str, which: NDArray[np.bool_], so: str
+) -> None:
+    for name in (samples.classes[c] for c in np.flatnonzero(which).tolist()):
+        reason = f"{split} has {number} {samples.kind.noun} of {name}: {so}"
+        report.add("few", [{"id": name, "split": split, "reason": reason}])
+
+
+def _add_sequences(report: Report, found: Mapping[str, int], *, own_split: bool) -> None:
     """Name the sequences whose frames are taken for independent images.
 
     A split that is drawn frame by frame tests on what was learned from. The data set's own split
     stays as it is, since published scores are of it.
     """
-    if found is not None:
-        report.facts["sequences"] = {"images": found.count, "sequences": found.images}
-        items = [{"id": name, "reason": f"{n} images"} for name, n in found.images.items()]
-        report.add("own sequences" if own_split else "sequences", items)
+    if found:
+        report.facts["sequences"] = {"images": sum(found.values()), "sequences": found}
+        items = [{"id": name, "reason": f"{n} images"} for name, n in found.items()]
+        report.add("sequences", items, level=WARNING if own_split else FALSIFIES)
 
 
 def _add_sizes(report: Report, samples: Samples) -> None:
@@ -401,7 +402,7 @@ def _add_sizes(report: Report, samples: Samples) -> None:
     side = sizes.min(axis=1)
     tiny = side < max(_TINY, int(_TINY_SHARE * float(np.median(side))))
     rows = zip(known[tiny].tolist(), sizes[tiny].tolist(), strict=True)
-    report.add("tiny", [samples.item(k, f"{w}x{h}") for k, (w, h) in rows])
+    report.add("odd", [samples.item(k, f"very small, {w}x{h}") for k, (w, h) in rows])
 
 
 SECONDS = 10.0
@@ -461,10 +462,10 @@ def quick_check(
             missed.append(f"whether {data.kind.nouns} are frames of sequences")
     quick = data.train.images is not None or data.kind is RECORDING
     tried = _look(data, samples, place, (lambda share: False) if quick else late)
-    report.add("blank", [samples.item(k) for k in samples.remarks().get("blank", ())])
-    for kind, items in data.found.items():
-        if KINDS[kind][0] == FALSIFIES:
-            report.add(kind, items)
+    report.add("odd", samples.odd)
+    for kind, (level, items) in data.found.items():
+        if level == FALSIFIES:
+            report.add(kind, items, level=level)
     _add_rules(report, samples, data, grouped=grouped, sound=True)
     every = len(samples)
     if tried < every:
@@ -489,8 +490,8 @@ def _look(
         if tried[k]:
             with suppress(UserError, *DAMAGE):  # a broken image is no copy, and training names it
                 content, is_blank = _content(*place(k), whole=whole)
-                remarks = {"blank": ""} if is_blank else {}
-                samples.keep(k, Seen(hash=hash_of(content), remarks=remarks))
+                odd = [ONE_COLOUR] if is_blank else []
+                samples.keep(k, Seen(hash=hash_of(content), odd=odd))
 
     with threads(_THREADS) as pool:
         for chunk in _turns(data):
@@ -503,6 +504,7 @@ def _look(
             alike = np.flatnonzero((times[group] > 1) & samples.decoded).tolist()
             for _ in pool.imap(lambda k: see(k, whole=True), alike):
                 pass
+    samples.seen = dict(sorted(samples.seen.items()))
     return int(tried.sum())
 
 

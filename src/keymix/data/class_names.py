@@ -10,7 +10,6 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from keymix.data.files import regular
 from keymix.errors import UserError
 
 _FORMS = (
@@ -31,7 +30,7 @@ class ClassNames(NamedTuple):
 def read_class_names(path: Path) -> ClassNames:
     """Read ``classes.txt``; no name, value or colour may stand there twice."""
     try:
-        text = regular(path).read_text(encoding="utf-8-sig")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise UserError(
             f"{path} is missing. Write the names of the classes, a line each."

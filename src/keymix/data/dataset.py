@@ -5,17 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 from torchvision import tv_tensors
 
 from keymix.data.decode import reading
 from keymix.data.instances import Instances
-from keymix.data.kinds import CLASS, VALUE, InputKind, MaskKind, TargetKind, mask_kind
+from keymix.data.kinds import CLASS, InputKind, MaskKind, TargetKind, mask_kind
 from keymix.data.pixels import picture, prepared
 from keymix.data.record import DataFacts, DataRecord
 from keymix.data.sample import REMEDY, Row, Size, size_of
@@ -42,6 +39,9 @@ class Split:
         targets: All masks at that size, where they are.
         outside: What a mask shows where a moved image shows nothing.
         listed: Whether a batch is a list of images, each of its own size.
+        values: All targets as one tensor ``[N, ...]``; None of ragged ones and of those with a
+            place in the image.
+        groups: The group of each, such as a patient; empty where nothing binds samples together.
     """
 
     name: str
@@ -55,6 +55,8 @@ class Split:
     targets: Tensor | None = None
     outside: int = 0
     listed: bool = False
+    values: Tensor | None = None
+    groups: Sequence[str] = field(default=(), repr=False)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -69,16 +71,6 @@ class Split:
         """Channels."""
         return self.view.channels
 
-    @cached_property
-    def values(self) -> Tensor | None:
-        """All targets as one tensor ``[N, ...]``; None of ragged ones and of those with a place."""
-        if self.target_kind is CLASS:
-            return torch.from_numpy(classes_of(self.rows))
-        if self.target_kind is not VALUE:
-            return None
-        found = [row.read_target() for row in self.rows]
-        return torch.stack(found) if len({each.shape for each in found}) == 1 else None
-
     @property
     def labels(self) -> Tensor:
         """Class numbers, int64 ``[N]``.
@@ -92,12 +84,6 @@ class Split:
                 "each: this works on data for classification."
             )
         return self.values
-
-    @cached_property
-    def groups(self) -> tuple[str, ...]:
-        """The group of each, such as a patient; empty where nothing binds samples together."""
-        groups = tuple(row.group for row in self.rows)
-        return groups if any(groups) else ()
 
     def ids(self, i: int) -> str:
         """Say where sample ``i`` comes from: its file, or its file and row."""
@@ -164,11 +150,6 @@ class Split:
         return picture(self.read(i), self.kind)
 
 
-def classes_of(rows: Sequence[Row]) -> IntArray:
-    """Collect the class numbers of rows, int64 ``[N]``."""
-    return np.fromiter((row.target for row in rows), dtype=np.int64, count=len(rows))
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ImageData:
     """A data set, split and measured.
@@ -186,7 +167,8 @@ class ImageData:
         test: The split that is read once, at the end.
         facts: What loading found and did.
         task: What is learned from it.
-        found: What the source found that does not stop training, by kind of finding.
+        found: What the source found that does not stop training: level and items by kind of
+            finding (`keymix.data.findings`).
     """
 
     spec: str
@@ -200,7 +182,7 @@ class ImageData:
     test: Split
     facts: DataFacts
     task: Task
-    found: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    found: Mapping[str, tuple[str, Sequence[Any]]] = field(default_factory=dict)
 
     @property
     def kind(self) -> InputKind:

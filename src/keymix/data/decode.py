@@ -24,7 +24,6 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from keymix.arguments import whole_size
-from keymix.data.files import regular
 from keymix.data.sample import REMEDY, Size, Stored
 from keymix.errors import KeymixWarning, UserError
 
@@ -60,7 +59,7 @@ stay shut: Pillow hands EPS to Ghostscript, a programming language.
 
 def open_image(source: str | Path | bytes, name: str | None = None) -> Image.Image:
     """Open an image without decoding it: the one way from a file of data to Pillow."""
-    path = None if isinstance(source, bytes) else regular(source)
+    path = None if isinstance(source, bytes) else Path(source)
     content = source if isinstance(source, bytes) else b""
     if not (path.stat().st_size if path else content):
         raise ValueError("it is empty")
@@ -242,7 +241,7 @@ class Encoded(Stored):
             return head_digest(len(self.source), self.key.encode() + self.source)
         head = b""
         if content:
-            with regular(self.source).open("rb") as stream:
+            with Path(self.source).open("rb") as stream:
                 head = stream.read(_HEAD)
         return head_digest(Path(self.source).stat().st_size, self.key.encode() + head)
 

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files and folders of data: regular files, folders by name, rows of CSV files, work in threads."""
+"""Files and folders of data: folders by name, rows of CSV files, work in threads."""
 
 from __future__ import annotations
 
 import csv
-import errno
-import stat
 from collections.abc import Callable, Sequence
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -18,7 +16,7 @@ _T = TypeVar("_T")
 SUFFIXES = frozenset(
     ".bmp .gif .jpeg .jpg .pbm .pgm .png .pnm .ppm .tif .tiff .webp".split()  # noqa: SIM905
 )
-SPLITS = {
+SPLIT_NAMES = {
     "train": ("train", "training"),
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "testing"),
@@ -32,14 +30,6 @@ _THREADS = 4
 _CHUNK = 256  # inputs a task: threads pay for larger files, and cost little for small ones
 _LONGEST = 1 << 26  # characters of a cell: run lengths of large images pass Python's 131,072
 _SHOWN = 60  # characters of a row in a message
-
-
-def regular(path: str | Path) -> Path:
-    """Check that a path leads to a regular file, before anything opens it."""
-    path = Path(path)
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return path
 
 
 def existing_path(spec_name: str, argument: str) -> Path:
@@ -77,8 +67,8 @@ def is_hidden(name: str) -> bool:
 
 
 def split_named(name: str) -> str:
-    """Return the split that a name of `SPLITS` means: train, val or test; empty for none."""
-    return next((split for split, names in SPLITS.items() if name.lower() in names), "")
+    """Return the split that a name of `SPLIT_NAMES` means: train, val or test; empty for none."""
+    return next((split for split, names in SPLIT_NAMES.items() if name.lower() in names), "")
 
 
 def is_image(name: str) -> bool:
@@ -89,7 +79,7 @@ def is_image(name: str) -> bool:
 def read_rows(
     path: Path,
     columns: Sequence[str],
-    report: Callable[[str, object, str], None],
+    report: Callable[[object, str], None],
     *,
     optional: Sequence[str] = (),
 ) -> list[tuple[int, tuple[str, ...]]]:
@@ -100,7 +90,7 @@ def read_rows(
     """
     before = csv.field_size_limit(_LONGEST)
     try:
-        with regular(path).open(encoding="utf-8-sig", newline="") as stream:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
             reader = csv.reader(stream, strict=True)
             head = [cell.strip() for cell in next(reader, [])]
             rows = [(reader.line_num, row) for row in reader if row]
@@ -127,12 +117,8 @@ def read_rows(
     found = []
     for line, row in rows:
         if len(row) != len(head):
-            report(
-                "bad row",
-                f"{path}:{line}",
-                f"{path}: line {line} has {len(row)} cells, not {len(head)}: {short(row)!r}. "
-                "Correct or remove it.",
-            )
+            why = f"it has {len(row)} cells, not {len(head)}: {short(row)!r}. Correct or remove it."
+            report(f"{path}: line {line}", why)
             continue
         found.append((line, tuple([*row, ""][place].strip() for place in places)))
     return found

@@ -63,7 +63,7 @@ def describe(report: Report, samples: Samples, about: Source | ImageData) -> dic
         ]
     is_source = isinstance(about, Source)  # else they are left out
     if is_source:
-        report.add("bad annotation", unfit)
+        report.add("unusable", unfit)
     classes, items = samples.classes, samples.kind.nouns
     every = [each for some in found.values() for each in some]
     counts = {
@@ -112,7 +112,7 @@ def describe(report: Report, samples: Samples, about: Source | ImageData) -> dic
         text += "--data.skip_corrupt true leaves them out and keeps images that are fit"
         report.lines.append(("unfit", text))
     if all(each.crowd.all() for each in found["train"]):
-        report.add("nothing", ["no training image has an instance that is no crowd; annotate some"])
+        report.add("unfit", ["no training image has an instance that is no crowd; annotate some"])
     return {} if unfit and is_source else counts  # a class may be of what is unfit
 
 

@@ -20,7 +20,7 @@ class Settings:
 
     names: tuple[str, ...]  # their names, as of ``data.NAME``
     lacks: str  # what data without them are like, such as ``holds no masks``
-    # which data to take for them; empty where nobody would change the data for it
+    # which data or recipe to take instead; empty where nobody would
     instead: str = ""
     # what else to do in place of one of them, by its name
     notes: Mapping[str, str] = field(default_factory=dict)
@@ -60,11 +60,6 @@ class InputKind:
         """What several inputs are called."""
         return f"{self.noun}s"
 
-    @property
-    def one(self) -> str:
-        """What one input is called with its article: ``an image``."""
-        return f"{'an' if self.noun[0] in 'aeiou' else 'a'} {self.noun}"
-
     def count(self, number: int) -> str:
         """Write a number of inputs: ``1 image``, ``1,200 images``."""
         return f"{number:,} {self.noun if number == 1 else self.nouns}"
@@ -82,6 +77,7 @@ RECORDING = InputKind(
     settings=Settings(
         names=("time_steps", "frames_by"),
         lacks="holds images, not events",
+        instead="a recipe for images, such as digits_vit or small_images_vit",
         notes={"time_steps": "a spiking model's steps on images are model.options.time_steps"},
     ),
     augment=("snn_wide",),

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -47,12 +47,15 @@ from keymix.data.sample import (
 )
 from keymix.data.specs import Options, look_up, parse
 from keymix.data.splits import Part, Table, is_large, make_splits, sample
+from keymix.data.streams import IntArray
 from keymix.data.view import Mode, View, moves, resized_mask
 from keymix.errors import KeymixWarning, UserError
 from keymix.task import Task, get_task
 
 Rows: TypeAlias = Mapping[str, Sequence[Row]]
-"""The rows of each split."""
+Looks: TypeAlias = Mapping[str, Sequence[Seen]]
+Pixels: TypeAlias = Mapping[str, Tensor]
+"""The rows of each split, what was seen of them, and those that are in memory."""
 
 CACHE_SIDE = 128  # pixels: images up to this side are kept decoded in memory …
 CACHE_BYTES = 2 << 30  # … if all splits together stay below this
@@ -160,16 +163,15 @@ def load(
     parts, notes = make_splits(source, table, spec, options, by_class=target is CLASS)
     before = parts
     rows = {name: part.select(source.rows) for name, part in parts.items()}
-    seen: dict[str, list[Seen]] = {}
+    seen: Looks = {}
     if skip_corrupt or target.placed or source.kind is not IMAGE:
         seen = {name: look(part, target, decode=skip_corrupt) for name, part in rows.items()}
-    left_out: LeftOut = {}
+    broken: list[LeftOutImage] = []
     if skip_corrupt:
-        left_out = _broken(rows, seen)
-        parts = _without(parts, left_out, source, spec)
+        parts, broken, said = _without_broken(parts, rows, seen, source, spec)
+        notes += said
         rows = {name: part.select(source.rows) for name, part in parts.items()}
         seen = {name: [one for one in of if not one.faults] for name, of in seen.items()}
-        notes += _left_out_note(left_out, source)
     else:
         refuse(source.loose, "entries")
         for every in seen.values():
@@ -181,8 +183,9 @@ def load(
         notes += said
     white, said = _white_level(rows["train"], target, spec, white_level)
     notes += said
-    seeing = _seen_by_a_model(spec, rows, seen, source, options, white)
-    notes += seeing.notes
+    view = View(mode="crop", size=DEFAULT_SIZE, channels=source.in_chans, white_level=white)
+    view, images, drawn, said = _in_view(spec, rows, seen, source, options, view)
+    notes += said
     kind = mask_kind(known.masks, source.classes)
     splits = {
         name: Split(
@@ -192,19 +195,24 @@ def load(
             origin=part.origin,
             kind=source.kind,
             target_kind=target,
-            view=seeing.view,
-            images=seeing.images.get(name),
-            targets=seeing.targets.get(name),
+            view=view,
+            images=images.get(name),
+            targets=drawn.get(name),
             outside=0 if kind is None else outside(kind),
             listed=task.whole_images,
+            values=_values(rows[name], part, target),
+            groups=part.names(by_group=True) if table.keys else (),
         )
         for name, part in parts.items()
     }
-    mean, std, measured_on = _statistics(splits["train"])
-    fingerprint, fingerprint_of = _fingerprint(splits, seen, left_out, before)
+    train = splits["train"]
+    mean, std, measured_on = _statistics(train)
+    gone = {name: np.setdiff1d(part.rows, parts[name].rows) for name, part in before.items()}
+    fingerprint, fingerprint_of = _fingerprint(splits, seen, gone)
+    inputs = np.bincount(parts["train"].strata, minlength=len(source.classes)).tolist()
     facts = replace(
         known,
-        compared_by=task.decided_by(_class_inputs(splits["train"], len(source.classes))),
+        compared_by=task.decided_by(inputs if target is CLASS else ()),
         split_seed=split_seed,
         val_fraction=val_fraction,
         limit=limit,
@@ -212,15 +220,15 @@ def load(
         fingerprint=fingerprint,
         fingerprint_of=fingerprint_of,
         notes=tuple(notes),
-        left_out=tuple(one for of in left_out.values() for one in of.values())[:_NAMED],
-        left_out_count=sum(map(len, left_out.values())),
+        left_out=tuple(broken[:_NAMED]),
+        left_out_count=len(broken),
         white_level=white,
     )
     return ImageData(
         spec=spec,
         classes=source.classes,
-        image_size=seeing.view.size,
-        in_chans=seeing.view.channels,
+        image_size=view.size,
+        in_chans=view.channels,
         mean=mean,
         std=std,
         **splits,
@@ -241,37 +249,24 @@ def _in_channels(source: Source, spec: str, channels: int) -> Source:
     return replace(source, in_chans=channels)
 
 
-LeftOut: TypeAlias = Mapping[str, Mapping[int, LeftOutImage]]
-"""Broken samples, by split and by position before they were left out, ascending."""
+def _without_broken(
+    parts: Mapping[str, Part], rows: Rows, seen: Looks, source: Source, spec: str
+) -> tuple[dict[str, Part], list[LeftOutImage], list[str]]:
+    """Drop samples with faults; the splits stay as they were chosen, so this moves no other one.
 
-
-def _broken(rows: Rows, seen: Mapping[str, Sequence[Seen]]) -> LeftOut:
-    """List the samples with faults."""
-
-    def named(row: Row, faults: Sequence[Fault]) -> LeftOutImage:
-        reasons = [
-            fault.message.removeprefix("cannot read image ").removeprefix(f"{row.id}: ")
-            for fault in faults
-        ]
-        return LeftOutImage(id=row.id, reason="; ".join(reasons))
-
-    return {
-        name: {i: named(rows[name][i], one.faults) for i, one in enumerate(of) if one.faults}
-        for name, of in seen.items()
-    }
-
-
-def _without(
-    parts: Mapping[str, Part], left_out: LeftOut, source: Source, spec: str
-) -> dict[str, Part]:
-    """Drop broken samples; the splits stay as they were chosen, so this moves no other one."""
-    left = {
-        name: part.without(np.fromiter(left_out[name], dtype=np.int64))
-        for name, part in parts.items()
-    }
-    for name, part in left.items():
-        if not len(part.rows):
-            first = next(iter(left_out[name].values()))
+    Returns what is left, what is not, and notes.
+    """
+    left: dict[str, Part] = {}
+    broken: dict[str, dict[int, LeftOutImage]] = {}
+    for name, part in parts.items():
+        broken[name] = {
+            i: _left_out(rows[name][i], one.faults)
+            for i, one in enumerate(seen[name])
+            if one.faults
+        }
+        left[name] = part.without(np.fromiter(broken[name], dtype=np.int64))
+        if not len(left[name].rows):
+            first = broken[name][0]
             raise UserError(
                 f"data {spec}: all {source.items} of {name} are broken: {first.id}: {first.reason}."
             )
@@ -279,18 +274,23 @@ def _without(
     gone = np.setdiff1d(strata, left["train"].strata)
     if len(gone):
         names = some([repr(source.classes[i]) for i in gone])
-        first = next(one for i, one in left_out["train"].items() if strata[i] == gone[0])
+        first = next(one for i, one in broken["train"].items() if strata[i] == gone[0])
         raise UserError(
             f"data {spec}: class {names} has no training {source.items} left, all are broken "
             f"({first.id}: {first.reason}). Replace them, or remove the class."
         )
-    return left
+    counts = ", ".join(f"{len(of)} of {name}" for name, of in broken.items() if of)
+    notes = [f"broken {source.items} left out: {counts}"] if counts else []
+    return left, [one for of in broken.values() for one in of.values()], notes
 
 
-def _left_out_note(left_out: LeftOut, source: Source) -> list[str]:
-    """Say how many samples were left out, by split; nothing if none were."""
-    counts = [f"{len(of)} of {name}" for name, of in left_out.items() if of]
-    return [f"broken {source.items} left out: {', '.join(counts)}"] if counts else []
+def _left_out(row: Row, faults: Sequence[Fault]) -> LeftOutImage:
+    """Name a sample with faults."""
+    reasons = [
+        fault.message.removeprefix("cannot read image ").removeprefix(f"{row.id}: ")
+        for fault in faults
+    ]
+    return LeftOutImage(id=row.id, reason="; ".join(reasons))
 
 
 def _white_level(
@@ -334,7 +334,7 @@ def _white_level(
     return largest if wanted == "auto" else int(wanted) if wanted else None, notes
 
 
-def sizes_of(rows: Sequence[Row], *, sampled: bool = False) -> list[Size]:
+def _sizes(rows: Sequence[Row], *, sampled: bool = False) -> list[Size]:
     """Check the headers of images, of a fixed sample of 2,000 if wanted, and give their sizes."""
     chosen = sample(len(rows)).tolist() if sampled else range(len(rows))
 
@@ -349,42 +349,29 @@ def sizes_of(rows: Sequence[Row], *, sampled: bool = False) -> list[Size]:
     return [size for part in in_chunks(len(chosen), check) for size in part]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Seeing:
-    """How images are seen, and those that are in memory so."""
+def _in_view(
+    spec: str, rows: Rows, seen: Looks, source: Source, options: Options, view: View
+) -> tuple[View, Pixels, Pixels, list[str]]:
+    """Decide how a model sees the images, and keep those of a small set in memory so.
 
-    view: View
-    notes: list[str]
-    images: Mapping[str, Tensor] = field(default_factory=dict)
-    targets: Mapping[str, Tensor] = field(default_factory=dict)
-
-
-def _seen_by_a_model(
-    spec: str,
-    rows: Rows,
-    seen: Mapping[str, Sequence[Seen]],
-    source: Source,
-    options: Options,
-    white: int | None,
-) -> _Seeing:
-    """Decide how a model sees the images, and keep those of a small set in memory so."""
+    Returns the view, images and masks in memory, and notes.
+    """
     size = options.image_size or source.image_size
-    view = View(mode="crop", size=DEFAULT_SIZE, channels=source.in_chans, white_level=white)
     if source.kind is RECORDING:
         at = size_of(rows["train"][0].image)
-        return _Seeing(view=replace(view, mode="frames", size=at), notes=[])
+        return replace(view, mode="frames", size=at), {}, {}, []
     entry, _ = parse(spec)
     task = get_task(entry.task)
     if not task.whole_images and not entry.target_kind.placed:
-        return _cropped(rows, view, size, options.crop_pct)
-    sizes = {
-        name: [one.size for one in seen[name] if one.size] if seen else sizes_of(part)
-        for name, part in rows.items()
-    }
-    return _whole(rows, view, sizes, size, source, task, spec)
+        view, images, notes = _cropped(rows, view, size, options.crop_pct)
+        return view, images, {}, notes
+    view, notes = _whole(rows, view, seen, size, source, task, spec)
+    return view, *_kept_with_masks(rows, view), notes
 
 
-def _cropped(rows: Rows, view: View, size: Size | None, crop_pct: float | None) -> _Seeing:
+def _cropped(
+    rows: Rows, view: View, size: Size | None, crop_pct: float | None
+) -> tuple[View, Pixels, list[str]]:
     """Decide the size of images that are cropped, and decode all of a small set.
 
     Without a size it is the common one; where images are small, decoding finds out if there is one.
@@ -398,43 +385,37 @@ def _cropped(rows: Rows, view: View, size: Size | None, crop_pct: float | None) 
         every = count * view.channels * size[0] * size[1] * width
         return max(size) <= CACHE_SIDE and every < CACHE_BYTES
 
-    def kept(size: Size, *, only: bool) -> dict[str, Tensor] | None:
+    def kept(size: Size, *, only: bool) -> Pixels:
         at = replace(view, size=size, crop_pct=crop_pct or 1.0)
         found = {name: _decoded(part, at, only=only) for name, part in rows.items()}
         whole = {name: images for name, images in found.items() if images is not None}
-        return whole if len(whole) == len(found) else None
+        return whole if len(whole) == len(found) else {}
 
     def common() -> set[Size]:
         return {
-            each for part in rows.values() for each in sizes_of(part, sampled=is_large(len(part)))
+            each for part in rows.values() for each in _sizes(part, sampled=is_large(len(part)))
         }
 
-    images: dict[str, Tensor] | None = None
+    images: Pixels = {}
     if size is None:
         with reading(first.id, REMEDY):
             size = size_of(first.image)
         if small(size):
             images = kept(size, only=True)
-        if images is None:
+        if not images:
             every = common()
             size = every.pop() if len(every) == 1 else DEFAULT_SIZE
     elif not small(size):
         common()  # checks the headers
-    if images is None and small(size):
+    if not images and small(size):
         images = kept(size, only=False)
-    shares = crop_pct or (LAZY_CROP_PCT if images is None else 1.0)
+    shares = crop_pct or (1.0 if images else LAZY_CROP_PCT)
+    firsts = [part[0].image for part in rows.values()]
     notes = [
         f"images of {own[0]}x{own[1]} pixels resized to {size[0]}x{size[1]} (bicubic)"
-        for own in _sizes_in_memory(rows) - {size}
+        for own in {size_of(image) for image in firsts if not isinstance(image, Stored)} - {size}
     ]
-    view = replace(view, size=size, crop_pct=shares)
-    return _Seeing(view=view, notes=notes, images=images or {})
-
-
-def _sizes_in_memory(rows: Rows) -> set[Size]:
-    """Return the sizes of images that a source has as pixels, one of each split."""
-    first = (part[0].image for part in rows.values())
-    return {size_of(image) for image in first if not isinstance(image, Stored)}
+    return replace(view, size=size, crop_pct=shares), images, notes
 
 
 def _decoded(rows: Sequence[Row], view: View, *, only: bool = False) -> Tensor | None:
@@ -462,14 +443,17 @@ def _decoded(rows: Sequence[Row], view: View, *, only: bool = False) -> Tensor |
 def _whole(
     rows: Rows,
     view: View,
-    sizes: Mapping[str, Sequence[Size]],
+    seen: Looks,
     size: Size | None,
     source: Source,
     task: Task,
     spec: str,
-) -> _Seeing:
+) -> tuple[View, list[str]]:
     """Decide the size of images of which all is seen, with targets that follow them."""
-    every = sorted({each for found in sizes.values() for each in found})
+    sizes = [one.size for of in seen.values() for one in of]
+    if not seen:
+        sizes += [each for part in rows.values() for each in _sizes(part)]
+    every = sorted({each for each in sizes if each})
     notes = []
     mode: Mode = "stretch"
     if size is None and task.own_sizes:
@@ -493,14 +477,19 @@ def _whole(
             f"data {spec}: images whose targets cannot be moved are not resized. Leave "
             "data.image_size out, or make the targets tv_tensors of torchvision."
         )
-    if mode != "stretch" or not isinstance(target, tv_tensors.Mask):
-        return _Seeing(view=view, notes=notes)
+    return view, notes
+
+
+def _kept_with_masks(rows: Rows, view: View) -> tuple[Pixels, Pixels]:
+    """Read images and masks of a set that is small enough for memory."""
+    target = rows["train"][0].read_target()
+    if view.mode != "stretch" or not isinstance(target, tv_tensors.Mask):
+        return {}, {}
     planes = view.channels + (len(target) if target.ndim == 3 else 1)
-    if sum(map(len, rows.values())) * planes * size[0] * size[1] >= CACHE_MASKS:
-        return _Seeing(view=view, notes=notes)
+    if sum(map(len, rows.values())) * planes * view.size[0] * view.size[1] >= CACHE_MASKS:
+        return {}, {}
     images = {name: _decoded(part, view) for name, part in rows.items()}
-    masks = {name: _masks(part, size) for name, part in rows.items()}
-    return _Seeing(view=view, notes=notes, images=cast("Any", images), targets=masks)
+    return cast("Pixels", images), {name: _masks(part, view.size) for name, part in rows.items()}
 
 
 def _masks(rows: Sequence[Row], size: Size) -> Tensor:
@@ -522,7 +511,7 @@ def _statistics(split: Split) -> tuple[tuple[float, ...], tuple[float, ...], str
         what = "nothing: frames are counts of events and are served as they are"
         return (0.0,) * split.in_chans, (1.0,) * split.in_chans, what
     if split.images is not None:
-        return *mean_std([split.images]), f"all {items}"
+        return *_mean_std(_counts(split.images)), f"all {items}"
     chosen = sample(len(split)).tolist()
     read = split.own if split.view.mode == "fit" else split.read
 
@@ -532,16 +521,6 @@ def _statistics(split: Split) -> tuple[tuple[float, ...], tuple[float, ...], str
 
     few = f"a fixed sample of {len(chosen)}" if len(chosen) < len(split) else "all"
     return *_mean_std(np.stack(in_chunks(len(chosen), count)).sum(0)), f"{few} {items}"
-
-
-def mean_std(images: Iterable[Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Measure mean and standard deviation of each channel, of values 0..1.
-
-    Summed in whole numbers where they are, so the result does not depend on the order.
-
-    Shape: tensors ``[N, C, H, W]`` of 0..255 -> C numbers each.
-    """
-    return _mean_std(np.stack([_counts(part) for part in images]).sum(0))
 
 
 def _counts(images: Tensor) -> NDArray[Any]:
@@ -564,6 +543,7 @@ def _counts(images: Tensor) -> NDArray[Any]:
 
 
 def _mean_std(counts: NDArray[Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Measure mean and standard deviation of each channel, of values 0..1."""
     if counts.shape[1] == 256:
         value = np.arange(256) / 255.0
         total, first, second = counts.sum(axis=1), counts @ value, counts @ value**2
@@ -575,15 +555,19 @@ def _mean_std(counts: NDArray[Any]) -> tuple[tuple[float, ...], tuple[float, ...
     return tuple(mean.tolist()), tuple(std.tolist())
 
 
+def _values(rows: Sequence[Row], part: Part, kind: TargetKind) -> Tensor | None:
+    """Read all targets as a tensor ``[N, ...]``; None of ragged ones and those with a place."""
+    if kind is CLASS:
+        return torch.from_numpy(part.strata)
+    found = [] if kind.placed else [row.read_target() for row in rows]
+    return torch.stack(found) if len({each.shape for each in found}) == 1 else None
+
+
 def _fingerprint(
-    splits: Mapping[str, Split],
-    seen: Mapping[str, Sequence[Seen]],
-    left_out: LeftOut,
-    before: Mapping[str, Part],
+    splits: Mapping[str, Split], seen: Looks, gone: Mapping[str, IntArray]
 ) -> tuple[str, str]:
     """Hash inputs and targets of all splits (sha256), and say what of an input went into it."""
     whole = hashlib.sha256()
-    hashed = []
     for name, split in splits.items():
         whole.update(f"{name} {len(split)}\n".encode())
         if split.target_kind is CLASS:
@@ -592,33 +576,25 @@ def _fingerprint(
             whole.update(b"".join(one.target or b"" for one in seen[name]))
         else:
             whole.update(b"".join(target_bytes(row.read_target()) for row in split.rows))
-        if gone := left_out.get(name):
-            rows = before[name].rows[np.fromiter(gone, dtype=np.int64)]
-            whole.update(b"left out " + rows.astype("<i8").tobytes())
-        hashed.append(_hash_images(whole, split))
-    loosest = max(hashed, key=lambda what: HASHED.index(what) if what in HASHED else 0)
-    return whole.hexdigest(), loosest.format(targets=splits["train"].target_kind.nouns)
+        if len(gone[name]):
+            whole.update(b"left out " + gone[name].astype("<i8").tobytes())
+        _enter_images(whole, split)
+    train, large = splits["train"], any(is_large(len(split)) for split in splits.values())
+    what = HASHED[0] if train.images is not None else HASHED[2 if large else 1]
+    what = "frames and {targets}" if train.kind is RECORDING else what
+    return whole.hexdigest(), what.format(targets=train.target_kind.nouns)
 
 
-def _hash_images(whole: Any, split: Split) -> str:
-    """Enter the images of a split into a fingerprint, and say what of them is hashed."""
+def _enter_images(whole: Any, split: Split) -> None:
+    """Enter the images of a split into a fingerprint."""
     if split.images is not None:
         whole.update(f"{tuple(split.images.shape)}\n".encode())
         whole.update(split.images.numpy().data)
-        return HASHED[0]
-    large = is_large(len(split))
-    read = frozenset(sample(len(split)).tolist()) if large else range(len(split))
+        return
+    read = frozenset(sample(len(split)).tolist()) if is_large(len(split)) else range(len(split))
 
     def digests(chunk: range) -> bytes:
         return b"".join(digest_of(split.rows[i].image, content=i in read) for i in chunk)
 
     for part in in_chunks(len(split), digests):
         whole.update(part)
-    return "frames and {targets}" if split.kind is RECORDING else HASHED[2 if large else 1]
-
-
-def _class_inputs(split: Split, classes: int) -> list[int]:
-    """Count the inputs of each class; empty where targets are no classes."""
-    if split.target_kind is not CLASS:
-        return []
-    return [int(n) for n in np.bincount(split.labels.numpy(), minlength=classes)]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,93 +33,91 @@ from keymix.data.specs import look_up
 from keymix.errors import UserError
 
 HASH = 16  # bytes
+ONE_COLOUR = "of one colour"
 
 
 @dataclass(kw_only=True)
 class Seen:
     """What was seen of a sample."""
 
-    faults: Sequence[Fault] = ()
+    faults: list[Fault] = field(default_factory=list)
     size: Size | None = None  # height and width of the image, pixels; None where it is broken
     target: bytes | None = None  # hash of the target where it has a place in the image
     own: Any = None  # what its kind of target keeps of it (`TargetKind.seen`)
     hash: bytes = bytes(HASH)  # of the decoded image and its size; zero where it was not decoded
     brightest: int = 0  # largest 16-bit value; 0 of other images
-    # what is odd about a sample that can be used: kinds of `keymix.data.findings.KINDS` and words
-    remarks: dict[str, str] = field(default_factory=dict)
+    odd: list[str] = field(default_factory=list)  # what is odd about a sample that can be used
+    converted: str = ""  # from what it is converted
 
 
 def look(rows: Sequence[Row], kind: TargetKind, *, decode: bool) -> list[Seen]:
     """Look at all samples of a split, in threads."""
 
     def some_of(chunk: range) -> list[Seen]:
-        return [_look_at(rows[i], kind, decode=decode) for i in chunk]
+        found = []
+        for i in chunk:
+            row = rows[i]
+            seen = Seen(faults=[*row.faults])
+            with _collected(seen, row, "image"):
+                seen.size = size_of(row.image, decode=decode)
+            _look_at_target(row, kind, seen)
+            found.append(seen)
+        return found
 
     return [seen for part in in_chunks(len(rows), some_of) for seen in part]
 
 
-def _look_at(row: Row, kind: TargetKind, *, decode: bool) -> Seen:
-    faults = list(row.faults)
-    seen = Seen(faults=faults)
-    with _collected(faults, f"image {row.id}", row.id):
-        seen.size = size_of(row.image, decode=decode)
-    _look_at_target(row, kind, seen, faults)
-    return seen
-
-
 def look_whole(row: Row, kind: TargetKind, inputs: InputKind, in_chans: int) -> Seen:
     """Decode a sample, and find all that is wrong with it or odd about it."""
-    faults = list(row.faults)
-    seen = Seen(faults=faults)
-    with _collected(faults, f"image {row.id}", row.id):
+    seen = Seen(faults=[*row.faults])
+    with _collected(seen, row, "image"):
         if isinstance(row.image, Encoded):
             with row.image.open() as image:
-                remarks = _remarks(image, in_chans)
+                seen.converted = _converted(image, in_chans)
+                # a camera's MPO holds previews next to the photo
+                if image.format != "MPO" and getattr(image, "is_animated", False):
+                    seen.odd.append("animated: the first frame is used")
                 if image.mode in SIXTEEN_BIT:
                     seen.brightest = int(np.asarray(image).max())
                 pixels = pixels_of(image)
         else:
-            remarks, pixels = {}, row.image()
+            pixels = row.image()
         seen.size = pixels.shape[-2], pixels.shape[-1]
         if inputs is RECORDING:
             empty = int((pixels.flatten(1).sum(1) == 0).sum())
             if empty:
-                remarks["empty frames"] = f"{empty} of {len(pixels)} frames"
+                seen.odd.append(f"{empty} of {len(pixels)} frames are empty")
         else:
             pixels = picture(in_channels(pixels, in_chans), inputs)
             if blank(pixels):
-                remarks["blank"] = ""
-        seen.remarks = remarks
+                seen.odd.append(ONE_COLOUR)
         seen.hash = hash_of(pixels)
-    _look_at_target(row, kind, seen, faults)
+    _look_at_target(row, kind, seen)
     return seen
 
 
-def _look_at_target(row: Row, kind: TargetKind, seen: Seen, faults: list[Fault]) -> None:
+def _look_at_target(row: Row, kind: TargetKind, seen: Seen) -> None:
     """Read a target that has a place in its image, and compare their sizes."""
     if not kind.placed:
         return
-    with _collected(faults, f"the target of {row.id}", row.id):
-        target = row.read_target()
-        stated = _stated(target)
-        size = seen.size
+    with _collected(seen, row, "the target of"):
+        target, size = row.read_target(), seen.size
+        stated = target.size if isinstance(target, Instances) else None
+        if isinstance(target, tv_tensors.Mask):
+            stated = target.shape[-2], target.shape[-1]
         if size is not None and stated not in (None, size):
             what = "its entry states" if isinstance(target, Instances) else "its mask has"
             shown = f"{row.id} has {size[1]}x{size[0]} pixels, and {what}"
-            faults.append(Fault("wrong size", f"{shown} {stated[1]}x{stated[0]}", row.id))
+            seen.faults.append(Fault(row.id, f"{shown} {stated[1]}x{stated[0]}"))
         seen.own = look_up(kind.seen)(target) if kind.seen else None
         seen.target = hashlib.sha256(target_bytes(target)).digest()
 
 
-def _remarks(image: Image.Image, in_chans: int) -> dict[str, str]:
-    """Say what is odd about an opened image, for data of one channel or three."""
+def _converted(image: Image.Image, in_chans: int) -> str:
+    """Say what is not plain about an opened image, for data of one channel or three."""
     mode = image.mode
     found = {
-        # a camera's MPO holds previews next to the photo
-        "animated": image.format != "MPO" and _yes(lambda: getattr(image, "is_animated", False)),
         "turned": orientation(image) != 1,
-    }
-    converted = {
         "16-bit": mode in SIXTEEN_BIT
         or any("16" in str(tile[3]) for tile in getattr(image, "tile", ())),
         "grey": in_chans == 3 and mode in ("1", "L", "LA", *SIXTEEN_BIT),
@@ -127,18 +125,7 @@ def _remarks(image: Image.Image, in_chans: int) -> dict[str, str]:
         "palette": mode in ("P", "PA"),
         "transparent": mode in TRANSPARENT or "transparency" in image.info,
     }
-    remarks = {kind: "" for kind, there in found.items() if there}
-    if any(converted.values()):
-        remarks["converted"] = ", ".join(name for name, is_so in converted.items() if is_so)
-    return remarks
-
-
-def _yes(question: Callable[[], bool]) -> bool:
-    """Return no where the file is too damaged to say; decoding finds that out."""
-    try:
-        return question()
-    except DAMAGE:
-        return False
+    return ", ".join(name for name, there in found.items() if there)
 
 
 def blank(pixels: Tensor) -> bool:
@@ -158,25 +145,16 @@ def hash_of(content: Tensor | bytes) -> bytes:
 
 
 @contextmanager
-def _collected(faults: list[Fault], what: str, culprit: str) -> Iterator[None]:
+def _collected(seen: Seen, row: Row, what: str) -> Iterator[None]:
     """Collect what reading a part of a sample finds wrong."""
     try:
         yield
     except BadSampleError as error:
-        faults += error.faults
+        seen.faults += error.faults
     except UserError as error:
-        faults.append(Fault("unreadable", str(error).replace(REMEDY, "").strip(), culprit))
+        seen.faults.append(Fault(row.id, str(error).replace(REMEDY, "").strip()))
     except DAMAGE as error:
-        faults.append(Fault("unreadable", f"cannot read {what}: {reason(error)}", culprit))
-
-
-def _stated(target: Any) -> Size | None:
-    """Return height and width of the image that a target is of, where it says so."""
-    if isinstance(target, Instances):
-        return target.size
-    if isinstance(target, tv_tensors.Mask):
-        return target.shape[-2], target.shape[-1]
-    return None
+        seen.faults.append(Fault(row.id, f"cannot read {what} {row.id}: {reason(error)}"))
 
 
 def target_bytes(target: Any) -> bytes:

@@ -135,17 +135,19 @@ def describe(report: Report, samples: Samples, about: Source | ImageData) -> dic
     """
     if not isinstance(about, Source):
         return {name: np.array(n) for name, n in (about.facts.class_images or {}).items()}
-    if samples.faulty():
+    if samples.faulty:
         report.facts["notes"].append("classes are not counted: not all images and masks were read")
         return {}
     kind, classes = _kind(about), about.classes
     found: dict[str, list[Counted]] = {name: [] for name in SPLITS if name in samples.split}
-    for k in sorted(samples.seen):
-        found[str(samples.split[k])].append(samples.seen[k].own)
-    report.add("nothing", unfit(found, kind, classes))
+    ignored = []
+    for k, seen in samples.seen.items():
+        found[str(samples.split[k])].append(seen.own)
+        if seen.own.ignored == seen.own.area:
+            ignored.append(samples.item(k, "all of its mask is ignored: nothing is learned of it"))
+    report.add("unfit", unfit(found, kind, classes))
+    report.add("odd", ignored)
     every = [mask for masks in found.values() for mask in masks]
-    ignored = [k for k, seen in samples.seen.items() if seen.own.ignored == seen.own.area]
-    report.add("ignored", [samples.item(k) for k in sorted(ignored)])
     area, out = sum(mask.area for mask in every), sum(mask.ignored for mask in every)
     word, empty = MASKS[kind.multilabel], _empty(every, kind)
     share = out / area if area else 0.0
@@ -172,9 +174,8 @@ def report_shared_cases(rows: Sequence[Row], faults: Faults) -> None:
         if before.split != row.split and row.group not in seen:
             seen.add(row.group)
             faults.report(
-                "bad row",
-                row.group,
-                f"case {row.group!r} is in {before.split} ({before.id}) and in {row.split} "
-                f"({row.id}): what is learned of it would be tested on it. Keep it in one split, "
-                "or split by slice: data.split_by=slice.",
+                f"case {row.group!r}",
+                f"it is in {before.split} ({before.id}) and in {row.split} ({row.id}), so that "
+                "what is learned of it would be tested on it. Keep it in one split, or split by "
+                "slice: data.split_by=slice.",
             )

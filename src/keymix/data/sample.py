@@ -38,9 +38,8 @@ REMEDY = _REMEDY.format(items="images")
 class Fault:
     """Something wrong with the data."""
 
-    kind: str  # of `keymix.data.findings.KINDS`
-    message: str  # the line for the user, with culprit and remedy
     culprit: str  # the folder, file or row alone
+    message: str  # the line for the user, with culprit and remedy
 
 
 class Faults:
@@ -56,20 +55,23 @@ class Faults:
         self.strangers: list[str] = []
         self.hidden = 0  # images in hidden folders
 
-    def report(self, kind: str, culprit: object, message: str) -> None:
+    def report(self, culprit: object, why: str) -> None:
         """Take a fault that training must not meet.
 
+        Args:
+            culprit: The folder, file or row.
+            why: What is wrong with it, and what to do, in sentences.
+
         Raises:
-            UserError: With the message, unless faults are collected.
+            UserError: With both in a line, unless faults are collected.
         """
         if not self.collect:
-            raise UserError(message)
-        self.found.append(Fault(kind, message, str(culprit)))
+            raise UserError(f"{culprit}: {why}")
+        self.found.append(Fault(str(culprit), f"{culprit}: {why}"))
 
     def stranger(self, file: object) -> None:
         """Take a file among the images that is none by its name."""
-        if self.collect:
-            self.strangers.append(str(file))
+        self.strangers.append(str(file))
 
 
 class BadSampleError(UserError):
@@ -205,8 +207,8 @@ class Source:
         grouped: Whether the groups of rows that have groups are the data's own; otherwise each row
             is one by itself.
         facts: What the source knows of the record of the data.
-        found: What the source found that does not stop training, items by kind of finding
-            (`keymix.data.findings.KINDS`).
+        found: What the source found that does not stop training: level and items by kind of
+            finding (`keymix.data.findings`).
         loose: What is wrong with the data, but with no row; training refuses it, or goes without
             if broken images are left out.
     """
@@ -220,7 +222,7 @@ class Source:
     notes: tuple[str, ...] = ()
     grouped: bool = True
     facts: DataFacts = field(default_factory=DataFacts)
-    found: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    found: Mapping[str, tuple[str, Sequence[Any]]] = field(default_factory=dict)
     loose: tuple[Fault, ...] = ()
 
     @property

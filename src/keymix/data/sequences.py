@@ -49,30 +49,17 @@ _FLAT = 2.0  # grey levels of contrast below which a picture shows nothing
 _NUMBER = re.compile(r"\d+")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sequences:
-    """Images that belong together."""
-
-    # how many of each sequence, by its name with # for the running number, the longest first
-    images: dict[str, int]
-    of: int  # images that were looked for in all
-
-    @property
-    def count(self) -> int:
-        """Images in sequences."""
-        return sum(self.images.values())
-
-
 def find_sequences(
     names: Sequence[str],
     parts: Sequence[str],
     picture: Callable[[int], Grey | None],
     *,
     late: Callable[[], bool] = lambda: False,
-) -> Sequences | None:
+) -> dict[str, int]:
     """Find the images that are frames of sequences.
 
-    Returns the sequences; None where there are none.
+    Returns how many images each sequence has, by its name with # for the running number, the
+    longest first.
     """
     seen: dict[int, Grey | None] = {}
 
@@ -87,8 +74,8 @@ def find_sequences(
         found = _judge(order, look)
         if found:
             most = sorted(found, key=lambda name: (-len(order[name]), name))
-            return Sequences(images={name: len(order[name]) for name in most}, of=len(names))
-    return None
+            return {name: len(order[name]) for name in most}
+    return {}
 
 
 def sequences_of(
@@ -96,7 +83,7 @@ def sequences_of(
     parts: Sequence[str],
     *,
     late: Callable[[], bool] = lambda: False,
-) -> Sequences | None:
+) -> dict[str, int]:
     """Find the samples that are frames of sequences, whatever split they are in."""
     of_part = [np.flatnonzero(np.asarray(parts) == name)[:_LARGE] for name in dict.fromkeys(parts)]
     places = np.concatenate(of_part).tolist()

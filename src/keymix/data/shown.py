@@ -18,7 +18,7 @@ from keymix.data.events.recordings import is_recording, read_frames
 from keymix.data.files import is_image
 from keymix.data.kinds import RECORDING
 from keymix.data.sample import Size
-from keymix.data.slices import ScanFile, scaled
+from keymix.data.slices import id_and_spacing, read_stack, scaled
 from keymix.data.specs import parse
 from keymix.data.view import view_of
 from keymix.errors import UserError
@@ -43,8 +43,8 @@ def read_file(path: Path, record: DataRecord, size: Size) -> Tensor:
 
 def file_pixels(path: Path, record: DataRecord) -> Pixels:
     """Decode an image file at its own size, as the data of a record does: uint8 ``[C, h, w]``."""
-    if record.multilabel is not None:
-        return scan_file(path, record).pixels()
+    if of_scans(record):
+        return read_stack(path, record.in_chans)
     return picture_pixels(path, record.in_chans, record.white_level)
 
 
@@ -56,9 +56,9 @@ def picture_pixels(picture: Picture, channels: int, white_level: int | None = No
         return in_channels(pixels_of(image), channels, white_level).numpy()
 
 
-def scan_file(path: Path, record: DataRecord) -> ScanFile:
-    """Take a file as an image of data with masks, which knows its id and spacing."""
-    return ScanFile(path=path, slices=of_scans(record), channels=record.in_chans)
+def named(path: Path, record: DataRecord) -> tuple[str, tuple[float, float] | None]:
+    """Name a file as the data of a record would, with the millimetres between its pixels."""
+    return id_and_spacing(path) if of_scans(record) else (path.stem, None)
 
 
 def memory_pixels(

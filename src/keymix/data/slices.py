@@ -24,13 +24,9 @@ from keymix.data.decode import (
     DAMAGE,
     SIXTEEN_BIT,
     head_digest,
-    in_channels,
     open_image,
-    pixels_of,
-    reading,
     reason,
 )
-from keymix.data.files import regular
 from keymix.data.sample import BadSampleError, Fault, Size, Stored, refuse
 from keymix.errors import UserError
 
@@ -76,7 +72,7 @@ class Stack(Stored):
         names = "\n".join("/".join(path.parts[-3:]) for path in self.files)  # from the day on
         head = b""
         if content:
-            with regular(self.own).open("rb") as stream:
+            with self.own.open("rb") as stream:
                 head = stream.read(1 << 16)
         name = hashlib.sha256(names.encode()).digest()
         return head_digest(self.own.stat().st_size, name + head)
@@ -93,12 +89,12 @@ class Stack(Stored):
                     done[path] = work(image)
             except DAMAGE as error:
                 message = f"cannot read image {path}: {reason(error)}"
-                faults.append(Fault("unreadable", message, str(path)))
+                faults.append(Fault(str(path), message))
                 continue
             if self.size is not None and self.size != (height, width):
                 wanted = f"{self.size[1]}x{self.size[0]}"
                 message = f"{path} has {width}x{height} pixels, not the {wanted} of {self.own.name}"
-                faults.append(Fault("wrong size", message, str(path)))
+                faults.append(Fault(str(path), message))
         refuse(faults)
         return done
 
@@ -143,61 +139,38 @@ def scaled(values: NDArray[Any]) -> NDArray[np.uint8]:
     return full.astype(np.uint8)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScanFile:
-    """An image file."""
+def id_and_spacing(path: Path) -> tuple[str, tuple[float, float] | None]:
+    """Name a file as a table of masks does, by case, day and slice; and say how far pixels lie.
 
-    path: Path  # the file. In ``caseN_dayN/scans/slice_….png`` its names give its id and spacing
-    # whether the run was trained on slices of scans, which are scaled from their least and
-    # largest value, and not on images of 8 bits
-    slices: bool
-    channels: int  # 1 for grey, 3 for colour, or the slices of a stack
+    The id of other files is their name, and their spacing is unknown.
+    """
+    name, parent = FILE.fullmatch(path.name), path.absolute().parent
+    if name is None:
+        return path.stem, None
+    day = DAY.fullmatch(parent.parent.name) if parent.name == "scans" else None
+    return f"{day[0]}_slice_{name[1]}" if day else path.stem, spacing_of(path.name)
 
-    @property
-    def id(self) -> str:
-        """Name the image as a table of masks does: by case, day and slice, or by its file."""
-        parent = self.path.absolute().parent
-        day = DAY.fullmatch(parent.parent.name) if parent.name == "scans" else None
-        if self._name is None or day is None:
-            return self.path.stem
-        return f"{day[0]}_slice_{self._name[1]}"
 
-    @property
-    def spacing(self) -> tuple[float, float] | None:
-        """Millimetres from row to row and from column to column; None where no name gives them."""
-        return None if self._name is None else spacing_of(self.path.name)
+def read_stack(path: Path, channels: int) -> NDArray[np.uint8]:
+    """Decode a slice's file, with the neighbours next to it if it is one of a stack.
 
-    @property
-    def _name(self) -> re.Match[str] | None:
-        return FILE.fullmatch(self.path.name) if self.slices else None
-
-    def pixels(self) -> NDArray[np.uint8]:
-        """Decode the image at its own size, with its neighbours if it is one of a stack.
-
-        Shape: uint8 ``[C, h, w]``.
-        """
-        if not self.slices:
-            with reading(str(self.path)), open_image(self.path) as image:
-                return in_channels(pixels_of(image), self.channels).numpy()
-        try:
-            return self._stack()().numpy()
-        except BadSampleError as error:
-            message = error.faults[0].message
-            raise UserError(f"{message}. Replace or remove it.") from error
-
-    def _stack(self) -> Stack:
-        """Find the neighbours next to the file, by the numbers in their names."""
-        if self._name is None:
-            if self.channels > 1:
-                raise UserError(
-                    f"{self.path}: the run was trained on stacks of {self.channels} slices, and "
-                    "this name has no number by which to find its neighbours. Name it like "
-                    "slice_0078_266_266_1.50_1.50.png."
-                )
-            return Stack((self.path,), None)
+    Shape: uint8 ``[C, h, w]``.
+    """
+    name = FILE.fullmatch(path.name)
+    stack = Stack((path,), None)
+    if name is not None:
         numbers: dict[int, list[Path]] = {}
-        for path in sorted(self.path.parent.iterdir()) if self.channels > 1 else ():
-            if match := FILE.fullmatch(path.name):
-                numbers.setdefault(int(match[1]), []).append(path)
-        files, _ = neighbours(numbers, int(self._name[1]), self.path, self.channels)
-        return Stack(files, stated_size(self.path.name))
+        for other in sorted(path.parent.iterdir()) if channels > 1 else ():
+            if match := FILE.fullmatch(other.name):
+                numbers.setdefault(int(match[1]), []).append(other)
+        files, _ = neighbours(numbers, int(name[1]), path, channels)
+        stack = Stack(files, stated_size(path.name))
+    elif channels > 1:
+        raise UserError(
+            f"{path}: the run was trained on stacks of {channels} slices, and this name has no "
+            "number by which to find its neighbours. Name it like slice_0078_266_266_1.50_1.50.png."
+        )
+    try:
+        return stack().numpy()
+    except BadSampleError as error:
+        raise UserError(f"{error.faults[0].message}. Replace or remove it.") from error

@@ -178,15 +178,12 @@ class DataSpec:
             return f"{self.name}[:{self.argument[1:-1]}]"
         return f"{self.name}:{self.argument}"
 
-    def check_settings(
-        self, spec: str, settings: Mapping[str, object], *, remedy: str = "Leave it out"
-    ) -> None:
+    def check_settings(self, spec: str, settings: Mapping[str, object]) -> None:
         """Refuse settings that only other kinds of data have.
 
         Args:
             spec: The data as typed, for the message.
             settings: Such settings by name, None where they are not given.
-            remedy: What to do about one for which no other data are named.
 
         Raises:
             UserError: Naming the first that is given.
@@ -196,8 +193,6 @@ class DataSpec:
                 continue
             own = OF_ONE_KIND[name]
             text = f"Leave it out, or take {own.instead}" if own.instead else "Leave it out"
-            if own is RECORDING.settings:
-                text = remedy
             if name in own.notes:
                 text += f"; {own.notes[name]}"
             raise UserError(f"data.{name} = {value!r}: data {spec} {own.lacks}. {text}.")

@@ -24,7 +24,6 @@ from typing import Any, TypeVar
 
 import yaml
 
-from keymix.data.files import regular
 from keymix.errors import UserError, one_line, unknown
 
 T = TypeVar("T")
@@ -241,12 +240,12 @@ def _why(error: Exception) -> str:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Read a mapping of plain values from a regular file of YAML or, by its name, of JSON.
+    """Read a mapping of plain values from a file of YAML or, by its name, of JSON.
 
     A UserError names the file: it cannot be read, is too large, or `check_plain` refuses it.
     """
     try:
-        if (size := regular(path).stat().st_size) > _BYTES:
+        if (size := path.stat().st_size) > _BYTES:
             raise UserError(f"it has {size:,} bytes, and a recipe has at most {_BYTES:,}")
         text = path.read_text(encoding="utf-8-sig")
         if path.suffix == ".json":

@@ -102,7 +102,7 @@ def warn_of_data(data: ImageData) -> ImageData:
 
 def warn_of_unlisted(data: ImageData) -> ImageData:
     """Warn of slices whose table of masks has no row for an organ that it has for others."""
-    found = [*data.found.get("no row", ()), *data.found.get("unsure row", ())]
+    _, found = data.found.get("rows", ("", ()))
     if found:
         shown = "; ".join(item["reason"] for item in found[:3])
         more = len(found) - 3

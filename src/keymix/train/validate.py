@@ -33,11 +33,6 @@ from keymix.train.step import check_optimizer
 if TYPE_CHECKING:
     from keymix.data.record import DataRecord
 
-_NO_EVENTS = (
-    "Leave it out; where the recipe sets it, set it to null, or take a recipe for images, such as "
-    "digits_vit or small_images_vit"
-)
-
 _NAMED = 3  # classes of a message
 _FEW_PROCESSES, _PROCESSES_PER_CORE = 16, 8
 
@@ -53,7 +48,7 @@ def check_recipe(recipe: Recipe) -> None:
     check_processes("data.workers", config.workers)
     entry, _ = parse(config.spec)
     of_one_kind = {name: getattr(config, name) for name in OF_ONE_KIND if hasattr(config, name)}
-    entry.check_settings(config.spec, of_one_kind, remedy=_NO_EVENTS)
+    entry.check_settings(config.spec, of_one_kind)
     check_augment(recipe.augment, entry.input_kind, entry.target_kind)
     check_model(recipe.model.name)
     _check_task(recipe, get_task(entry.task))

@@ -28,24 +28,21 @@ invalid events as valid ones, and loops over events in Python.
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from keymix.data.events.stream import Events, Size, make_events
-from keymix.data.files import regular
 from keymix.errors import UserError
 
 SENSOR: Size = (128, 128)
 _VERSION = "#!AER-DAT"
 _EVENT = 8  # bytes
 _EXTERNAL = 0x8000
-_FORMAT = b"#Format:"
-_END = b"#!END-HEADER"
+_FORMAT = re.compile(rb"#Format: *(\S+)")
 _HEADER = struct.Struct("<hhiiiiii")
 _POLARITY = 1
 _BYTES, _TIME = 8, 4  # of a polarity event, and where its time begins
@@ -54,7 +51,7 @@ _BYTES, _TIME = 8, 4  # of a polarity event, and where its time begins
 def content_of(path: Path) -> bytes:
     """Read a file whole."""
     try:
-        return regular(path).read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}.") from None
 
@@ -62,7 +59,7 @@ def content_of(path: Path) -> bytes:
 def read_aedat2(path: Path) -> Events:
     """Read a recording of CIFAR10-DVS."""
     content = content_of(path)
-    start = _after_text(path, content)
+    start = _after_text(path, content, "2.0")
     length = len(content) - start
     if length % _EVENT:
         raise UserError(
@@ -91,72 +88,32 @@ def read_aedat2(path: Path) -> Events:
     )
 
 
-@dataclass(frozen=True)
-class _Packet:
-    kind: int
-    size: int
-    overflow: int
-    capacity: int
-    number: int
-
-
 def read_aedat3(path: Path, sensor: Size = SENSOR) -> Events:
     """Read all polarity events of a recording."""
     content = content_of(path)
-    at = _packets(path, content)
+    at = _after_text(path, content, "3.1", b"#!END-HEADER")
+    if (form := _FORMAT.search(content[:at])) and form[1] != b"RAW":
+        kind = form[1].decode("ascii", "replace")
+        raise UserError(f"{path}: its packets are {kind!r}; only 'RAW' can be read.")
     parts: list[NDArray[np.int64]] = []
     first = 0  # the number of the packet's first event among the file's polarity events
     while at < len(content):
-        packet = _packet(path, content, at, first)
+        kind, overflow, number, length = _packet(path, content, at, first)
         at += _HEADER.size
-        if packet.kind == _POLARITY:
-            words = np.frombuffer(content, "<u4", 2 * packet.number, at).reshape(-1, 2)
-            data, time = words[:, 0].astype(np.int64), words[:, 1].astype(np.int64)
-            valid = np.flatnonzero(data & 1)
-            t = time | packet.overflow << 31
-            columns = (
-                first + np.arange(len(data)),
-                t,
-                data >> 17,
-                data >> 2 & 0x7FFF,
-                data >> 1 & 1,
-            )
-            parts.append(np.stack(columns)[:, valid])
-            first += packet.number
-        at += packet.capacity * packet.size
+        if kind == _POLARITY:
+            words = np.frombuffer(content, "<u4", 2 * number, at).reshape(-1, 2).astype(np.int64)
+            data, t = words[:, 0], words[:, 1] | overflow << 31
+            columns = (first + np.arange(number), t, data >> 17, data >> 2 & 0x7FFF, data >> 1 & 1)
+            parts.append(np.stack(columns)[:, np.flatnonzero(data & 1)])
+            first += number
+        at += length
     found = np.concatenate(parts, axis=1) if parts else np.zeros((5, 0), dtype=np.int64)
     numbers, t, x, y, p = found
     return make_events(str(path), t=t, x=x, y=y, p=p, sensor=sensor, numbers=numbers)
 
 
-def _after_text(path: Path, content: bytes) -> int:
-    """Find where the events of AEDAT 2.0 begin."""
-    at = 0
-    for _, at in _lines(path, content, "2.0"):
-        if not at:
-            raise UserError(
-                f"{path}: the header is broken: its last line has no end. Copy the file again."
-            )
-    return at
-
-
-def _packets(path: Path, content: bytes) -> int:
-    """Check the text of AEDAT 3.1 and find where the packets begin."""
-    for line, at in _lines(path, content, "3.1"):
-        if not at:
-            break
-        if line.startswith(_FORMAT) and line.removeprefix(_FORMAT).strip() != b"RAW":
-            kind = line.removeprefix(_FORMAT).strip().decode("ascii", "replace")
-            raise UserError(f"{path}: its packets are {kind!r}; only 'RAW' can be read.")
-        if line == _END:
-            return at
-    raise UserError(
-        f"{path}: the header is broken: there is no line {_END.decode()!r}. Copy the file again."
-    )
-
-
-def _lines(path: Path, content: bytes, version: str) -> Iterator[tuple[bytes, int]]:
-    """Give the lines of text that a file begins with, and where each ends; 0 for no end."""
+def _after_text(path: Path, content: bytes, version: str, end: bytes = b"") -> int:
+    """Find where the events begin: after the lines of ``#``, or after the line ``end``."""
     if not content:
         raise UserError(f"{path}: the file is empty. Download or copy it again.")
     wanted = f"{_VERSION}{version}"
@@ -166,17 +123,21 @@ def _lines(path: Path, content: bytes, version: str) -> Iterator[tuple[bytes, in
             f"{path}: the header is broken: the file begins with {first!r}, not with "
             f"{wanted!r}. Give an AEDAT {version} file."
         )
-    at = 0
-    while content[at : at + 1] == b"#":
-        end = content.find(b"\n", at)
-        yield content[at:end].strip(), end + 1
-        if end < 0:
-            return
-        at = end + 1
+    at, stop, line = 0, 1, b""
+    while stop and (not end or line != end) and content[at : at + 1] == b"#":
+        stop = content.find(b"\n", at) + 1
+        line, at = content[at:stop].strip(), stop
+    if not stop or (end and line != end):
+        why = f"there is no line {end.decode()!r}" if end else "its last line has no end"
+        raise UserError(f"{path}: the header is broken: {why}. Copy the file again.")
+    return at
 
 
-def _packet(path: Path, content: bytes, at: int, first: int) -> _Packet:
-    """Read a packet's header and check that the packet is whole."""
+def _packet(path: Path, content: bytes, at: int, first: int) -> tuple[int, int, int, int]:
+    """Read a packet's header and check that the packet is whole.
+
+    Returns its type, the overflows of its time, its events, and the bytes that follow.
+    """
     left = len(content) - at
     if left < _HEADER.size:
         raise UserError(
@@ -184,7 +145,6 @@ def _packet(path: Path, content: bytes, at: int, first: int) -> _Packet:
             f"{_HEADER.size} bytes of a packet's header. Download or copy the file again."
         )
     kind, _, size, offset, overflow, capacity, number, valid = _HEADER.unpack_from(content, at)
-    packet = _Packet(kind, size, overflow, capacity, number)
     fits = 0 <= valid <= number <= capacity and size > 0 and overflow >= 0
     if not fits or (kind == _POLARITY and (size, offset) != (_BYTES, _TIME)):
         raise UserError(
@@ -194,9 +154,9 @@ def _packet(path: Path, content: bytes, at: int, first: int) -> _Packet:
         )
     there = left - _HEADER.size
     if there < capacity * size:
-        whole = there // size
         raise UserError(
-            f"{path}: the file ends in mid-packet: event {first + whole} is cut off, {there} of "
-            f"{capacity * size} bytes of its packet are there. Download or copy the file again."
+            f"{path}: the file ends in mid-packet: event {first + there // size} is cut off, "
+            f"{there} of {capacity * size} bytes of its packet are there. Download or copy the "
+            "file again."
         )
-    return packet
+    return kind, overflow, number, capacity * size

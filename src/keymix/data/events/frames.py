@@ -58,7 +58,12 @@ def integrate(
     Raises:
         UserError: If the size is larger than the sensor, or ``frames_by`` is unknown.
     """
-    height, width = size = check_size(events.sensor, size)
+    height, width = size = size or events.sensor
+    if height > events.sensor[0] or width > events.sensor[1]:
+        raise UserError(
+            f"data.image_size = {height},{width} is larger than the sensor of {events.sensor[0]}x"
+            f"{events.sensor[1]}: events can be gathered in fewer pixels, not in more."
+        )
     x, y = events["x"].astype(np.int64), events["y"].astype(np.int64)
     if size != events.sensor:
         x, y = x * width // events.sensor[1], y * height // events.sensor[0]
@@ -69,15 +74,3 @@ def integrate(
     shape: tuple[Any, ...] = (time_steps, POLARITIES, height, width)
     counts = np.bincount(place, minlength=time_steps * POLARITIES * height * width)
     return counts.reshape(shape).astype(np.int64, copy=False)
-
-
-def check_size(sensor: Size, size: Size | None) -> Size:
-    """Make the size of the frames."""
-    if size is None:
-        return sensor
-    if size[0] > sensor[0] or size[1] > sensor[1]:
-        raise UserError(
-            f"data.image_size = {size[0]},{size[1]} is larger than the sensor of "
-            f"{sensor[0]}x{sensor[1]}: events can be gathered in fewer pixels, not in more."
-        )
-    return size

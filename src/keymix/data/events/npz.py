@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keymix.data.events.stream import LARGEST_SIDE, Events, Size, make_events
-from keymix.data.files import regular
 from keymix.errors import UserError
 
 _FIELDS = ("t", "x", "y", "p")
@@ -77,7 +76,7 @@ def extent(path: Path) -> tuple[Size | None, Size]:
 
 def _columns(path: Path) -> dict[str, NDArray[Any]]:
     try:
-        with np.load(regular(path), allow_pickle=False) as file:
+        with np.load(path, allow_pickle=False) as file:
             columns = {name: file[name] for name in (*_FIELDS, _SENSOR) if name in file}
     except _DAMAGE as error:
         why = getattr(error, "strerror", None) or "it is damaged, or no .npz file of plain numbers"

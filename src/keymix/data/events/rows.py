@@ -59,7 +59,7 @@ class Recorded(Stored):
         """Refuse a recording that could not be read."""
         del decode
         if self.number in self.frames.broken:
-            refuse([Fault("unreadable", self.frames.broken[self.number], self.id)], "recordings")
+            refuse([Fault(self.id, self.frames.broken[self.number])], "recordings")
         return self.frames.size
 
     def digest(self, *, content: bool = True) -> bytes:

@@ -86,14 +86,14 @@ def open_cifar10dvs(
     for label, name in enumerate(CLASSES):
         found = sorted(f.name for f in (root / name).glob("*.aedat") if not f.name.startswith("."))
         if not found:
-            message = f"{root / name} has no .aedat files. Download {name}.zip from {ADDRESS}."
-            faults.report("empty class", root / name, message)
+            faults.report(
+                root / name, f"it has no .aedat files. Download {name}.zip from {ADDRESS}."
+            )
         kept = {file: int(of[1]) for file in found if (of := _NUMBER.fullmatch(file))}
         for file in found:
             if file not in kept:
-                message = f"{root / name / file}: the name ends in no number, by which recordings "
-                message += f"are split. Name it cifar10_{name}_<number>.aedat."
-                faults.report("bad label", root / name / file, message)
+                why = "the name ends in no number, by which recordings are split. Name it "
+                faults.report(root / name / file, f"{why}cifar10_{name}_<number>.aedat.")
         first = math.ceil(0.9 * len(kept))
         for k, (file, number) in enumerate(kept.items()):
             train = k < first if event_split == "first90" else number >= _TEBN_TEST

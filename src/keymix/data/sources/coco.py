@@ -19,7 +19,7 @@ import numpy as np
 from pycocotools import mask
 
 from keymix.data.decode import DAMAGE, Encoded, open_image
-from keymix.data.files import SPLITS, existing_path, regular, split_named
+from keymix.data.files import SPLIT_NAMES, existing_path, split_named
 from keymix.data.instances import FloatArray, Instances, Outline, encoded, read_region
 from keymix.data.record import DataFacts
 from keymix.data.sample import Fault, Faults, Row, Size, Source, some
@@ -56,7 +56,7 @@ def open_coco(argument: str, faults: Faults) -> Source:
     """
     del faults  # all are of an image, or loose
     root = existing_path("coco", argument)
-    places = {name: place for name in SPLITS if (place := _place(root, name)) is not None}
+    places = {name: place for name in SPLIT_NAMES if (place := _place(root, name)) is not None}
     if "train" not in places:
         raise UserError(f"data coco:{argument}: {root} has no annotations to learn from. {_LAYOUT}")
     whole = {name: _parsed(path) for name, (path, _) in places.items()}
@@ -94,7 +94,7 @@ def _place(root: Path, split: str) -> tuple[Path, Path] | None:
     """Find the annotation file of a split and the folder of its images."""
     found: dict[Path, list[Path]] = {}
     notes = root / "annotations"
-    for name in SPLITS[split]:
+    for name in SPLIT_NAMES[split]:
         for path in sorted(notes.glob(f"instances_{name}*.json")):
             stem = path.stem.removeprefix("instances_")
             found[path] = [root / stem, root / "images" / stem]
@@ -118,10 +118,10 @@ def _place(root: Path, split: str) -> tuple[Path, Path] | None:
 def _parsed(path: Path) -> dict[str, list[Any]]:
     """Parse an annotation file and check its outermost form."""
     try:
-        found: dict[str, list[Any]] = json.loads(regular(path).read_text(encoding="utf-8-sig"))
+        found: dict[str, list[Any]] = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}. Restore it.") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UserError(f"{path} is no JSON: {error}. Restore it.") from error
     for key in ("images", "annotations", "categories"):
         if not isinstance(found, dict) or not isinstance(found.get(key), list):
@@ -217,7 +217,7 @@ class _Reader:
                 why = f"is {file!r} once more"
             if why or key is None:
                 place = f"{self.path}: images[{number}]"
-                self.loose.append(Fault("bad row", f"{place} {why}", place))
+                self.loose.append(Fault(place, f"{place} {why}"))
                 continue
             seen.add(file)
             file = _below(self.folder, file)
@@ -243,7 +243,7 @@ class _Reader:
                 place, says = f"{self.path}: {what}", isinstance(entry, dict)
                 why = f"is of the image {entry.get('image_id')!r}" if says else "is no mapping"
                 message = f"{place} {why}, which images lack" if says else f"{place} {why}"
-                self.loose.append(Fault("bad annotation", message, place))
+                self.loose.append(Fault(place, message))
                 faults.append(self.loose[-1])
                 continue
             if image.size == _UNKNOWN:
@@ -257,7 +257,7 @@ class _Reader:
             except (ValueError, TypeError, OverflowError, KeyError) as error:
                 message = f"{self.path}: {what} of {image.file!r} {error}"
                 culprit = str(self.folder / image.file)
-                image.unfit.append(Fault("bad annotation", message, culprit))
+                image.unfit.append(Fault(culprit, message))
                 faults.append(image.unfit[-1])
         if faults and not fit:
             first = faults[0].message.removeprefix(f"{self.path}: ")

@@ -43,13 +43,12 @@ def open_csv(argument: str, faults: Faults) -> Source:
     ]
     train = {row.label for row in rows if row.split == "train"}
     if len(train) < 2:
-        text = f"{path}: its rows of train have {len(train)} classes; at least 2 are needed."
-        faults.report("one class", path, text)
+        faults.report(path, f"its rows of train have {len(train)} classes; 2 or more are needed.")
     names, number = _classes(root, train)
     for row in rows:
         if row.label not in number:
-            text = f"{row.place}: label {row.label!r} is no class of train. Correct or remove it."
-            faults.report("bad label", row.place, text)
+            text = f"label {row.label!r} is no class of train. Correct or remove it."
+            faults.report(row.place, text)
     if not any(row.split == "train" for row in rows):
         raise UserError(f"data csv:{argument}: no row is of train. Add some.")
     rows.sort(key=lambda row: SPLITS.index(row.split))
@@ -92,13 +91,13 @@ def _rows(root: Path, table: Path, split: str, faults: Faults) -> list[_Row]:
     for line, (file, label, wanted, group) in read_rows(
         table, columns, faults.report, optional=("split", "group")
     ):
-        place, image = f"{table}:{line}", table.parent / file.replace("\\", "/")
+        place, image = f"{table}: line {line}", table.parent / file.replace("\\", "/")
         own = split_named(wanted) if wanted else split or "train"
         if not label or not own:
             why = f"split {wanted!r} is not train, val or test" if label else "it has no label"
-            faults.report("bad row", place, f"{place}: {why}. Correct or remove the row.")
+            faults.report(place, f"{why}. Correct or remove the row.")
         elif not image.is_file():
-            faults.report("missing", place, f"{place}: there is no {str(image)!r}. Add it.")
+            faults.report(place, f"there is no {str(image)!r}. Add it.")
         else:
             found.append(_Row(os.path.relpath(image, root), label, own, group, place))
     return found

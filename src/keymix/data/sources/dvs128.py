@@ -98,9 +98,8 @@ def open_dvs128(
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
         for name in filter(None, map(str.strip, lines)):
             if name in listed:
-                message = f"{file}: {name} is listed already. Remove it from one list: no "
-                message += "recording may be trained and tested on."
-                faults.report("bad row", f"{file}: {name}", message)
+                why = "it is listed already. Remove it from one list: no recording may be trained "
+                faults.report(f"{file}: {name}", f"{why}and tested on.")
                 continue
             listed.add(name)
             gestures += _gestures(root, name, faults)
@@ -108,8 +107,7 @@ def open_dvs128(
     for file in sorted(root.glob(f"*{_LABELS}")):
         recording = root / (file.name.removesuffix(_LABELS) + ".aedat")
         if recording.name not in listed and not recording.is_file():
-            message = f"{file}: there is no recording {recording.name}. Restore or remove one."
-            faults.report("missing", file, message)
+            faults.report(file, f"there is no recording {recording.name}. Restore or remove one.")
     if {*splits} != {*lists}:
         raise UserError(f"data dvs128:{argument} has no recordings for training or test.")
     unlisted = [file.name for file in sorted(root.glob("*.aedat")) if file.name not in listed]
@@ -145,8 +143,7 @@ def _gestures(root: Path, name: str, faults: Faults) -> list[_Gesture]:
     table = root / (name.removesuffix(".aedat") + _LABELS)
     for file in (root / name, table):
         if not file.is_file():
-            message = f"{file} is missing, and {name} is in the lists. Unpack the set again."
-            faults.report("missing", file, message)
+            faults.report(file, f"it is missing, and {name} is in the lists. Unpack the set again.")
             return []
     found = []
     for line, row in read_rows(table, _HEAD, faults.report):
@@ -155,9 +152,9 @@ def _gestures(root: Path, name: str, faults: Faults) -> list[_Gesture]:
         except ValueError:
             label = start = end = -1
         if not 1 <= label <= len(CLASSES) or not 0 <= start < end:
-            message = f"{table}: line {line} is {short(row)!r}: a class of 1 to {len(CLASSES)}, a "
-            message += "start and a later end in whole microseconds are wanted. Correct it."
-            faults.report("bad label", f"{table}:{line}", message)
+            why = f"it is {short(row)!r}: a class of 1 to {len(CLASSES)}, a start and a later end "
+            why += "in whole microseconds are wanted. Correct it."
+            faults.report(f"{table}: line {line}", why)
             continue
         found.append(_Gesture(root / name, table, line, label - 1, start, end))
     return found

@@ -10,7 +10,7 @@ from typing import Any
 
 from keymix.data.decode import Encoded
 from keymix.data.files import (
-    SPLITS,
+    SPLIT_NAMES,
     existing_folder,
     folders,
     is_hidden,
@@ -48,7 +48,7 @@ def split_folders(root: Path) -> tuple[dict[str, Path], tuple[str, ...]]:
     Without a folder for train, all of ``root`` is train.
     """
     inside = folders(root)
-    found: dict[str, list[str]] = {split: [] for split in SPLITS}
+    found: dict[str, list[str]] = {split: [] for split in SPLIT_NAMES}
     for name in inside:
         found.get(split_named(name), []).append(name)
     for names in found.values():
@@ -75,11 +75,8 @@ def classes_in(folder: Path, faults: Faults, remedy: str) -> list[str]:
     if not classes:
         raise UserError(f"{folder} has no folders inside. {remedy}")
     if len(classes) == 1:
-        faults.report(
-            "one class",
-            folder,
-            f"{folder} has one class only ({classes[0]}); at least 2 are needed, a folder each.",
-        )
+        text = f"it has one class only ({classes[0]}); at least 2 are needed, a folder each."
+        faults.report(folder, text)
     return classes
 
 
@@ -102,12 +99,12 @@ def labelled(
     for name in folders(folder):
         if name not in classes:
             text = f"class {name!r} is not in train. Add it there, or remove the folder."
-            faults.report("unknown class", folder / name, f"{folder / name}: {text}")
+            faults.report(folder / name, text)
             classes.append(name)
         found = (find or images_below)(folder / name, faults)
         if not found:
             text = f"class {name!r} has no {holds}. Add some, or remove the folder."
-            faults.report("empty class", folder / name, f"{folder / name}: {text}")
+            faults.report(folder / name, text)
         files += [os.path.relpath(file, root) for file in found]
         labels += [classes.index(name)] * len(found)
     if not files:

@@ -84,8 +84,9 @@ def _flat(
     for file in images_below(base / "val", faults):
         answer = answers.get(Path(file).stem)
         if answer not in number:
-            why = "has no answer" if answer is None else f"is {answer!r}, which train does not have"
-            faults.report("bad label", file, f"{file} {why} ({solution}). Correct or remove it.")
+            why = f"it is {answer!r}, which train does not have"
+            why = "it has no answer" if answer is None else why
+            faults.report(file, f"{why} ({solution}). Correct or remove it.")
         files.append(os.path.relpath(file, root))
         labels.append(number.get(answer or "", -1))
     if not files:

@@ -126,7 +126,7 @@ def _row(pair: _Pair, split: str, group: str, target: Callable[[], tv_tensors.Ma
     if len(pair.images) > 1:
         listed = some([str(each) for each in pair.images])
         message = f"cannot read image {path}: several of one name: {listed}"
-        faults = (Fault("unreadable", message, str(path)),)
+        faults = (Fault(str(path), message),)
     return Row(
         id=str(path),
         image=Encoded(path, str(path), key=path.name, placed=True),
@@ -257,11 +257,11 @@ def _groups(path: Path, stems: set[str], faults: Faults) -> dict[str, str]:
         elif before[0] != group:
             why = f"image {image!r} is in {group!r}, but in {before[0]!r} by line {before[1]}"
         if why:
-            message = f"{path}: line {line}: {why}. Correct or remove it."
-            faults.report("bad row", f"{path}:{line}", message)
+            faults.report(f"{path}: line {line}", f"{why}. Correct or remove it.")
     if left := sorted(stems - set(given)):
-        message = f"{path} has no group for {len(left)} images: {some(left, 3)}. Add their rows."
-        faults.report("bad row", path, message)
+        faults.report(
+            path, f"it has no group for {len(left)} images: {some(left, 3)}. Add their rows."
+        )
     return {stem: group for stem, (group, _) in given.items()}
 
 
@@ -289,7 +289,7 @@ def _mask(paths: Sequence[Path], names: ClassNames, *, multilabel: bool) -> tv_t
             continue
         if planes[-1].shape != planes[0].shape:
             message = f"{path} has another size than the masks of other classes"
-            faults.append(Fault("wrong size", message, str(path)))
+            faults.append(Fault(str(path), message))
     refuse(faults)
     return tv_tensors.Mask(torch.from_numpy(np.stack(planes) if multilabel else planes[0]))
 
@@ -301,7 +301,7 @@ def _plane(path: Path, names: ClassNames, *, multilabel: bool) -> NDArray[np.uin
             values, coloured = _values(image, coloured=names.colours is not None)
     except DAMAGE as error:
         message = f"cannot read mask {path}: {reason(error)}"
-        raise BadSampleError([Fault("unreadable", message, str(path))]) from error
+        raise BadSampleError([Fault(str(path), message)]) from error
     if multilabel:
         inside: NDArray[np.uint8] = (values != 0).astype(np.uint8)
         return inside
@@ -313,7 +313,7 @@ def _plane(path: Path, names: ClassNames, *, multilabel: bool) -> NDArray[np.uin
             for value, count in zip(wrong.tolist(), counts.tolist(), strict=True)
         ]
         message = f"{path} has values that classes.txt does not declare: {some(listed, 3)}"
-        refuse([Fault("bad value", f"{message}; {IGNORE} is ignored", str(path))])
+        refuse([Fault(str(path), f"{message}; {IGNORE} is ignored")])
     return mask
 
 

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from torch import Tensor
 
 from keymix.data.decode import Encoded
-from keymix.data.files import existing_path, regular, split_named
+from keymix.data.files import existing_path, split_named
 from keymix.data.sample import SPLITS, Faults, Row, Source, some
 from keymix.data.specs import source
 from keymix.data.streams import IntArray
@@ -62,7 +62,7 @@ def open_files(
             try:
                 of[file] = _labels(file, columns)
             except UserError as error:
-                faults.report("unreadable", file, str(error))
+                faults.report(file, str(error).removeprefix(f"{file} "))
     if "test" in given and _unlabelled(given["test"]):
         del given["test"]
         notes = [*notes, "the test split's labels are hidden (all -1), so it is not used"]
@@ -76,14 +76,12 @@ def open_files(
     for _, file, labels in parts:
         for row, label in enumerate(labels):
             if label not in number:
-                where = f"{file} row {row}"
                 why = "missing" if label is None else f"{label!r}, no class of the training data"
-                text = f"{where}: the label is {why}. Correct or remove the row."
-                faults.report("bad label", where, text)
+                why = f"the label is {why}. Correct or remove the row."
+                faults.report(f"{file} row {row}", why)
             labels[row] = number.get(label, -1)
     if len({label for of in given["train"].values() for label in of} - {-1}) < 2:
-        text = f"data {spec} has one class only; at least 2 are needed."
-        faults.report("one class", first, text)
+        faults.report(first, f"data {spec} has one class only; at least 2 are needed.")
     every = np.array([label for *_, labels in parts for label in labels], dtype=np.int64)
     rows = _Rows(
         [(split, file) for split, file, _ in parts],
@@ -277,8 +275,8 @@ def _readable(file: Path) -> Iterator[None]:
 
 def _opened(file: Path) -> Any:
     if file.suffix == ".arrow":
-        return pa.ipc.open_stream(pa.memory_map(str(regular(file))))
-    return pq.ParquetFile(regular(file))
+        return pa.ipc.open_stream(pa.memory_map(str(file)))
+    return pq.ParquetFile(file)
 
 
 def _schema(file: Path) -> Any:

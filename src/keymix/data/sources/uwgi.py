@@ -20,6 +20,7 @@ from torchvision import tv_tensors
 
 from keymix.data import rle
 from keymix.data.files import existing_path, read_rows
+from keymix.data.findings import FALSIFIES, WARNING
 from keymix.data.kinds import BACKGROUND, IMAGE, SLICES
 from keymix.data.mask_facts import report_shared_cases
 from keymix.data.record import DataFacts
@@ -97,7 +98,7 @@ def open_uwgi(
     if splits and split_by != "slice":
         report_shared_cases(rows, faults)
     extra = sum(map(len, files.values())) - sum(bool(one.files) for one in slices.values())
-    kind, unlisted = _unlisted(slices)
+    level, unlisted = _unlisted(slices)
     notes = [f"{extra} slices without a row in train.csv left out"] if extra else []
     if over:
         notes.append(
@@ -114,7 +115,8 @@ def open_uwgi(
         ids = some([item["id"] for item in unlisted], 3)
         notes.append(f"slices without a row for an organ, which count as without it: {ids}")
     overlaps = [
-        {"id": name, "reason": f"{pixels} pixel{'s' * (pixels > 1)}"} for name, pixels in over
+        {"id": name, "reason": f"classes overlap in {pixels} pixel{'s' * (pixels > 1)}"}
+        for name, pixels in over
     ]
     return Source(
         rows=rows,
@@ -124,7 +126,7 @@ def open_uwgi(
         test_fraction=0.04,
         notes=tuple(notes),
         facts=DataFacts(masks=MASKS[multilabel], stack=stack),
-        found={"overlap": overlaps, kind: unlisted},
+        found={"odd": (WARNING, overlaps), "rows": (level, unlisted)},
     )
 
 
@@ -186,8 +188,8 @@ def _slices(table: Path, files: _Files, faults: Faults) -> dict[str, _Slice]:
     ):
         match = _ID.fullmatch(name)
         if match is None:
-            message = f"{table}: line {line}: id {name!r} is not like case101_day20_slice_0078"
-            faults.report("bad row", f"{table}:{line}", f"{message}. Correct or remove it.")
+            why = f"id {name!r} is not like case101_day20_slice_0078. Correct or remove it."
+            faults.report(f"{table}: line {line}", why)
             continue
         keys[name] = (int(match[1][4:]), int(match[2]), int(match[3]))
         rows.setdefault(name, []).append((line, organ, text))
@@ -206,11 +208,11 @@ def _slice(table: Path, name: str, rows: Sequence[tuple[int, str, str]], files: 
     found = []
     if len(given) > 1:
         message = f"{name} has {len(given)} scans: {some([str(path) for path in given])}"
-        found.append(Fault("bad row", message, name))
+        found.append(Fault(name, message))
     runs: list[tuple[int, rle.Runs]] = []
     lines: dict[str, int] = {}
     for line, organ, text in rows:
-        kind, why = "bad row", ""
+        why = ""
         if organ not in ORGANS:
             why = f"class {organ!r} is none of {', '.join(ORGANS)}"
         elif organ in lines:
@@ -221,10 +223,10 @@ def _slice(table: Path, name: str, rows: Sequence[tuple[int, str, str]], files: 
                 if given and (parsed := rle.parse(text, *size)).size:
                     runs.append((ORGANS.index(organ), parsed))
             except (ValueError, OverflowError) as error:
-                kind, why = "bad annotation", str(error)
+                why = str(error)
         if why:
             message = f"{table}: line {line} ({name}, {organ}): {why}"
-            found.append(Fault(kind, message, f"{table}:{line}"))
+            found.append(Fault(f"{table}: line {line}", message))
     runs.sort(key=lambda each: each[0])
     return _Slice(case, day, int(number), given, size, runs, frozenset(lines), tuple(found))
 
@@ -235,7 +237,7 @@ def _unlisted(slices: Mapping[str, _Slice]) -> tuple[str, list[dict[str, str]]]:
     That is its pattern if a slice with organs has rows without run lengths for others, or if nine
     of ten slices have a row for every organ. Only the first is certain.
 
-    Returns the kind of the finding, and its items.
+    Returns the level of the finding, and its items.
     """
     # what is wrong with others is reported of them
     sound = {name: one for name, one in slices.items() if one.files and not one.faults}
@@ -248,7 +250,7 @@ def _unlisted(slices: Mapping[str, _Slice]) -> tuple[str, list[dict[str, str]]]:
     for name in lacking:
         missing = [organ for organ in ORGANS if organ in organs - sound[name].listed]
         items.append({"id": name, "reason": f"{name}: no row for {' and '.join(missing)}"})
-    return "no row" if certain else "unsure row", items
+    return FALSIFIES if certain else WARNING, items
 
 
 def _splits(path: Path, slices: Mapping[str, _Slice], faults: Faults) -> dict[str, str]:
@@ -269,14 +271,14 @@ def _splits(path: Path, slices: Mapping[str, _Slice], faults: Faults) -> dict[st
         elif before[0] != split:
             why = f"{name!r} is in {split}, but in {before[0]} by line {before[1]}"
         if why:
-            message = f"{path}: line {line}: {why}. Correct or remove it."
-            faults.report("bad row", f"{path}:{line}", message)
+            faults.report(f"{path}: line {line}", f"{why}. Correct or remove it.")
             continue
         for each in of[name]:
             found.setdefault(each, split)
     if left := [name for name in slices if name not in found]:
-        message = f"{path} has no split for {len(left)} slices: {some(left, 3)}. Add their rows."
-        faults.report("bad row", path, message)
+        faults.report(
+            path, f"it has no split for {len(left)} slices: {some(left, 3)}. Add their rows."
+        )
     if "train" not in found.values():
         raise UserError(f"{path} has no slices in train. Add some.")
     return found

@@ -25,7 +25,7 @@ from keymix.data import rle
 from keymix.data.decode import Pixels
 from keymix.data.record import DataRecord
 from keymix.data.sample import Size
-from keymix.data.shown import scan_file
+from keymix.data.shown import named
 from keymix.errors import UserError
 from keymix.report.tables import csv_text
 from keymix.tasks.segmentation.facts import TASK
@@ -129,8 +129,8 @@ class MaskWriter(FolderWriter[MaskPrediction]):
     @staticmethod
     def named(path: str, seen: DataRecord) -> MaskPrediction:
         """Call a file as the data would."""
-        file = scan_file(Path(path), seen)
-        return MaskPrediction(path=path, id=file.id, spacing=file.spacing)
+        own, spacing = named(Path(path), seen)
+        return MaskPrediction(path=path, id=own, spacing=spacing)
 
     @staticmethod
     def name(named: MaskPrediction) -> str:
