@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from keymix.errors import UserError
+from keymix.errors import UserError, unknown
 from keymix.models.factory import domain_of
 from keymix.records import to_json
 from keymix.report.record import ComparedMixer, Tuning
@@ -47,6 +47,9 @@ class Question:
     command: str | None = None
 
     def __post_init__(self) -> None:
+        for name, known in (("match", "params"), ("tune", "lr")):
+            if (value := getattr(self, name)) not in (None, known):
+                raise unknown(name, str(value), [known])
         if self.minutes is not None and not 0 < self.minutes < math.inf:
             raise UserError(f"minutes = {self.minutes!r}: give a positive number of minutes.")
         if self.command is None:
