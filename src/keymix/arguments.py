@@ -15,7 +15,16 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, Union
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Union,
+    runtime_checkable,
+)
 
 from keymix.errors import UserError
 
@@ -43,6 +52,7 @@ _PARALLEL = ("DataParallel", "DistributedDataParallel", "_FabricModule", "Averag
 """Classes that training puts around a model, which is their ``module``."""
 
 
+@runtime_checkable
 class Trained(Protocol):
     """What `keymix.load` returns."""
 

@@ -62,7 +62,7 @@ def test_a_match_leaves_the_random_state_alone() -> None:
 def test_a_match_needs_another_mixer() -> None:
     with pytest.raises(UserError, match="mixer="):
         create_model("vit_nano_p2_12", match="params")
-    with refused("unknown match 'macs'"):
+    with refused("match='macs' must be"):
         create_model("vit_nano_p2_12", mixer="ska", match="macs")  # type: ignore[arg-type]
 
 

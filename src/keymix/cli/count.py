@@ -234,7 +234,13 @@ def _count(
             raise
         # some models look at the numbers they are built from, which meta tensors lack
     model = made()
-    return count(model, size, task=task), _inner_width(model)
+    try:
+        return count(model, size, task=task), _inner_width(model)
+    except UserError as error:
+        if error.__cause__ is None:
+            raise
+        other = "" if size else ". Give another with --input-size"
+        raise UserError(f"model {name!r}: {error}{other}") from error
 
 
 def _inner_width(model: nn.Module) -> str:
