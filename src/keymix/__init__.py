@@ -41,7 +41,7 @@ _getattr, __dir__, _public = attach(
         "attention_rollout": "keymix.analysis.rollout",
         "collapse": "keymix.studies.collapse.measure",
         "complexity": "keymix.studies.complexity.measure",
-        "count": "keymix.analysis.counting",
+        "count": "keymix.studies.count",
         "spike_study": "keymix.studies.spikes.measure",
         "evaluate": "keymix.train.runs",
         "load": "keymix.train.predict",

@@ -386,40 +386,7 @@ def count(
     *,
     task: str = "",
 ) -> Count:
-    """Count trainable parameters, multiply-adds and activation memory, by layer and in total.
-
-    Multiply-adds (MACs) are those of matrix products, convolutions, linear layers and attention at
-    inference, as the papers count them; softmax, norms, activations, biases, pooling
-    and resampling are free. They are those of PyTorch's ``FlopCounterMode``: an operation with a
-    cost that it does not count, such as a Fourier transform, is named in ``uncounted``, and joins
-    with ``torch.utils.flop_counter.register_flop_formula``. A product of complex numbers counts as
-    one. keymix's own mixers are counted by their equations, whichever kernel runs. Activation
-    memory is what autograd saves in a training pass, in the model's own precision: each storage
-    once, the input included where a layer saves it, parameters and buffers excluded. Of a model
-    that is folded for inference it is that of a pass in evaluation.
-
-    Args:
-        model: Any PyTorch model that takes one tensor, or what its task's example is; what
-            `keymix.load` returns; or the folder of a run. It is not run and not changed. A model on
-            the ``meta`` device is counted as on the CPU.
-        input_size: Shape without the batch: (channels, height, width) in pixels, or (tokens, dim)
-            for a mixer alone. By default what a timm model was made for, or the run's. A batch of
-            1 before channels, height and width is left out where the model does not take it.
-        task: Name of the task that the model is for: its training part says what the model is run
-            on and how a step runs it. Empty for one tensor and the forward pass.
-
-    Returns:
-        The count. Each cost is attributed to the innermost module that was running.
-
-    Example:
-        >>> import timm
-        >>> count(timm.create_model("vit_tiny_patch16_224")).macs
-        1253683200
-
-    Raises:
-        UserError: If an argument is none of these, the input size is unknown, the model does not
-            take it, or tensors overflow.
-    """
+    """Count a model; see `keymix.count`, which shows what was counted."""
     trained = opened(model)
     network = module_of(trained)
     if isinstance(trained_on := getattr(trained, "task", None), Task) and trained_on.whole_images:

@@ -60,7 +60,7 @@ class Collapse(Readings, OfModel):
         """What was found, in words."""
         return verdict_of(self)
 
-    @property
+    @cached_property
     def alone(self) -> Collapses:
         """This model as a study of its own."""
         return Collapses((self,))

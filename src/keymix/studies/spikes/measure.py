@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Literal
 
 from keymix.analysis.energy import Energy
@@ -25,7 +26,7 @@ class Spikes(SpikeReadings, OfModel):
 
     name = "spikes"
 
-    @property
+    @cached_property
     def alone(self) -> SpikeStudies:
         """This network as a study of its own."""
         more = {"raster_image": None, "photo": None, "rasters": (), "at_chance": False}
