@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The notebook of a comparison runs from the first cell to the last."""
+"""The notebooks run from the first cell to the last."""
 
 from __future__ import annotations
 
@@ -14,7 +14,35 @@ from documents import DOCS
 sys.path.insert(0, str(Path(__file__).parents[1] / "compare"))
 from few_digits import cheap_costs, no_trials
 
-NOTEBOOK = DOCS / "examples" / "compare.ipynb"
+EXAMPLES = DOCS / "examples"
+
+
+def cells_of(name: str) -> list[str]:
+    """The code cells of a notebook."""
+    found = json.loads((EXAMPLES / name).read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in found if cell["cell_type"] == "code"]
+
+
+@pytest.mark.slow
+def test_it_looks_into_models_and_draws_three_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    from matplotlib import pyplot as plt
+
+    plt.close("all")
+    namespace: dict[str, Any] = {}
+    for number, cell in enumerate(cells_of("analyses.ipynb")):
+        exec(compile(cell, f"cell {number}", "exec"), namespace)
+    printed = capsys.readouterr().out
+    for part in ("TrainedModel", "multiply-adds", "attention maps of 4 layers", "hardly fires"):
+        assert part in printed
+    assert len(plt.get_fignums()) == 3
+    for name in ("cost", "collapse", "spikes"):
+        assert "<table" in namespace[name]._repr_html_()
+    assert (tmp_path / "collapse" / "collapse.html").is_file()
+    plt.close("all")
 
 
 @pytest.mark.slow
@@ -26,11 +54,9 @@ def test_it_compares_prints_frames_and_draws_two_figures(
     from matplotlib import pyplot as plt
 
     plt.close("all")
-    found = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-    cells = ["".join(cell["source"]) for cell in found if cell["cell_type"] == "code"]
     namespace: dict[str, Any] = {}
     with cheap_costs(), no_trials():
-        for number, cell in enumerate(cells):
+        for number, cell in enumerate(cells_of("compare.ipynb")):
             exec(compile(cell, f"cell {number}", "exec"), namespace)
     printed = capsys.readouterr().out
     for name in ("softmax", "static_key", "identity", "difference", "step_ms"):
