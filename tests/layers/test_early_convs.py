@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-import keymix
+from keymix.analysis.counting import count
 from keymix.layers.patches import EarlyConvs
 from keymix.models import create_model, load_weights, set_image_size
 from mixer_cases import refused, stir
@@ -74,7 +74,7 @@ def test_it_costs_what_its_docstring_says(patch: int) -> None:
     before = [3, *widths(model.patch_embed)[:-1]]
     pairs = zip(before, widths(model.patch_embed), strict=True)
     per_pixel = sum(9 * a * b / 4**i for i, (a, b) in enumerate(pairs, 1)) + 128**2 / patch**2
-    layers = keymix.count(model).layers
+    layers = count(model).layers
     found = sum(layer.macs for layer in layers if layer.path.startswith("patch_embed"))
     assert found == per_pixel * 64**2
 

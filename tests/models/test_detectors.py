@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import keymix
 from each import together
+from keymix.analysis.counting import count
 from keymix.decoders.detection.cascade import OVERLAPS, refined
 from keymix.decoders.detection.cascade import _match as match
 from keymix.errors import UserError
@@ -210,8 +211,8 @@ def test_without_proposals_nothing_is_found_and_training_goes_on(name: str) -> N
     model.decoder.rpn.filter_proposals = none
     for found in found_by(model):
         assert [len(found[key]) for key in ("boxes", "labels", "scores", "masks")] == [0] * 4
-    for count in (0, 2):
-        assert all(loss.isfinite() for loss in losses(model, count=count).values())
+    for number in (0, 2):
+        assert all(loss.isfinite() for loss in losses(model, count=number).values())
 
 
 @both
@@ -607,7 +608,7 @@ def test_with_static_keys_cost_is_linear_in_pixels() -> None:
     for mixer in ("static_key", "softmax"):
         model = small(mixer=[mixer] * 4)
         counts[mixer] = [
-            part(keymix.count(model, (3, 128, width), task="detection")) for width in (128, 256)
+            part(count(model, (3, 128, width), task="detection")) for width in (128, 256)
         ]
     once, twice = counts["static_key"]
     assert 1.98 * once < twice <= 2 * once  # averaged values are as many at any size
@@ -623,7 +624,7 @@ def part(count: Any) -> int:
 @pytest.mark.usefixtures("counting")
 def test_heads_are_counted_at_their_most(name: str) -> None:
     model = small(name, proposals=40, detections=10)
-    counted = keymix.count(model, (3, 64, 96), task="detection")
+    counted = count(model, (3, 64, 96), task="detection")
     heads = sum(layer.macs for layer in counted.layers if ".roi_heads" in layer.path)
     stages = 1 if name == "mask_rcnn" else 3
     boxes = 4 * 4 if name == "mask_rcnn" else 4
@@ -632,7 +633,7 @@ def test_heads_are_counted_at_their_most(name: str) -> None:
     mask = 10 * (conv + 28 * 28 * (256 * 256 + 256 * 4))
     assert heads == stages * (box + mask)
     real = small(name, proposals=40, detections=10)
-    assert keymix.count(real, (3, 64, 96), task="detection").macs == counted.macs
+    assert count(real, (3, 64, 96), task="detection").macs == counted.macs
 
 
 def test_attention_can_be_read() -> None:

@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 import keymix
 from keymix import fold_for_inference
+from keymix.analysis.spikes import read_spikes
 from keymix.errors import UserError
 from keymix.layers.folding import fold_norm, is_folded
 from keymix.models import set_image_size
@@ -99,7 +100,7 @@ def test_a_folded_model_shows_its_maps() -> None:
 def test_spikes_of_a_folded_model_are_counted() -> None:
     model = trained("qkformer_micro_32")
     x = images("qkformer_micro_32").double()
-    theirs, ours = (keymix.spike_study(each, x) for each in (model, fold_for_inference(model)))
+    theirs, ours = (read_spikes(each, x) for each in (model, fold_for_inference(model)))
     assert ours.firings == theirs.firings
     assert ours.rate > 0
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock
 
-import keymix
+from keymix.analysis.counting import count
+from keymix.analysis.spikes import read_spikes
 from keymix.hosts import find_mixers
 from keymix.models import create_model, load_weights, set_image_size
 from keymix.models.factory import domain_of, own_mixers, takes_images_alone, task_of_model
-from keymix.studies.spikes.measure import spike_study
 from mixer_cases import refused, stir
 from tolerances import close, differs
 
@@ -105,7 +105,7 @@ def test_it_costs_what_its_docstring_says(stem: int, depth: int, width: int) -> 
     model = create_model("plain_convnet", width=width, depth=depth, stem_stride=stem, **options)
     blocks_macs = (72 * depth - 12) * width**2 / stem**2
     first = 9 * 2 * width / stem**2 if stem < 4 else 9 * 2 * width / 4 + 9 * width**2 / 16
-    found = keymix.count(model)
+    found = count(model)
     assert found.macs == 64 * 64 * (blocks_macs + first) + 8 * width * 7
     assert found.input_size == (2, 64, 64)
     assert found.time_steps is None
@@ -140,10 +140,10 @@ def test_an_image_model_takes_no_frames_until_it_has_steps() -> None:
 
 def test_multiply_adds_are_those_of_all_frames() -> None:
     model = create_model("plain_convnet", img_size=16)
-    one = keymix.count(model).macs
+    one = count(model).macs
     model.set_time_steps(5)
     head = model.num_features * 10
-    assert keymix.count(model).macs - head == 5 * (one - head)
+    assert count(model).macs - head == 5 * (one - head)
 
 
 def test_it_is_dense_and_has_no_spikes_but_takes_recordings() -> None:
@@ -153,7 +153,7 @@ def test_it_is_dense_and_has_no_spikes_but_takes_recordings() -> None:
     assert own_mixers("plain_convnet", net()) is None
     assert find_mixers(net()) == {}
     with refused("PlainConvNet has no spiking neurons"):
-        spike_study(net(time_steps=2), images(1, 2, 3, 16, 16))
+        read_spikes(net(time_steps=2), images(1, 2, 3, 16, 16))
 
 
 @pytest.mark.parametrize("name", ["plain_convnet", "plain_unet"])

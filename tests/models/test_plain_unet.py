@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import keymix
+from keymix.analysis.counting import count
 from keymix.models import create_model
 from keymix.models.factory import domain_of, own_mixers, task_of_model
 from mixer_cases import refused, stir
@@ -55,7 +55,7 @@ def test_another_size_is_taken() -> None:
     model = unet()
     model.set_input_size((40, 24))
     assert model.img_size == model.encoder.img_size == (40, 24)
-    assert keymix.count(model).input_size == (3, 40, 24)
+    assert count(model).input_size == (3, 40, 24)
     assert model(images(1, 3, 40, 24)).shape == (1, 4, 40, 24)
 
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 RANDOM = "random weights"
 """What `Loaded.weights` says of a model that nobody trained."""
-RANDOM_NOTE = "Random weights: this says nothing of a trained model."
 
 
 @dataclass(frozen=True, kw_only=True)

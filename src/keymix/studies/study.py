@@ -121,6 +121,8 @@ class OfModel(Found):
 
 F = TypeVar("F", bound=Found)
 
+RANDOM_NOTE = "Random weights: this says nothing of a trained model."
+
 
 @dataclass(frozen=True, kw_only=True)
 class Session:

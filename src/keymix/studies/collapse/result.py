@@ -15,8 +15,7 @@ from keymix.report.tables import Column, Table
 from keymix.studies.collapse.charts import curves, pairs_maps, theta_map
 from keymix.studies.collapse.readings import Readings
 from keymix.studies.collapse.verdict import FEW, Verdict, verdict_of
-from keymix.studies.inputs import RANDOM_NOTE
-from keymix.studies.study import Found, OfModel, file_words, listed, untrained
+from keymix.studies.study import RANDOM_NOTE, Found, OfModel, file_words, listed, untrained
 
 _COSINE: Callable[[Any], str] = "{:.3f}".format
 

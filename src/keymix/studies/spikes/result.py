@@ -11,7 +11,6 @@ from keymix.records import to_json
 from keymix.report import charts
 from keymix.report.charts import Chart, Look
 from keymix.report.tables import Table
-from keymix.studies.inputs import RANDOM_NOTE
 from keymix.studies.spikes.charts import (
     along_blocks,
     along_steps,
@@ -20,7 +19,7 @@ from keymix.studies.spikes.charts import (
     on_image,
 )
 from keymix.studies.spikes.tables import answer, headline, neurons, operations, tables
-from keymix.studies.study import Found, file_words
+from keymix.studies.study import RANDOM_NOTE, Found, file_words
 
 
 class SpikeStudies(Found):
