@@ -68,7 +68,6 @@ def cost_record() -> dict[str, Any]:
     """Make the record, as ``keymix analyze complexity --json`` prints it."""
     ranked = [(mixer, rank) for rank, mixer in enumerate(MIXERS, 1)]
     return {
-        "format": 1,
         "setting": {
             "dim": 256,
             "num_heads": 8,
