@@ -88,10 +88,10 @@ def check_kind(name: str, value: object, hint: Any) -> None:
         wanted = [part for part in typing.get_args(hint) if part is not types.NoneType]
         optional = types.NoneType in typing.get_args(hint) and value is not None
         said = words(Union[tuple(wanted)] if optional else hint)  # noqa: UP007 # made here
-        raise UserError(f"{name}={told(value)} must be {said}")
+        raise UserError(f"{name}={described(value)} must be {said}")
 
 
-def told(value: object) -> str:
+def described(value: object) -> str:
     """Write a value that was given: itself if it is short, else its kind and shape."""
     plain = value is None or isinstance(value, str | Path | Real | tuple | list | dict)
     text = repr(value) if plain else ""
@@ -123,8 +123,8 @@ def module_of(model: object) -> nn.Module:
     found = model if isinstance(model, nn.Module) else getattr(model, "model", None)
     if not isinstance(found, nn.Module):
         raise UserError(
-            f"model={told(model)} must be a model (torch.nn.Module), what keymix.load returns, or "
-            "the folder of a run"
+            f"model={described(model)} must be a model (torch.nn.Module), what keymix.load "
+            "returns, or the folder of a run"
         )
     return unwrapped(found)  # type: ignore[no-any-return] # a model's wrapper holds one
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from keymix.analysis.counting import default_input_size
-from keymix.arguments import Trained, module_of, told, unwrapped
+from keymix.arguments import Trained, described, module_of, unwrapped
 from keymix.data.decode import fit
 from keymix.data.kinds import IMAGE, InputKind
 from keymix.data.pixels import prepared
@@ -85,7 +85,7 @@ def batches_of(
     `frames` may be given, ``[B, T, C, H, W]`` are taken too.
     """
     if isinstance(images, bytes | dict):
-        raise UserError(f"images={told(images)}: {_WANTED}")
+        raise UserError(f"images={described(images)}: {_WANTED}")
     one = isinstance(images, PICTURES)
     several: Any = (images,) if one else images
     read: Callable[[Any], Tensor] | None = None
@@ -98,13 +98,13 @@ def batches_of(
                 continue
             if not isinstance(each, Tensor) or each.dtype == torch.uint8:
                 if not isinstance(each, PICTURES):
-                    raise UserError(f"images hold {told(each)}: {_WANTED}")
+                    raise UserError(f"images hold {described(each)}: {_WANTED}")
                 read = read or _reader(model)
                 waiting.append(read(each))
             elif each.ndim == 3:
                 waiting.append(each)
             else:
-                raise UserError(f"images hold {told(each)}: {_WANTED}")
+                raise UserError(f"images hold {described(each)}: {_WANTED}")
             if len(waiting) == size:
                 yield _stacked(waiting)
                 waiting = []
@@ -120,9 +120,9 @@ def one_batch(images: Images, model: object) -> Tensor:
     elif isinstance(images, (*PICTURES, list, tuple)):
         found = [*batches_of(images, model, 2**20)]
     else:
-        raise UserError(f"images={told(images)}: {_WANTED}")
+        raise UserError(f"images={described(images)}: {_WANTED}")
     if not found:
-        raise UserError(f"images={told(images)}: there is no image in it")
+        raise UserError(f"images={described(images)}: there is no image in it")
     return found[0] if len(found) == 1 else _stacked([image for batch in found for image in batch])
 
 

@@ -47,7 +47,7 @@ _WITHOUT = {
     "val": "what a model makes of it is not validated",
     "test": "what a model makes of it cannot be measured",
 }
-"""What a class comes to that a split has nothing of."""
+"""Why a class matters of which a split has no input."""
 
 
 @dataclass(eq=False, kw_only=True)

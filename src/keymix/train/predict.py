@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from keymix.arguments import checked, told
+from keymix.arguments import checked, described
 from keymix.data.decode import Pixels
 from keymix.data.events.recordings import is_recording
 from keymix.data.files import is_image
@@ -215,7 +215,7 @@ class TrainedModel:
             return self._as_prepared(given)
         if not isinstance(given, np.ndarray | Image.Image | Tensor):
             raise UserError(
-                f"inputs hold {told(given)}: give files, images of Pillow's, uint8 arrays "
+                f"inputs hold {described(given)}: give files, images of Pillow's, uint8 arrays "
                 "[h, w, C] or tensors [C, h, w]."
             )
         if self.takes_events:
