@@ -15,6 +15,7 @@ from few_digits import small
 from few_masks import made_masks
 from PIL import Image
 
+from keymix import recipes
 from keymix.analysis.answers import whole
 from keymix.compare import budget, defaults, plain
 from keymix.compare.budget import Trial
@@ -180,6 +181,16 @@ def test_half_the_pixels_have_as_many_tokens_and_a_size_that_is_named_stays(
     assert (whole.data.image_size, whole.model.options["patch_size"]) == (224, 16)
     assert resized(recipe, {"data.image_size"}, larger=False) is None
     assert resized(fitted("digits")[0], set(), larger=False) is None
+
+
+def test_images_that_keep_their_proportions_are_halved_where_they_are_large() -> None:
+    recipe = recipes.get("mask_rcnn_small")
+    half = resized(recipe, set(), larger=False)
+    assert half is not None
+    assert half.data.image_size == (96, 160)
+    assert resized(half, set(), larger=False) is None
+    assert resized(recipe, set(), larger=True) is None
+    assert resized(recipe, {"data.image_size"}, larger=False) is None
 
 
 def test_the_margin_is_given_in_units_of_the_score() -> None:
