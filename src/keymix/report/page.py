@@ -94,6 +94,12 @@ def environment(package: str = "") -> jinja2.Environment:
     return env
 
 
+def paragraphs(macro: Callable[..., str], *values: object) -> list[str]:
+    """Render a macro of a template as plain text, and part it where a line is empty."""
+    parts = re.split(r"\n\s*\n", macro(*values).strip())
+    return [text for part in parts if (text := re.sub(r"[ \n]+", " ", part).strip())]
+
+
 def script(names: Sequence[Script]) -> str:
     """Return a page's script: its files, joined into one function that shares no names."""
     shared = files("keymix.report") / "templates" / "script"

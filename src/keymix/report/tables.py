@@ -124,7 +124,7 @@ class Table:
     """A table with its values as they are, one for each column; None where there is none.
 
     Its `key` names it in files and pipes. People see it if it is `shown`, it becomes a CSV file if
-    it is `saved`, and `marked` rows are highlighted on the page.
+    it is `saved`, `marked` rows are highlighted on the page, and `note` stands above it there.
     """
 
     key: str
@@ -134,6 +134,7 @@ class Table:
     shown: bool = True
     saved: bool = True
     marked: frozenset[int] = frozenset()
+    note: str = ""
 
     def head(self, rows: int) -> Table:
         """Return its first rows, and how many more there are in the title."""

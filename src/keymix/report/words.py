@@ -12,7 +12,7 @@ from keymix.analysis.certainty import CLEAR_SEEDS, PROVISIONAL_SEEDS
 from keymix.data.kinds import IMAGE
 from keymix.data.record import DataRecord, counts_left_out
 from keymix.report import formats
-from keymix.report.page import environment
+from keymix.report.page import environment, paragraphs
 from keymix.report.part import page_of
 from keymix.report.record import Finding, Results
 
@@ -72,16 +72,11 @@ class FindingText:
 
 def finding_text(record: Results, finding: Finding) -> FindingText:
     """Say a finding."""
-    heading, text, remedy = _paragraphs(record, "findings.txt.j2", finding.kind, finding.numbers)
+    macro = getattr(_module("findings.txt.j2", r=record), finding.kind)
+    heading, text, remedy = paragraphs(macro, finding.numbers)
     return FindingText(kind=finding.kind, heading=heading, text=text, remedy=remedy)
 
 
 def sentence(record: Results, name: str, *values: object) -> str:
     """Say a sentence of the first screen, by the name of its macro."""
-    return " ".join(_paragraphs(record, "answer.txt.j2", name, *values))
-
-
-def _paragraphs(record: Results, template: str, name: str, *values: object) -> list[str]:
-    """Render a macro of a template as plain text, and part it where a line is empty."""
-    text = getattr(_module(template, r=record), name)(*values).strip()
-    return [re.sub(r"[ \n]+", " ", part).strip() for part in re.split(r"\n\s*\n", text)]
+    return " ".join(paragraphs(getattr(_module("answer.txt.j2", r=record), name), *values))

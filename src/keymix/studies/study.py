@@ -19,29 +19,65 @@ from functools import cache
 from typing import Any, Generic, TypeVar
 
 from keymix import studies
-from keymix.analysis.study_record import StudyRecord
+from keymix.analysis.study_record import StudyRecord, numbers
 from keymix.errors import UserError, missing, unknown
 from keymix.records import to_json
+from keymix.report import formats
 from keymix.report.charts import Chart, Look
-from keymix.report.page import render_page
+from keymix.report.page import environment, paragraphs, render_page
 from keymix.report.result import Result
 from keymix.report.tables import Table
 
 
 class Found(Result):
-    """What an analysis found, a `Result` with a page of its own.
+    """What an analysis found, a `Result` with a page.
 
-    Its page begins with the answer and the first two figures. Those of `keymix.studies` have a
-    ``templates/page.html.j2``, which sees `view`, the record as ``r``, the answer, and the tables
-    and figures by name; another's page shows every figure and table.
+    Every sentence of those in `keymix.studies` is a macro of ``templates/words.txt.j2`` in its
+    folder, which gets the result; the page begins with the answer and the first two figures, and
+    shows all other figures and tables below.
     """
 
     made_by: StudyRecord | None = None  # by which command, when and on what it was made
 
     @property
+    def _package(self) -> str:
+        """The package whose ``templates`` it has; empty for one's own analysis."""
+        package = type(self).__module__.rpartition(".")[0]
+        return package if package.startswith(f"{studies.__name__}.") else ""
+
+    def words(self, name: str, *values: object) -> list[str]:
+        """Write a macro of its template, by paragraphs; nothing where there is none."""
+        if not self._package:
+            return []
+        shared = {"formats": formats, "numbers": numbers, "listed": listed}
+        made = environment(self._package).get_template("own/words.txt.j2").make_module(shared)
+        macro = getattr(made, name, None)
+        return [] if macro is None else paragraphs(macro, self, *values)
+
+    @property
+    def answer(self) -> str:
+        """What came out."""
+        return " ".join(self.words("answer"))
+
+    @property
+    def facts(self) -> Sequence[str]:
+        """What stands below the answer on its page, a few words each."""
+        return self.words("facts")
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What a reader must know before all else, on its page."""
+        return self.words("warnings")
+
+    @property
     def sentences(self) -> Mapping[str, Sequence[str]]:
         """What was found beyond the answer, in sentences by label."""
         return {}
+
+    @property
+    def method(self) -> Sequence[str]:
+        """How it was measured, for its page."""
+        return self.words("method")
 
     @property
     def left_out(self) -> Sequence[str]:
@@ -54,7 +90,7 @@ class Found(Result):
         return {}
 
     def view(self) -> Mapping[str, object]:
-        """Return what else its page shows."""
+        """Return what else its page shows, where that has a template of its own."""
         return {}
 
     def machine(self, lines: Mapping[str, str]) -> Mapping[str, str]:
@@ -75,20 +111,13 @@ class Found(Result):
 
     def html(self) -> str:
         """Return its HTML page."""
-        shared = {"r": self.data, "frame": self.framed(), "answer": self.answer}
-        looks, figures = self.looks, self.figures
-        shown = {
-            "tables": self.tables,
-            "figures": figures,
-            "charts": [*figures.values()][:2],
-            "looks": looks,
-            "legend": looks,
-        }
-        view = {"name": self.name, **shared, **shown, **self.view()}
-        package = type(self).__module__.rpartition(".")[0]
-        if not package.startswith(f"{studies.__name__}."):
-            return render_page("result.html.j2", view)
-        return render_page("own/page.html.j2", view, package=package)
+        figures, view = self.figures, self.view()
+        shared = {"name": self.name, "result": self, "answer": self.answer, "looks": self.looks}
+        record = {"r": self.data, "frame": self.framed()}
+        drawn = {"tables": self.tables, "figures": figures, "charts": [*figures.values()][:2]}
+        template = "own/page.html.j2" if view else "result.html.j2"
+        everything = {**shared, **record, **drawn, "legend": self.looks, **view}
+        return render_page(template, everything, package=self._package)
 
 
 class OfModel(Found):
