@@ -105,14 +105,14 @@ def test_the_record_reports_measured_numbers(trained: str, swapped: Path) -> Non
     assert result["before"]["top1"] == pytest.approx(before["top1"])
     assert result["after"]["top1"] == pytest.approx(after["top1"])
     assert result["after"]["loss"] == pytest.approx(after["loss"], rel=1e-4)
-    assert result["sentence"].startswith("Replacing attention in blocks 2 to 3 with")
+    assert result["answer"].startswith("Replacing attention in blocks 2 to 3 with")
     assert result["after"]["share"] == pytest.approx(2 / 3)
     assert result["test"]["before"]["top1"] == evaluate(trained)["top1"]
     assert result["test"]["after"]["top1"] == evaluate(swapped)["top1"]
     assert [row["path"] for row in result["report"]["rows"]] == ["blocks.1.attn", "blocks.2.attn"]
     page = (swapped / "report.html").read_text(encoding="utf-8")
-    sentence = result["sentence"].replace(" %", "\u00a0%")
-    assert f"<h1>{sentence}</h1>" in page
+    answer = result["answer"].replace(" %", "\u00a0%")
+    assert f"<h1>{answer}</h1>" in page
     assert "3 (blocks.2.attn)" in page
     first, *folded = page.partition("</header>")[2].split('<details class="part">')
     assert "<table" not in first
@@ -145,9 +145,9 @@ def test_the_terminal_gets_the_layers_and_the_sentence(
     assert main(words) == 0
     said = capsys.readouterr()
     lines = said.out.splitlines()
-    assert lines[0].startswith("layer\twas\tis\t")
-    assert lines[1].startswith("blocks.0.attn\tsoftmax\tstatic_key")
-    assert lines[-2] == record(tmp_path / "out")["sentence"]
+    assert lines[0].startswith("block\twas\tis\t")
+    assert lines[1].startswith("1 (blocks.0.attn)\tsoftmax\tstatic_key")
+    assert lines[-2] == record(tmp_path / "out")["answer"]
     assert lines[-1].split()[0] == "report"
     assert "In brackets: 95 % interval over 8 held-out images" in said.err
     assert f"keymix eval {out}" in said.err
@@ -193,7 +193,6 @@ def test_a_stopped_search_resumes_and_reports_every_step(
     assert result["search"]["trials"][:2] == kept["trials"]
     assert result["search"]["layers"] == sorted(result["search"]["steps"][2]["layers"])
     assert result["after"] == result["search"]["steps"][2]
-    assert result["sentence"] == result["search"]["sentence"]
     with (out / "search.csv").open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert [row["step"] for row in rows] == ["0", "1", "2", "3"]
@@ -305,7 +304,7 @@ def test_a_swap_killed_while_it_writes_is_done_again(
             main(words)
     assert (tmp_path / "out" / "weights_last.safetensors").exists()
     assert main(words) == 0
-    assert "in block 2 with" in record(tmp_path / "out")["sentence"]
+    assert "in block 2 with" in record(tmp_path / "out")["answer"]
 
 
 def test_a_folder_of_other_things_is_refused(trained: str, tmp_path: Path) -> None:

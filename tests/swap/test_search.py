@@ -24,8 +24,7 @@ from keymix.hosts import find_mixers
 from keymix.hosts.layers import find_layers
 from keymix.models import create_model
 from keymix.records import from_json
-from keymix.report import swap as pages
-from keymix.swap.record import Attention, Cost, Search, Step, Trial, sentence
+from keymix.swap.record import Attention, Cost, Search, Step, Trial
 from keymix.swap.run import swap
 from keymix.swap.search import HeldOut, attention_costs, search
 from mixer_cases import stir
@@ -224,6 +223,9 @@ def test_shares_are_of_the_original_attention(cost: Cost) -> None:
 # ---- words ------------------------------------------------------------------------------------
 
 
+NO_TIMES: Any = dict.fromkeys(("latency_ms", "latency_q1_ms", "latency_q3_ms"))
+
+
 def step(layers: tuple[int, ...], **more: Any) -> Step:
     entries: dict[str, Any] = {"share": len(layers) / 4, "loss": 1.0, "top1": 0.8, "params": 1}
     entries |= {"change_low": -0.011, "change_high": 0.005, "macs": 1, "latency_ms": 1}
@@ -233,9 +235,8 @@ def step(layers: tuple[int, ...], **more: Any) -> Step:
 
 
 def test_the_sentence_reports_measured_numbers() -> None:
-    no_times: Any = dict.fromkeys(("latency_ms", "latency_q1_ms", "latency_q3_ms"))
     attention = tuple(
-        Attention(path=str(i), params=1, macs=1, share=0.25, **no_times) for i in range(4)
+        Attention(path=str(i), params=1, macs=1, share=0.25, **NO_TIMES) for i in range(4)
     )
     result = Search(
         mixer="static_key",
@@ -256,19 +257,19 @@ def test_the_sentence_reports_measured_numbers() -> None:
     )
     assert result.order == (0, 2, 1, 3)
     doubt = "points, which may be chance (95 %: −1.1 to +0.5)"
-    assert result.sentence() == (
+    assert result.answer == (
         f"Replacing attention in blocks 1, 3 with static_key changes accuracy by −0.3 {doubt} and "
         "saves 18 % of the time"
     )
-    assert result.sentence(0) == "This is the original model, with nothing replaced"
-    assert result.sentence(1) == (
+    assert result.says(0) == "This is the original model, with nothing replaced"
+    assert result.says(1) == (
         f"Replacing attention in block 1 with static_key changes accuracy by 0.0 {doubt}; no "
         "difference in time can be measured"
     )
-    assert "in blocks 1 to 3 with" in result.sentence(3)
-    assert result.sentence(3).endswith("; the machine was too busy to compare times")
-    assert "in all 4 blocks with" in result.sentence(4)
-    assert result.basis() == "the parameters of the original model's attention"
+    assert "in blocks 1 to 3 with" in result.says(3)
+    assert result.says(3).endswith("; the machine was too busy to compare times")
+    assert "in all 4 blocks with" in result.says(4)
+    assert result.basis == "the parameters of the original model's attention"
     assert replace(result, budget=0.9, steps=result.steps[:3]).met is None
     dear = replace(attention[2], share=0.5)
     costs = replace(
@@ -282,7 +283,15 @@ def test_the_sentence_reports_measured_numbers() -> None:
 def test_the_sentence_grades_the_change_by_its_interval() -> None:
     def said(top1: float, low: float, high: float, images: int = 100, **more: Any) -> str:
         after = step((6, 7), top1=top1, change_low=low, change_high=high, **more)
-        return sentence(step(()), after, 12, mixer="ska", images=images)
+        return Search(
+            mixer="ska",
+            estimate="mean",
+            cost="params",
+            budget=1.0,
+            images=images,
+            attention=(Attention(path="", params=1, macs=1, share=1.0, **NO_TIMES),) * 12,
+            steps=(step(()), after),
+        ).says(1)
 
     start = "Replacing attention in blocks 7 to 8 with ska"
     assert said(0.777, -0.035, -0.011).startswith(
@@ -303,30 +312,28 @@ def test_the_sentence_grades_the_change_by_its_interval() -> None:
 
 
 def test_a_busy_machine_leaves_times_and_their_change_open() -> None:
-    no_times: Any = dict.fromkeys(("latency_ms", "latency_q1_ms", "latency_q3_ms"))
     result = Search(
         mixer="static_key",
         cost="params",
         estimate="least_squares",
         budget=0.5,
         images=10,
-        attention=(Attention(path="0", params=1, macs=1, share=1.0, **no_times),),
+        attention=(Attention(path="0", params=1, macs=1, share=1.0, **NO_TIMES),),
         candidates=(0,),
         steps=(step(()), step((0,), latency_ratio=0.06, latency_verdict="busy")),
     )
-    quiet, busy = csv.DictReader(io.StringIO(pages.steps_csv(result)))
+    quiet, busy = csv.DictReader(io.StringIO(result.tables["steps"].csv()))
     times = ("latency_ms", "original_ms", "latency_change", "latency_q1", "latency_q3")
     assert [busy[name] for name in times] == [""] * 5
     assert "" not in [quiet[name] for name in times]
-    assert pages.latency_text(result.steps[1]) == "unclear, the machine was busy"
-    assert "−94" not in pages.steps_csv(result)
+    assert result.steps[1].latency_text == "unclear, the machine was busy"
+    assert "−94" not in result.tables["steps"].csv()
     different = replace(result.steps[1], latency_verdict="different")
-    assert pages.latency_text(different).startswith("−94")
-    charts = pages._charts(result)
-    assert len(charts) == 3
+    assert different.latency_text.startswith("−94")
+    assert set(result.figures) == {"top1", "loss", "latency_change"}
     busy_steps = tuple(replace(each, latency_verdict="busy") for each in result.steps)
     only_busy = replace(result, steps=busy_steps)
-    assert len(pages._charts(only_busy)) == 2
+    assert set(only_busy.figures) == {"top1", "loss"}
 
 
 def test_a_search_of_a_version_without_the_test_goes_on_and_claims_nothing() -> None:
@@ -342,10 +349,10 @@ def test_a_search_of_a_version_without_the_test_goes_on_and_claims_nothing() -> 
         del each["latency_p"], each["latency_verdict"]
     before = from_json(Search, record, where="the search")
     assert [each.latency_verdict for each in before.steps] == [None, None]
-    assert "−18" not in before.sentence(1)
-    assert all(pages.shows_times(each) for each in before.steps)
-    assert pages.latency_text(before.steps[1]) == "not tested"
-    assert not pages.shows_times(replace(before.steps[1], latency_verdict="busy"))
+    assert "−18" not in before.says(1)
+    assert all(each.timed for each in before.steps)
+    assert before.steps[1].latency_text == "not tested"
+    assert not replace(before.steps[1], latency_verdict="busy").timed
 
 
 @pytest.mark.slow
@@ -368,12 +375,11 @@ def test_steps_share_the_level_of_the_test_and_the_original_is_not_tested(
     assert original.latency_verdict == ("busy" if verdict == "busy" else None)
     assert original.latency_p is None
     assert [each.latency_verdict for each in others] == [verdict] * 2
-    assert pages.shows_times(found.steps[0]) == (verdict != "busy")
+    assert found.steps[0].timed == (verdict != "busy")
 
 
 def test_layers_that_cost_nothing_come_last_whatever_they_bring() -> None:
     losses, shares = (1.5, 0.9, 1.125, 1.0), (0.75, 0.0, 0.25, 0.0)
-    no_times: Any = dict.fromkeys(("latency_ms", "latency_q1_ms", "latency_q3_ms"))
     result = Search(
         mixer="static_key",
         cost="params",
@@ -381,7 +387,7 @@ def test_layers_that_cost_nothing_come_last_whatever_they_bring() -> None:
         budget=0.5,
         images=10,
         attention=tuple(
-            Attention(path=str(i), params=0, macs=0, share=share, **no_times)
+            Attention(path=str(i), params=0, macs=0, share=share, **NO_TIMES)
             for i, share in enumerate(shares)
         ),
         candidates=(0, 1, 2, 3),

@@ -319,11 +319,12 @@ def test_the_report_reports_cost_and_drift() -> None:
     same = (after.argmax(-1) == before.argmax(-1)).double().mean()
     assert output.top1_agreement == pytest.approx(float(same))
     assert json.loads(json.dumps(report.to_dict()))["rows"][0]["copied"] == ["proj", "q", "v"]
-    text = str(report)
-    assert "1 of 2 layers swapped" in text
-    assert "blocks.0.attn (Attention) untouched" in text
-    heads, lines = report.table()
-    assert {len(line) for line in lines} == {len(heads)}
+    assert "1 of 2 layers swapped" in report.answer
+    frame = report.frame("layers")
+    assert frame.loc[0, ["block", "layer", "after"]].tolist() == [2, "blocks.1.attn", "static_key"]
+    assert (frame.loc[0, "params_before"], frame.loc[0, "params_after"]) == row.params
+    assert frame.loc[0, "drift_output"] == pytest.approx(row.drift.output)
+    assert set(report.figures) == {"output", "map"}
 
 
 def test_drift_of_a_layer_is_that_of_its_map_on_the_originals_tokens() -> None:

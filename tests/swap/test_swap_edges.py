@@ -190,7 +190,7 @@ def test_attention_that_no_adapter_reads_is_reported() -> None:
     before = {n: p.clone() for n, p in model.attn_pool.named_parameters()}
     report = swap(model, "static_key")
     assert [note for note in report.notes if note.startswith("attn_pool (AttentionPoolLatent)")]
-    assert "attn_pool (AttentionPoolLatent) stays" in str(report)
+    assert "attn_pool (AttentionPoolLatent) stays" in str(report.notes)
     assert len(report.rows) == 2
     for name, parameter in model.attn_pool.named_parameters():
         assert torch.equal(parameter, before[name])

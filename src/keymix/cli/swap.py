@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from keymix.cli.swap_folder import Folder
     from keymix.cli.swap_source import Source
     from keymix.mixers.spec import MixerSpec
-    from keymix.swap.record import BothScores, Search, Step, SwapRecord, SwapSetting
+    from keymix.swap.record import Search, Step
+    from keymix.swap.result import BothScores, Swapped, SwapSetting
 
 IMAGES = 256
 """Calibration images where nobody says how many."""
@@ -155,7 +156,7 @@ def _refuse_idle(given: argparse.Namespace) -> None:
 
 
 def _setting(given: argparse.Namespace, spec: MixerSpec, source: Source) -> SwapSetting:
-    from keymix.swap.record import SwapSetting
+    from keymix.swap.result import SwapSetting
 
     return SwapSetting(
         model=given.model,
@@ -184,13 +185,13 @@ def _swap(
     known: Search | None,
     setting: SwapSetting,
     argv: list[str],
-) -> SwapRecord:
+) -> Swapped:
     """Swap, measure and write the model; return the record."""
     from keymix.analysis.study_record import joined
     from keymix.hosts.layers import find_layers
     from keymix.studies.inputs import RANDOM
     from keymix.swap.calibration import gather
-    from keymix.swap.record import LayerTable, SwapRecord, sentence, undefined
+    from keymix.swap.result import Swapped
     from keymix.swap.run import swap
     from keymix.swap.search import HeldOut, attention_costs, drawing
     from keymix.train.environment import frame
@@ -251,18 +252,9 @@ def _swap(
     folder.claim()
     _write_models(source, folder.path, model, swapped, held_out.images[:4])
     test = _test(source, model, swapped) if given.test else None
-    why = held_out.says_nothing(model)
-    if source.weights == RANDOM:
-        why = "its weights are random"
-    if why is None:
-        count = len(held_out.labels)
-        text = sentence(before, after, len(places), mixer=spec.label, images=count)
-    else:
-        text = undefined(after, len(places), why, mixer=spec.label)
     return joined(
-        SwapRecord,
+        Swapped,
         frame(shlex.join(["keymix", "swap", *argv])),
-        sentence=text,
         model=source.name,
         mixer=spec.label,
         weights=source.weights,
@@ -274,9 +266,9 @@ def _swap(
         test=test,
         next=_next(source, folder.path),
         search=found,
-        basis=None if found is None else found.basis(),
         report=report,
-        layers=LayerTable.of(report),
+        layers=len(places),
+        nothing="random" if source.weights == RANDOM else held_out.says_nothing(model),
         setting=setting,
     )
 
@@ -304,7 +296,7 @@ def _write_models(
 
 def _test(source: Source, model: nn.Module, swapped: nn.Module) -> BothScores:
     """Loss and accuracies of both models on the test split."""
-    from keymix.swap.record import BothScores, TestScores
+    from keymix.swap.result import BothScores, TestScores
     from keymix.train.evaluation import score_split
 
     def scores(shown: nn.Module) -> TestScores:
@@ -335,20 +327,19 @@ def _next(source: Source, folder: Path) -> tuple[str, ...]:
     return shlex.join(["keymix", "eval", out]), shlex.join(recover)
 
 
-def _print_result(record: SwapRecord, folder: Path, *, as_json: bool) -> None:
+def _print_result(record: Swapped, folder: Path, *, as_json: bool) -> None:
     if as_json:
         whole = {"folder": str(folder), **record.to_dict()}
         console.say_json(whole)
         return
     from keymix.cli.swap_folder import PAGE
-    from keymix.report.swap import latency_text
 
-    console.table(record.layers.heads, record.layers.rows, left=7)
+    console.show(record.tables["layers"])
     console.note(
         f"In brackets: 95 % interval over {record.held_out} held-out images. Latency of one "
-        f"image: {latency_text(record.after)}."
+        f"image: {record.after.latency_text}."
     )
-    for note in record.layers.notes:
+    for note in record.notes:
         console.note(note)
     if record.test is not None:
         before, after = record.test.decisive
@@ -358,7 +349,7 @@ def _print_result(record: SwapRecord, folder: Path, *, as_json: bool) -> None:
     console.note("Then:")
     for line in record.next:
         console.note(f"  {line}")
-    console.prose(record.sentence)
+    console.prose(record.answer)
     console.say(f"report   {folder / PAGE}")
 
 

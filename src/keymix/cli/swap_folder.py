@@ -11,7 +11,8 @@ from keymix.errors import UserError
 from keymix.records import FormatError, from_json, to_json
 
 if TYPE_CHECKING:
-    from keymix.swap.record import Search, SwapRecord, SwapSetting
+    from keymix.swap.record import Search
+    from keymix.swap.result import Swapped, SwapSetting
 
 R = TypeVar("R")
 
@@ -36,21 +37,21 @@ class Folder:
                 f"the folder {name!r} is not empty and holds no swap: name another with --out."
             )
 
-    def finished(self, setting: SwapSetting, *, test: bool) -> SwapRecord | None:
+    def finished(self, setting: SwapSetting, *, test: bool) -> Swapped | None:
         """Return the record of a finished swap that is there; another or a damaged one is refused.
 
         With `test` the record must have the scores of the test split.
         """
-        from keymix.swap.record import SwapRecord
+        from keymix.swap.result import Swapped
         from keymix.train import files
 
         path = self.path / files.SWAP
         if self._overwrite or not path.exists():
             return None
         there = files.read_json(path)
-        if "sentence" not in there:  # it was begun, and stopped
+        if "report" not in there:  # it was begun, and stopped
             return None
-        record = _opened(SwapRecord, there, path)
+        record = _opened(Swapped, there, path)
         if record.setting != setting or (test and record.test is None):
             raise UserError(
                 f"--out {str(self.path)!r} holds a swap: name another or add --overwrite."
@@ -59,7 +60,7 @@ class Folder:
 
     def begin(self, setting: SwapSetting) -> Search | None:
         """Return what a stopped search of the same setting found there; refuse another search."""
-        from keymix.swap.record import SearchRecord
+        from keymix.swap.result import SearchRecord
         from keymix.train import files
 
         self._setting = setting
@@ -84,14 +85,13 @@ class Folder:
 
     def keep(self, search: Search) -> None:
         """Write what is known of a search."""
-        from keymix.report.swap import steps_csv
-        from keymix.swap.record import SearchRecord
+        from keymix.swap.result import SearchRecord
         from keymix.train import files
 
         assert self._setting is not None  # a search was begun
         record = SearchRecord(setting=self._setting, search=search)
         files.write_json(self.path / SEARCH, record.to_dict())
-        files.write_text(self.path / STEPS, steps_csv(search))
+        files.write_text(self.path / STEPS, search.tables["steps"].csv())
         self._kept = search
 
     def claim(self) -> None:
@@ -110,12 +110,11 @@ class Folder:
             "--overwrite) to resume"
         )
 
-    def finish(self, record: SwapRecord) -> None:
+    def finish(self, record: Swapped) -> None:
         """Write the page and, last of all, ``swap.json``."""
-        from keymix.report.swap import render
         from keymix.train import files
 
-        files.write_text(self.path / PAGE, render(record))
+        files.write_text(self.path / PAGE, record.html())
         files.write_text(self.path / files.SWAP, json_text(record.to_dict()))
 
 

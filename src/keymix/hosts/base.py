@@ -25,6 +25,18 @@ from keymix.mixers.spec import spec_of
 MixerNames = str | Sequence[str]
 MixerOptions = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 
+PLAN = "swapped"
+"""Under this name a mixer that was swapped in holds its plan."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One mixer to put into a model."""
+
+    path: str  # of the place, such as ``blocks.3.attn``
+    mixer: str  # canonical name
+    options: dict[str, Any]  # all options that it is built with
+
 
 @dataclass(frozen=True, kw_only=True)
 class Place:

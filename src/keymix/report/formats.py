@@ -138,6 +138,8 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-def listing(names: Sequence[str]) -> str:
-    """Write names in a sentence: a, b and c."""
+def listing(names: Sequence[str], most: int = 0) -> str:
+    """Write names in a sentence: a, b and c; of more than `most`, how many more there are."""
+    if 0 < most < len(names):
+        names = [*names[: most - 1], f"{len(names) - most + 1} more"]
     return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]

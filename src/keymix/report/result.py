@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING
 
 from markupsafe import escape
 
+from keymix.analysis.study_record import numbers
 from keymix.errors import UserError, unknown
 from keymix.records import to_json
+from keymix.report import formats
 from keymix.report.charts import Chart
+from keymix.report.page import environment, paragraphs
 from keymix.report.svg import with_legend
 from keymix.report.tables import Table
 
@@ -38,9 +41,24 @@ class Result:
     """What the names of its files begin with."""
 
     @property
+    def _package(self) -> str:
+        """The package whose ``templates`` say it in words; empty for one's own."""
+        package = type(self).__module__.rpartition(".")[0]
+        return package if package.startswith("keymix.") else ""
+
+    def words(self, name: str, *values: object) -> list[str]:
+        """Write a macro of ``words.txt.j2``, which gets the result, by paragraphs."""
+        if not self._package:
+            return []
+        shared = {"formats": formats, "numbers": numbers}
+        made = environment(self._package).get_template("own/words.txt.j2").make_module(shared)
+        macro = getattr(made, name, None)
+        return [] if macro is None else paragraphs(macro, self, *values)
+
+    @property
     def answer(self) -> str:
         """What came out, in a few sentences, a line each."""
-        raise NotImplementedError
+        return " ".join(self.words("answer"))
 
     @property
     def tables(self) -> Mapping[str, Table]:

@@ -19,12 +19,12 @@ from functools import cache
 from typing import Any, Generic, TypeVar
 
 from keymix import studies
-from keymix.analysis.study_record import StudyRecord, numbers
+from keymix.analysis.study_record import StudyRecord
 from keymix.errors import UserError, missing, unknown
 from keymix.records import to_json
-from keymix.report import formats
 from keymix.report.charts import Chart, Look
-from keymix.report.page import environment, paragraphs, render_page
+from keymix.report.formats import listing
+from keymix.report.page import render_page
 from keymix.report.result import Result
 from keymix.report.tables import Table
 
@@ -38,26 +38,6 @@ class Found(Result):
     """
 
     made_by: StudyRecord | None = None  # by which command, when and on what it was made
-
-    @property
-    def _package(self) -> str:
-        """The package whose ``templates`` it has; empty for one's own analysis."""
-        package = type(self).__module__.rpartition(".")[0]
-        return package if package.startswith(f"{studies.__name__}.") else ""
-
-    def words(self, name: str, *values: object) -> list[str]:
-        """Write a macro of its template, by paragraphs; nothing where there is none."""
-        if not self._package:
-            return []
-        shared = {"formats": formats, "numbers": numbers, "listed": listed}
-        made = environment(self._package).get_template("own/words.txt.j2").make_module(shared)
-        macro = getattr(made, name, None)
-        return [] if macro is None else paragraphs(macro, self, *values)
-
-    @property
-    def answer(self) -> str:
-        """What came out."""
-        return " ".join(self.words("answer"))
 
     @property
     def facts(self) -> Sequence[str]:
@@ -254,15 +234,12 @@ def split_list(text: str | None) -> list[str] | None:
 
 def listed(parts: Sequence[str], most: int = 4) -> str:
     """Write parts as a list within a sentence; of more than `most`, how many more there are."""
-    shown = (
-        [*parts] if len(parts) <= most else [*parts[: most - 1], f"{len(parts) - most + 1} more"]
-    )
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+    return listing(parts, most)
 
 
 def untrained(what: str, labels: Sequence[str]) -> str:
     """Say that what was read of models with random weights means nothing."""
-    return f"Random weights: {what} of {listed(labels)} say nothing about a trained model"
+    return f"Random weights: {what} of {listing(labels)} say nothing about a trained model"
 
 
 def machine_of(lines: Mapping[str, str], device: str) -> dict[str, str]:

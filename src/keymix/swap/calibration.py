@@ -18,7 +18,7 @@ from keymix.analysis.images import Images
 from keymix.arguments import Trained, checked, module_of
 from keymix.errors import NoAttentionMap, UserError, check_positive
 from keymix.hosts.attention_inputs import Reading
-from keymix.hosts.base import MixerOptions
+from keymix.hosts.base import MixerOptions, Plan
 from keymix.hosts.layers import Layer, find_layers
 from keymix.mixers.base import Grid, to_image
 from keymix.mixers.map_mixer import MapMixer
@@ -29,7 +29,6 @@ from keymix.swap.images import CalibrationImages, of_hook, read_pictures, run
 from keymix.swap.plans import (
     PREFIX,
     Layers,
-    Plan,
     choose,
     learned_keys_of,
     plans_for,

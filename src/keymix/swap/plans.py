@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,7 +13,17 @@ from keymix.analysis import capture
 from keymix.analysis.capture import chosen_numbers
 from keymix.arguments import accepted
 from keymix.errors import GridNeeded, UserError
-from keymix.hosts.base import Host, MixerOptions, Place, build_for, find_host, find_mixers, known_of
+from keymix.hosts.base import (
+    PLAN,
+    Host,
+    MixerOptions,
+    Place,
+    Plan,
+    build_for,
+    find_host,
+    find_mixers,
+    known_of,
+)
 from keymix.hosts.layers import Layer
 from keymix.mixers.base import Site, TokenMixer
 from keymix.mixers.map_mixer import MapMixer, scale_options
@@ -22,16 +31,6 @@ from keymix.mixers.registry import get_mixer_class
 from keymix.mixers.spec import spec_of
 
 PREFIX = "prefix queries"  # in `TokenMixer.learned_keys`
-PLAN = "swapped"  # under this name a mixer that was swapped in holds its plan
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """One mixer to put into a model."""
-
-    path: str  # of the place, such as ``blocks.3.attn``
-    mixer: str  # canonical name
-    options: dict[str, Any]  # all options that it is built with
 
 
 def learned_keys_of(

@@ -1,24 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a search for layers found: costs, trials, the curve of all steps, one sentence."""
+"""A search for the layers to swap, as a result: costs, trials, and the curve of all steps."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
-from keymix.analysis.study_record import StudyRecord, numbers
-from keymix.analysis.timing import Verdict
+from keymix.analysis.timing import WORDS, Verdict
 from keymix.records import to_json
-from keymix.swap.report import SwapReport
+from keymix.report.charts import Chart, Line, Look, curves, looks
+from keymix.report.formats import MISSING, percent, points, three_digits
+from keymix.report.result import Result
+from keymix.report.tables import Cell, Column, Table
 
 Cost = Literal["params", "macs", "latency"]
+Nothing = Literal["", "random", "unvarying", "one answer"]
+"""Why nobody can tell what a swap costs, such as a model that answers all images alike."""
+
 COSTS: tuple[Cost, ...] = ("params", "macs", "latency")
 
-FORMAT = 3
-"""Of a swap's folder: ``search.json`` and ``swap.json``."""
-
 _CLOSE = 1e-9  # shares are sums of quotients
-_WORDS = {"params": "parameters", "macs": "multiply-adds", "latency": "measured latency"}
+_Value = Callable[["Step"], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +80,36 @@ class Step:
         """What the swap adds to the latency of one image, as a fraction of the original's."""
         return self.latency_ratio - 1
 
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """The numbers of its layers as people count, from 1."""
+        return tuple(sorted(number + 1 for number in self.layers))
 
-@dataclass(frozen=True, kw_only=True)
-class Search:
-    """Which layers a budget swaps, and what each further one costs."""
+    @property
+    def timed(self) -> bool:
+        """Whether its times and the original's were measured well enough to be shown."""
+        return self.latency_verdict != "busy"
+
+    @property
+    def latency_text(self) -> str:
+        """How much longer or shorter one image takes than in the original, with the quartiles."""
+        if self.latency_verdict != "different":
+            return WORDS[self.latency_verdict]
+        change, low, high = (
+            points(ratio - 1)
+            for ratio in (self.latency_ratio, self.latency_ratio_q1, self.latency_ratio_q3)
+        )
+        return f"{change} % (quartiles of the rounds {low} to {high} %)"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Search(Result):
+    """Which layers a budget swaps, and what each further one costs.
+
+    Its tables are ``"steps"`` and ``"trials"``, its figures curves over the steps.
+    """
+
+    name = "search"
 
     mixer: str  # the mixer with its options
     estimate: str  # how learned keys are estimated, ``"mean"`` or ``"least_squares"``
@@ -120,198 +150,197 @@ class Search:
         """The layers that the budget swaps, ascending; empty before they are known."""
         return () if self.met is None else tuple(sorted(self.steps[self.met].layers))
 
-    def sentence(self, step: int | None = None) -> str:
+    @property
+    def answer(self) -> str:
+        """What the step costs that meets the budget."""
+        return self.says()
+
+    def says(self, step: int | None = None) -> str:
         """Say what a step swaps and costs: the one of a number, or that meets the budget."""
         at = self.met if step is None else step
         if at is None:
-            return "not enough steps were measured to meet the budget"
-        return sentence(
-            self.steps[0],
-            self.steps[at],
-            len(self.attention),
-            mixer=self.mixer,
-            images=self.images,
-        )
-
-    def basis(self) -> str:
-        """Say what the share of the budget is a share of."""
-        return f"the {_WORDS[self.cost]} of the original model's attention"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, with what follows from it; `keymix.records.from_json` is the inverse."""
-        derived = {
-            "complete": self.complete,
-            "met": self.met,
-            "layers": list(self.layers),
-            "sentence": self.sentence() if self.met is not None else None,
-        }
-        return {**to_json(self), **derived}
-
-
-def sentence(before: Step, after: Step, layers: int, *, mixer: str, images: int) -> str:
-    """Say what a swap costs, against the original model, all of it measured.
-
-    "Replacing attention in blocks 7 to 12 with static_key costs 2.3 points of accuracy (95 %: 1.1
-    to 3.5) and saves 18 % of the time": the brackets have the interval over the held-out images;
-    time is that of one image, with a figure where `keymix.analysis.timing.compare` calls it
-    different. The model has ``layers`` blocks with attention, counted from 1.
-    """
-    if not after.layers:
-        return "This is the original model, with nothing replaced"
-    replacing = _replacing(after, layers, mixer)
-    if images == 1:
-        return f"One held-out image is too few to say what {replacing} costs"
-    change, low, high = (
-        100 * end for end in (after.top1 - before.top1, after.change_low, after.change_high)
-    )
-    text = _capital(replacing)
-    if low > 0 or high < 0:
-        word, ends = ("costs", (-high, -low)) if high < 0 else ("gains", (low, high))
-        span = " to ".join(f"{end:.1f}" for end in ends)
-        text += f" {word} {abs(change):.1f} points of accuracy (95 %: {span})"
-    else:
-        span = " to ".join(_signed(end, 1) for end in (low, high))
-        text += (
-            f" changes accuracy by {_signed(change, 1)} points, which may be chance (95 %: {span})"
-        )
-    return text + _time(after)
-
-
-def _time(after: Step) -> str:
-    """Say what became of the time of one image."""
-    percent = round(100 * abs(after.latency_change))
-    if after.latency_verdict == "different" and percent:
-        if after.latency_change < 0:
-            return f" and saves {percent} % of the time"
-        return f" and takes {percent} % more time"
-    return {
-        "busy": "; the machine was too busy to compare times",
-        "too few rounds": "; too few rounds were timed to compare times",
-        None: "; times were not compared",
-    }.get(after.latency_verdict, "; no difference in time can be measured")
-
-
-def _replacing(after: Step, layers: int, mixer: str) -> str:
-    where = numbers("block", [number + 1 for number in after.layers]).replace("–", " to ")
-    every = f"all {layers} blocks" if len(after.layers) == layers > 1 else where
-    return f"replacing attention in {every} with {mixer}"
-
-
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
-
-
-def _signed(value: float, digits: int) -> str:
-    body = f"{abs(value):.{digits}f}"
-    if float(body) == 0:
-        return body
-    return ("−" if value < 0 else "+") + body
-
-
-def undefined(after: Step, layers: int, why: str, *, mixer: str) -> str:
-    """Say why nobody can tell what a swap costs, such as a model that answers all images alike."""
-    return f"What {_replacing(after, layers, mixer)} costs is undefined: {why}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SwapSetting:
-    """What a search that is resumed must have in common with its beginning."""
-
-    model: str  # as it was given
-    mixer: str  # what to put in, with its options
-    weights: str  # which weights, in words
-    data: str  # the data's specification
-    image_size: tuple[int, ...]  # height and width, pixels
-    mean: tuple[float, ...]  # of each channel
-    std: tuple[float, ...]  # of each channel
-    layers: str | None  # which layers; None for all. This and the rest as on the command line.
-    init: str  # ``"transfer"`` or ``"fresh"``
-    estimate: str  # ``"least_squares"`` or ``"mean"``
-    images: int | None  # calibration images
-    held_out: int | None  # held-out images
-    search: bool  # whether layers are searched for
-    budget: float | None  # share of the attention's cost to swap
-    cost: str | None  # what the budget counts
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchRecord:
-    """The content of ``search.json``."""
-
-    format: int = FORMAT
-    setting: SwapSetting  # what the search is of
-    search: Search  # what is known so far
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data, as JSON takes it, with what follows from the search."""
-        return {**to_json(self), "search": self.search.to_dict()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class TestScores:
-    """Scores on the test split."""
-
-    loss: float  # mean cross entropy
-    top1: float  # accuracy, a fraction
-    balanced: float  # balanced accuracy
-    top5: float | None  # top-5 accuracy; None with few classes
-    images: int  # how many were scored
-
-
-@dataclass(frozen=True, kw_only=True)
-class BothScores:
-    """Scores on the test split before and after a swap."""
-
-    key: str  # of the score by which models of these data are compared
-    name: str  # of that score, in words
-    before: TestScores
-    after: TestScores
+            return " ".join(self.words("unmet"))
+        of = {"layers": len(self.attention), "mixer": self.mixer, "images": self.images}
+        return " ".join(self.words("cost", self.steps[0], self.steps[at], of))
 
     @property
-    def decisive(self) -> tuple[float, float]:
-        """That score before and after, fractions."""
-        return getattr(self.before, self.key), getattr(self.after, self.key)
+    def basis(self) -> str:
+        """What the share of the budget is a share of."""
+        return " ".join(self.words("basis"))
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """Everything, with what follows from it; `keymix.records.from_json` is the inverse."""
+        derived = {"complete": self.complete, "met": self.met, "layers": list(self.layers)}
+        return {**to_json(self), **derived}
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """Every step, and each layer alone."""
+        return {"steps": _steps_table(self), "trials": _trials_table(self)}
+
+    @property
+    def figures(self) -> dict[str, Chart]:
+        """Accuracy, loss and latency against the share that is swapped."""
+        return {chart.key: chart for chart in _charts(self)} if self.steps else {}
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerTable:
-    """What became of each layer, as text."""
-
-    heads: tuple[str, ...]  # heads of the columns
-    rows: tuple[tuple[str, ...], ...]  # one row per layer
-    notes: tuple[str, ...]  # what else there is to say
-
-    @classmethod
-    def of(cls, report: SwapReport) -> LayerTable:
-        """Make the table of what a swap did."""
-        heads, rows = report.table()
-        notes = [f"{row.path}: {note}" for row in report.rows for note in row.notes]
-        return cls(heads=tuple(heads), rows=tuple(map(tuple, rows)), notes=(*notes, *report.notes))
+def block(number: int, path: str) -> Cell:
+    """Name a block as people count, from 1, with its path."""
+    return Cell(path, f"{number + 1} ({path})")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SwapRecord(StudyRecord):
-    """The content of ``swap.json``."""
+def _steps_table(search: Search) -> Table:
+    """Make the table of steps: `layer` is the one that a step adds, changes are from the original.
 
-    format: int = FORMAT
-    sentence: str  # what the swap costs
-    model: str  # the model's name
-    mixer: str  # what was put in
-    weights: str  # which weights the model had, in words
-    calibration: int  # calibration images
-    held_out: int  # held-out images
-    before: Step  # the original model, measured
-    after: Step  # the swapped one, measured in turns with it
-    before_ms: float  # latency of the original in these turns, milliseconds
-    test: BothScores | None  # scores on the test split; None if they were not asked for
-    next: tuple[str, ...]  # commands to run next
-    search: Search | None  # what a search found; None without one
-    basis: str | None  # what the share of the budget is a share of; None without a search
-    report: SwapReport  # what became of every weight
-    layers: LayerTable  # the same as a table of text
-    setting: SwapSetting  # what was asked for
+    Times are of one image, empty where the machine was too busy; their change and quartiles are of
+    the rounds' ratios, less 1.
+    """
+    columns = (
+        Column("step", "step", "whole"),
+        Column("block added", "layer"),
+        Column("share of the cost", "share", "percent", write=percent_sign),
+        Column("loss", "loss", "rate"),
+        Column("top-1, %", "top1", "percent"),
+        Column("change, points", "change", "percent", write=points),
+        Column("", "change_low", where="csv"),
+        Column("", "change_high", where="csv"),
+        Column("95 % interval", "interval", "percent", where="people"),
+        Column("parameters", "params", "whole"),
+        Column("MACs", "macs", "count"),
+        Column("latency, ms", "latency_ms", "ms"),
+        Column("original, ms", "original_ms", "ms"),
+        Column("latency change, %", "latency_change", "percent", write=points),
+        Column("", "latency_q1", where="csv"),
+        Column("", "latency_q3", where="csv"),
+        Column("quartiles", "quartiles", "percent", where="people"),
+        Column("", "latency_p", where="csv"),
+        Column("", "latency_verdict", where="csv"),
+    )
+    rows: list[list[Any]] = []
+    for number, step in enumerate(search.steps):
+        change, slower = step.top1 - search.steps[0].top1, _latency_change(step)
+        times = (step.latency_ms, step.original_ms) if step.timed else (None, None)
+        quartiles = _quartiles(step) if step.timed else (None, None)
+        rows.append(
+            [
+                number,
+                block(step.layers[-1], search.attention[step.layers[-1]].path)
+                if step.layers
+                else None,
+                *(step.share, step.loss, step.top1),
+                change if step.layers else Cell(change, MISSING),
+                *(step.change_low, step.change_high),
+                span(step.change_low, step.change_high) if step.layers else None,
+                *(step.params, step.macs, *times),
+                _slower(step, slower),
+                *(*quartiles, span(*quartiles) if step.layers else None),
+                *(step.latency_p, step.latency_verdict),
+            ]
+        )
+    unsorted = [replace(column, sort="none") for column in columns]
+    met = frozenset() if search.met is None else frozenset({search.met})
+    return Table("steps", "Every step of the search", unsorted, rows, marked=met)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data, as JSON takes it, with what follows from the search."""
-        search = None if self.search is None else self.search.to_dict()
-        return {**to_json(self), "search": search}
+
+def _slower(step: Step, change: float | None) -> Cell | float | None:
+    if not step.layers:
+        return Cell(change, MISSING)
+    different = step.latency_verdict == "different"
+    return change if different else Cell(change, WORDS[step.latency_verdict], "words")
+
+
+def _latency_change(step: Step) -> float | None:
+    return step.latency_change if step.timed else None
+
+
+def _quartiles(step: Step) -> tuple[float, float]:
+    return step.latency_ratio_q1 - 1, step.latency_ratio_q3 - 1
+
+
+def _trials_table(search: Search) -> Table:
+    columns = [
+        Column("block", "layer"),
+        Column("share of the cost", "share", "percent", write=percent_sign),
+        Column("loss", "loss", "rate"),
+        Column("rise of the loss", "rise", "rate"),
+        Column("top-1", "top1", "percent", write=percent_sign),
+    ]
+    if search.cost == "latency":
+        columns += [
+            Column("attention alone, ms", "latency_ms", "ms"),
+            Column("quartiles, ms", "quartiles", "ms", sort="none"),
+        ]
+    rows: list[list[Any]] = []
+    for trial in search.trials:
+        attention, rise = search.attention[trial.layer], trial.loss - search.steps[0].loss
+        text = f"{rise:+.4f}".replace("-", "−")
+        name = Cell(trial.layer, block(trial.layer, attention.path).text)
+        row = [name, attention.share, trial.loss, Cell(rise, text), trial.top1]
+        if search.cost == "latency":
+            quartiles = (attention.latency_q1_ms, attention.latency_q3_ms)
+            row += [attention.latency_ms, "–".join(map(three_digits, quartiles))]
+        rows.append(row)
+    return Table("trials", "Each layer alone", columns, rows)
+
+
+def percent_sign(value: float) -> str:
+    """Write a fraction in percent, with its sign."""
+    return f"{percent(value)} %"
+
+
+def span(low: float | None, high: float | None) -> str | None:
+    """Write the ends of an interval in points; None of none."""
+    return None if low is None else f"{points(low)} to {points(high)}"
+
+
+def _charts(search: Search) -> list[Chart]:
+    start, met = search.steps[0].top1, search.met
+    drawn = []
+    look = looks([search.mixer])[search.mixer]
+    curves_of: tuple[tuple[str, str, bool, _Value, _Value | None], ...] = (
+        (
+            "top1",
+            "top-1 on held-out images, %",
+            True,
+            lambda step: step.top1,
+            lambda step: (start + step.change_low, start + step.change_high),
+        ),
+        ("loss", "loss on held-out images", False, lambda step: step.loss, None),
+        ("latency_change", "latency change, %", True, _latency_change, _quartiles),
+    )
+    for name, label, fraction, value, ends in curves_of:
+        known = [step for step in search.steps if value(step) is not None]
+        if not known:
+            continue
+        lines = [_line("every step", look, known, value)]
+        if ends is not None:
+            low, high = zip(*map(ends, known), strict=True)
+            lines[0] = replace(lines[0], low=low, high=high)
+        if met is not None and value(search.steps[met]) is not None:
+            chosen = Look("ink", "D", "the budget")
+            lines.append(_line("the budget", chosen, [search.steps[met]], value))
+        draw = partial(
+            curves,
+            lines=lines,
+            x_label="share of the attention’s cost that is swapped, %",
+            y_label=label,
+            percent=fraction,
+            holds=(0.0,) if name == "latency_change" else (),
+        )
+        caption = f"{label[0].upper()}{label[1:]}, after each step. {_BANDS.get(name, '')}"
+        drawn.append(Chart(name, caption.strip(), draw))
+    return drawn
+
+
+_BANDS = {
+    "top1": "Diamond: the swap that was written. Band: the first step’s accuracy with the 95 % "
+    "interval of the change.",
+    "latency_change": "Band: quartiles of the rounds. Steps that were measured while the machine "
+    "was busy are left out.",
+}
+
+
+def _line(label: str, look: Look, steps: Sequence[Step], value: _Value) -> Line:
+    xs = [100 * step.share for step in steps]
+    return Line(label, look, xs, [value(step) for step in steps])

@@ -5,9 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from keymix.records import to_json
+from keymix.report.charts import Chart, Line, curves, looks
+from keymix.report.result import Result
+from keymix.report.tables import Cell, Column, Table
 
 SAYS_NOTHING = "the model's outputs do not vary from image to image"
 """The message about a model whose output no swap can change."""
@@ -58,6 +62,7 @@ class LayerRow:
 
     Attributes:
         path: Where attention sits, such as ``blocks.3.attn``.
+        block: Its number among the model's layers with attention, from 1.
         before: The mixer, or the class of the host's own attention, that sat there.
         after: The mixer that sits there now.
         copied: Tensors taken over, or modules where all of their tensors were.
@@ -71,6 +76,7 @@ class LayerRow:
     """
 
     path: str
+    block: int
     before: str
     after: str
     copied: tuple[str, ...] = ()
@@ -98,9 +104,33 @@ class Untouched:
     why: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class SwapReport:
-    """What a swap did.
+def _change(pair: tuple[int, int] | None) -> Cell | None:
+    return None if pair is None else Cell(pair[1], f"{pair[0]:,} → {pair[1]:,}")
+
+
+_NAMED = ("copied", "estimated", "fresh", "dropped")
+_DRIFTS = ("logits", "map", "output")
+_COLUMNS = (
+    Column("block", "block", "text", where="people", sort="none"),
+    Column("", "block", where="csv"),
+    Column("", "layer", where="csv"),
+    Column("was", "before", sort="none"),
+    Column("is", "after", sort="none"),
+    *(Column(name, name, sort="none") for name in _NAMED),
+    Column("", "params_before", where="csv"),
+    Column("parameters", "params_after", "whole", sort="none"),
+    Column("", "macs_before", where="csv"),
+    Column("multiply-adds", "macs_after", "whole", sort="none"),
+)
+_DRIFT_COLUMNS = tuple(
+    Column(f"drift of {name}", f"drift_{name}", "ratio", write="{:.2g}".format, sort="none")
+    for name in _DRIFTS
+)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SwapReport(Result):
+    """What a swap did: its table is ``"layers"``, its figures how far each layer moved.
 
     Attributes:
         model: The model's class.
@@ -112,7 +142,7 @@ class SwapReport:
         params: Parameters of the whole model before and after.
         macs: Multiply-adds of the whole model before and after; None if they cannot be counted.
         output: Drift of the model's output; None without calibration images.
-        notes: What there is to say of all of it.
+        unread: What could not be counted, measured or read.
         swapped: The model itself, with its new mixers; None of a report that was read.
     """
 
@@ -125,73 +155,71 @@ class SwapReport:
     params: tuple[int, int]
     macs: tuple[int, int] | None
     output: OutputDrift | None
-    notes: tuple[str, ...] = ()
-    swapped: Any = field(default=None, repr=False, compare=False)
+    unread: tuple[str, ...] = ()
+    swapped: Any = field(default=None, compare=False)
+
+    name = "swap"
 
     def omitted(self) -> tuple[str, ...]:
         """A file has no model."""
         return ("swapped",)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data, as JSON takes it."""
+    @property
+    def data(self) -> dict[str, Any]:
+        """Everything but the model."""
         return dict(to_json(self))
 
-    def table(self) -> tuple[list[str], list[list[str]]]:
-        """Return heads and rows of text, for a terminal; a dash where there is nothing to say."""
-        heads = ["layer", "was", "is", "copied", "estimated", "fresh", "dropped", "params", "MACs"]
-        drifts = ["logits", "map", "output"] if self.output is not None else []
-        lines = [
-            [
-                row.path,
-                row.before,
-                row.after,
-                *(_names(n) for n in (row.copied, row.estimated, row.fresh, row.dropped)),
-                _pair(row.params),
-                _pair(row.macs),
-                *(_share(getattr(row.drift, name, None)) for name in drifts),
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What there is to say of single layers, and what could not be counted or read."""
+        of_rows = (f"{row.path}: {note}" for row in self.rows for note in row.notes)
+        return (*of_rows, *self.unread)
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """A row for each swapped layer."""
+        drifts = _DRIFT_COLUMNS if self.output is not None else ()
+        rows = [self._cells(row) for row in self.rows]
+        columns = (*_COLUMNS, *drifts)
+        return {"layers": Table("layers", "What became of each block", columns, rows)}
+
+    def _cells(self, row: LayerRow) -> Sequence[Any]:
+        drifts = _DRIFTS if self.output is not None else ()
+        return [
+            f"{row.block} ({row.path})",
+            *(row.block, row.path, row.before, row.after),
+            *(" ".join(getattr(row, name)) for name in _NAMED),
+            *(row.params[0], _change(row.params)),
+            *(row.macs and row.macs[0], _change(row.macs)),
+            *(getattr(row.drift, name, None) for name in drifts),
+        ]
+
+    @property
+    def figures(self) -> dict[str, Chart]:
+        """How far each swapped block moved, where that was measured."""
+        drawn = {}
+        for key, label, about in (
+            ("output", "change of the output, %", "Root mean square of the change over the output"),
+            ("map", "change of the map, %", "Half the sum of absolute changes: 0 alike, 100 apart"),
+        ):
+            found = [
+                (row.block, value)
+                for row in self.rows
+                if (value := getattr(row.drift, key, None)) is not None
             ]
-            for row in self.rows
-        ]
-        return [*heads, *(f"drift of {name}" for name in drifts)], lines
-
-    def __str__(self) -> str:
-        """The table, and what it does not say, in lines."""
-        heads, lines = self.table()
-        named = self.host if self.host.endswith(f" {self.model}") else f"{self.model} ({self.host})"
-        text = [
-            f"{named}: {len(self.rows)} of "
-            f"{len(self.rows) + len(self.untouched)} layers swapped, init={self.init}",
-            *_columns([heads, *lines]),
-            f"whole model: parameters {_pair(self.params)}, MACs {_pair(self.macs)}",
-        ]
-        if self.output is not None and self.output.varies:
-            agreement = self.output.top1_agreement
-            same = "" if agreement is None else f"same class on {agreement:.1%}, "
-            text.append(
-                f"on {self.output.images} calibration images: {same}"
-                f"output moved by {_share(self.output.relative)}"
+            if not found:
+                continue
+            after = "/".join(dict.fromkeys(row.after for row in self.rows))
+            xs, ys = zip(*found, strict=True)
+            draw = partial(
+                curves,
+                lines=[Line(after, looks([after])[after], xs, ys)],
+                x_label="block",
+                y_label=label,
+                percent=True,
+                holds=(0.0,),
             )
-        text += [f"{row.path}: {note}" for row in self.rows for note in row.notes]
-        text += self.notes
-        text += [f"{each.path} ({each.what}) untouched: {each.why}" for each in self.untouched]
-        return "\n".join(text)
-
-
-def _names(names: Sequence[str]) -> str:
-    return " ".join(names) or "-"
-
-
-def _pair(pair: tuple[int, int] | None) -> str:
-    return "-" if pair is None else f"{pair[0]:,} → {pair[1]:,}"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2g}"
-
-
-def _columns(lines: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    ]
+            drawn[key] = Chart(
+                key, f"Each swapped block, given the original’s tokens. {about}.", draw
+            )
+        return drawn

@@ -17,7 +17,7 @@ from keymix.analysis.counting import run_counting
 from keymix.analysis.images import Images
 from keymix.arguments import Trained, checked, module_of, opened
 from keymix.errors import UserError, check_positive
-from keymix.hosts.base import MixerOptions, find_host
+from keymix.hosts.base import MixerOptions, Plan, find_host
 from keymix.hosts.layers import Layer, find_layers, unread_attention
 from keymix.layers.folding import refuse_folded
 from keymix.mixers.base import TokenMixer
@@ -27,7 +27,6 @@ from keymix.swap.drift import measure, settle_norms
 from keymix.swap.images import CalibrationImages, input_size, read_pictures
 from keymix.swap.plans import (
     Layers,
-    Plan,
     choose,
     install,
     learned_keys_of,
@@ -274,8 +273,9 @@ def _report(
         f"{path} ({type(original.get_submodule(path)).__name__}) stays: no adapter reads it"
         for path in unread_attention(original, found)
     ]
+    blocks = {path: number for number, path in enumerate(layers, start=1)}
     rows = tuple(
-        _row(layers[plan.path], plan, original, copy, fates[plan.path], both, drifts)
+        _row(blocks, layers[plan.path], plan, original, copy, fates[plan.path], both, drifts)
         for plan in plans
     )
     touched = {row.path for row in rows}
@@ -294,11 +294,12 @@ def _report(
         params=(_params(original), _params(copy)),
         macs=None if both is None else (sum(both[0].values()), sum(both[1].values())),
         output=output,
-        notes=tuple(notes),
+        unread=tuple(notes),
     )
 
 
 def _row(
+    blocks: Mapping[str, int],
     layer: Layer,
     plan: Plan,
     original: nn.Module,
@@ -314,6 +315,7 @@ def _row(
     fresh = names - fate.copied - fate.estimated
     return LayerRow(
         path=plan.path,
+        block=blocks[plan.path],
         before=_name(layer),
         after=plan.mixer,
         copied=stems(fate.copied, names - fate.copied),

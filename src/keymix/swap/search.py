@@ -30,7 +30,7 @@ from keymix.mixers.spec import spec_of
 from keymix.swap.calibration import Estimate, Statistics, gather
 from keymix.swap.images import MIN_IMAGES, input_size, run
 from keymix.swap.plans import Layers, choose, shadow
-from keymix.swap.record import COSTS, Attention, Cost, Search, Step, Trial
+from keymix.swap.record import COSTS, Attention, Cost, Nothing, Search, Step, Trial
 from keymix.swap.report import SAYS_NOTHING
 from keymix.swap.run import macs_within, swap
 
@@ -147,14 +147,14 @@ class HeldOut:
                 f"{tuple(logits.shape)}"
             )
 
-    def says_nothing(self, model: nn.Module) -> str | None:
-        """Say in what a model answers all images alike; None if it does not, or they are few."""
+    def says_nothing(self, model: nn.Module) -> Nothing:
+        """Say in what a model answers all images alike; empty if it does not, or they are few."""
         if not self.varies(model):
-            return SAYS_NOTHING
+            return "unvarying"
         several = len(self.labels) >= MIN_IMAGES and len(set(self.labels.tolist())) > 1
         if several and len(set(self._answers_of(model).tolist())) == 1:
-            return "the model gives every held-out image the same answer"
-        return None
+            return "one answer"
+        return ""
 
     def varies(self, model: nn.Module) -> bool:
         """Return whether a model's outputs vary over the images, by a batch of them."""
@@ -319,7 +319,7 @@ def search(
     if most < wanted - 1e-9:
         raise UserError(
             f"budget={wanted:g}: the {len(candidates)} layers named make up {most:.0%} of "
-            f"{state.basis()}; name more layers, or ask for less"
+            f"{state.basis}; name more layers, or ask for less"
         )
     if not state.steps:
         note.report("measuring the original model", 1)

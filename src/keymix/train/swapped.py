@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from keymix.analysis.capture import inference_mode_of
 from keymix.data.record import DataRecord
 from keymix.errors import UserError, one_line
+from keymix.hosts.base import PLAN, Plan
 from keymix.hosts.layers import Layer, find_layers
 from keymix.mixers.registry import mixer_options
 from keymix.mixers.spec import MixerSpec, parse_mixer
 from keymix.models.factory import list_models, own_mixers
 from keymix.models.family import family_of
 from keymix.models.weights import load_weights
-from keymix.swap.plans import PLAN, Plan
 from keymix.train import files
 from keymix.train.model import model_for
 from keymix.train.recipe import ModelConfig, Recipe
