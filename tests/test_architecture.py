@@ -354,14 +354,13 @@ ALLOWED = {
     "train/files.py": 1,
     "train/runs.py": 1,
     # the plain data of a result, and what its page's template reads
-    "report/result.py": 1,
+    "report/result.py": 2,
     "studies/attention/pictures.py": 1,
     "studies/attention/result.py": 2,
     "studies/collapse/result.py": 3,
     "studies/complexity/result.py": 1,
     "studies/memory/result.py": 1,
     "studies/spikes/result.py": 2,
-    "studies/study.py": 2,
     # what a check of data found, which `keymix data check --json` prints
     "data/findings.py": 2,
     # keyword arguments, states and calls, whose form torch or a caller sets

@@ -7,6 +7,8 @@ import csv
 import json
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import pytest
 from synthetic import make_record, typed
@@ -107,7 +109,7 @@ def test_a_folder_without_results_is_named(tmp_path: Path, text: str | None, cul
 class Counted(Result):
     """A result as an analysis makes it."""
 
-    name, answer, page = "counted", "Yes.", None
+    name, answer = "counted", "Yes."
 
     @property
     def tables(self) -> dict[str, Table]:
@@ -126,16 +128,15 @@ def test_any_result_draws_saves_and_opens(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(UserError, match="'count'"):
         found.frame("count")
     found.save(tmp_path / "made")
-    assert json.loads((tmp_path / "made" / "counted.json").read_text()) == {"answer": "Yes."}
+    saved = json.loads((tmp_path / "made" / "counted.json").read_text())
+    assert saved["answer"] == "Yes."
+    assert set(saved) == {"answer", "command", "created", "environment"}
     with (tmp_path / "made" / "counted-counts.csv").open(newline="") as stream:
         assert list(csv.reader(stream)) == [["mixer", "n"], ["a", "1"], ["'=b", "2"]]
     assert "<svg" in (tmp_path / "made" / "counted-line.svg").read_text()
-    with pytest.raises(UserError, match="no page"):
-        found.open()
-    page = tmp_path / "page.html"
-    page.write_text("x")
     shown: list[str] = []
     monkeypatch.setattr("webbrowser.open", lambda where: not shown.append(where))
-    found.page = page
     found.open()
-    assert shown == [page.as_uri()]
+    page = Path(url2pathname(urlsplit(shown[0]).path)).read_text(encoding="utf-8")
+    for text in ("<h1>Yes.</h1>", "A line.", "<svg", "<dt>machine</dt>"):
+        assert text in page

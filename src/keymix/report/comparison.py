@@ -81,10 +81,15 @@ class Comparison(Result):
         """What ``results.json`` holds."""
         return self.record
 
-    @property
-    def page(self) -> Path:
-        """The offline HTML report."""
-        return self.out / REPORT
+    def html(self) -> str:
+        """Return its HTML page, the offline report."""
+        try:
+            return self.report.read_text(encoding="utf-8")
+        except OSError as error:
+            raise UserError(
+                f"{str(self.report)!r} cannot be read ({error.strerror}); "
+                f"`keymix report {self.out}` writes it"
+            ) from None
 
     @property
     def report(self) -> Path:

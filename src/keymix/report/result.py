@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from markupsafe import escape
 
-from keymix.analysis.study_record import numbers
+from keymix.analysis.study_record import StudyRecord, numbers
 from keymix.errors import UserError, unknown
 from keymix.records import to_json
 from keymix.report import formats
-from keymix.report.charts import Chart
-from keymix.report.page import environment, paragraphs
+from keymix.report.charts import Chart, Look
+from keymix.report.page import environment, paragraphs, render_page
 from keymix.report.svg import with_legend
 from keymix.report.tables import Table
 
@@ -34,31 +35,33 @@ WIDTH, MOST_ROWS = 100, 15
 class Result:
     """What was computed: an answer, tables and figures, each by its name.
 
-    The first table is the one that is printed. A subclass gives what it has.
+    The first table is the one that is printed, the first two figures begin the page, which shows
+    the others below. A subclass gives what it has. Every sentence of keymix's own is a macro of
+    ``templates/words.txt.j2`` in its folder, which gets the result.
     """
 
     name = "result"
     """What the names of its files begin with."""
 
-    @property
-    def _package(self) -> str:
-        """The package whose ``templates`` say it in words; empty for one's own."""
-        package = type(self).__module__.rpartition(".")[0]
-        return package if package.startswith("keymix.") else ""
+    templates: ClassVar[str] = ""
+    """The package whose ``templates`` have its words; empty where it has all itself."""
+
+    made_by: StudyRecord | None = None
+    """By which command, when and on what it was made; None in Python."""
 
     def words(self, name: str, *values: object) -> list[str]:
         """Write a macro of ``words.txt.j2``, which gets the result, by paragraphs."""
-        if not self._package:
+        if not self.templates:
             return []
         shared = {"formats": formats, "numbers": numbers}
-        made = environment(self._package).get_template("own/words.txt.j2").make_module(shared)
+        made = environment(self.templates).get_template("own/words.txt.j2").make_module(shared)
         macro = getattr(made, name, None)
         return [] if macro is None else paragraphs(macro, self, *values)
 
     @property
     def answer(self) -> str:
         """What came out, in a few sentences, a line each."""
-        return " ".join(self.words("answer"))
+        return "\n".join(self.words("answer"))
 
     @property
     def tables(self) -> Mapping[str, Table]:
@@ -71,6 +74,36 @@ class Result:
         return {}
 
     @property
+    def facts(self) -> Sequence[str]:
+        """What stands below the answer on its page, a few words each."""
+        return self.words("facts")
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What a reader must know before all else, on its page."""
+        return self.words("warnings")
+
+    @property
+    def sentences(self) -> Mapping[str, Sequence[str]]:
+        """What was found beyond the answer, in sentences by label."""
+        return {}
+
+    @property
+    def method(self) -> Sequence[str]:
+        """How it was measured, for its page."""
+        return self.words("method")
+
+    @property
+    def looks(self) -> Mapping[str, Look]:
+        """How mixers or models look in its figures, by label."""
+        return {}
+
+    @property
+    def left_out(self) -> Sequence[str]:
+        """Which inputs could not be read, and why."""
+        return ()
+
+    @property
     def notes(self) -> Sequence[str]:
         """What could not be done, in words."""
         return ()
@@ -80,14 +113,31 @@ class Result:
         """Everything as a record, which JSON takes."""
         return {}
 
-    @property
-    def page(self) -> Path | None:
-        """The file of its HTML page; None where none is written."""
-        return None
+    def view(self) -> Mapping[str, object]:
+        """Return what else its page shows, where that has a template of its own."""
+        return {}
+
+    def machine(self, lines: Mapping[str, str]) -> Mapping[str, str]:
+        """Return of the environment what it depends on."""
+        return lines
+
+    def framed(self) -> StudyRecord:
+        """Return by which command, when and on what it was made."""
+        from keymix.train.environment import frame
+
+        made = self.made_by or frame()
+        return replace(made, environment=self.machine(made.environment))
 
     def html(self) -> str:
-        """Return its HTML page; empty where it has none."""
-        return ""
+        """Return its HTML page."""
+        figures, view = self.figures, self.view()
+        answer, *more = self.answer.splitlines()
+        shared = {"name": self.name, "result": self, "answer": answer, "looks": self.looks}
+        record = {"r": self.data, "frame": self.framed(), "facts": [*more, *self.facts]}
+        drawn = {"tables": self.tables, "figures": figures, "charts": [*figures.values()][:2]}
+        template = "own/page.html.j2" if view else "result.html.j2"
+        everything = {**shared, **record, **drawn, "legend": self.looks, **view}
+        return render_page(template, everything, package=self.templates if view else "")
 
     def __repr__(self) -> str:
         drawn = [table.head(MOST_ROWS).text(WIDTH) for table in [*self.tables.values()][:1]]
@@ -148,7 +198,8 @@ class Result:
 
     def to_dict(self) -> dict[str, object]:
         """Return everything as plain data, as JSON takes it."""
-        return {"answer": self.answer, **to_json(self.data)}
+        made = {} if self.made_by is None else to_json(self.framed())
+        return {"answer": self.answer, **made, **to_json(self.data)}
 
     def files(self) -> dict[str, str | bytes]:
         """Make its page, tables as CSV, figures as SVG, and JSON, by the names of the files."""
@@ -158,10 +209,9 @@ class Result:
             if table.saved
         }
         made |= {f"{self.name}-{key}.svg": chart.file for key, chart in self.figures.items()}
-        made[f"{self.name}.json"] = json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
-        if page := self.html():
-            made[f"{self.name}.html"] = page
-        return made
+        everything = {**to_json(self.framed()), **self.to_dict()}
+        made[f"{self.name}.json"] = json.dumps(everything, indent=2, ensure_ascii=False) + "\n"
+        return made | {f"{self.name}.html": self.html()}
 
     def save(self, folder: str | Path) -> None:
         """Write its page, every table as CSV, every figure as SVG, and everything as JSON.
@@ -179,17 +229,12 @@ class Result:
         """Open its page in the browser.
 
         Raises:
-            UserError: If it has no page, or there is no browser.
+            UserError: If there is no browser.
         """
+        import tempfile
         import webbrowser
 
-        page = self.page
-        if page is None and (made := self.html()):
-            import tempfile
-
-            page = Path(tempfile.mkdtemp(prefix="keymix-")) / f"{self.name}.html"
-            page.write_text(made, encoding="utf-8")
-        if page is None or not page.is_file():
-            raise UserError("this result has no page; `save` writes its tables and figures")
+        page = Path(tempfile.mkdtemp(prefix="keymix-")) / f"{self.name}.html"
+        page.write_text(self.html(), encoding="utf-8")
         if not webbrowser.open(page.resolve().as_uri()):
             raise UserError(f"no browser was found to open {str(page)!r}")

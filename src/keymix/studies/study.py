@@ -14,90 +14,26 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Generic, TypeVar
 
 from keymix import studies
-from keymix.analysis.study_record import StudyRecord
 from keymix.errors import UserError, missing, unknown
-from keymix.records import to_json
-from keymix.report.charts import Chart, Look
+from keymix.report.charts import Chart
 from keymix.report.formats import listing
-from keymix.report.page import render_page
 from keymix.report.result import Result
 from keymix.report.tables import Table
 
 
 class Found(Result):
-    """What an analysis found, a `Result` with a page.
-
-    Every sentence of those in `keymix.studies` is a macro of ``templates/words.txt.j2`` in its
-    folder, which gets the result; the page begins with the answer and the first two figures, and
-    shows all other figures and tables below.
-    """
-
-    made_by: StudyRecord | None = None  # by which command, when and on what it was made
+    """An analysis."""
 
     @property
-    def facts(self) -> Sequence[str]:
-        """What stands below the answer on its page, a few words each."""
-        return self.words("facts")
-
-    @property
-    def warnings(self) -> Sequence[str]:
-        """What a reader must know before all else, on its page."""
-        return self.words("warnings")
-
-    @property
-    def sentences(self) -> Mapping[str, Sequence[str]]:
-        """What was found beyond the answer, in sentences by label."""
-        return {}
-
-    @property
-    def method(self) -> Sequence[str]:
-        """How it was measured, for its page."""
-        return self.words("method")
-
-    @property
-    def left_out(self) -> Sequence[str]:
-        """Which inputs could not be read, and why."""
-        return ()
-
-    @property
-    def looks(self) -> Mapping[str, Look]:
-        """How mixers or models look in its figures, by label."""
-        return {}
-
-    def view(self) -> Mapping[str, object]:
-        """Return what else its page shows, where that has a template of its own."""
-        return {}
-
-    def machine(self, lines: Mapping[str, str]) -> Mapping[str, str]:
-        """Return of the environment what it depends on."""
-        return lines
-
-    def framed(self) -> StudyRecord:
-        """Return by which command, when and on what it was made."""
-        if self.made_by is None:
-            from keymix.train.environment import frame
-
-            self.made_by = frame()
-        return replace(self.made_by, environment=self.machine(self.made_by.environment))
-
-    def to_dict(self) -> dict[str, object]:
-        """Return everything as plain data, as JSON takes it."""
-        return {"answer": self.answer, **to_json(self.framed()), **to_json(self.data)}
-
-    def html(self) -> str:
-        """Return its HTML page."""
-        figures, view = self.figures, self.view()
-        shared = {"name": self.name, "result": self, "answer": self.answer, "looks": self.looks}
-        record = {"r": self.data, "frame": self.framed()}
-        drawn = {"tables": self.tables, "figures": figures, "charts": [*figures.values()][:2]}
-        template = "own/page.html.j2" if view else "result.html.j2"
-        everything = {**shared, **record, **drawn, "legend": self.looks, **view}
-        return render_page(template, everything, package=self._package)
+    def templates(self) -> str:  # type: ignore[override]
+        """Its folder."""
+        package = type(self).__module__.rpartition(".")[0]
+        return package if package.startswith("keymix.studies.") else ""
 
 
 class OfModel(Found):

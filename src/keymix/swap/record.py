@@ -110,6 +110,7 @@ class Search(Result):
     """
 
     name = "search"
+    templates = "keymix.swap"
 
     mixer: str  # the mixer with its options
     estimate: str  # how learned keys are estimated, ``"mean"`` or ``"least_squares"``

@@ -159,6 +159,7 @@ class SwapReport(Result):
     swapped: Any = field(default=None, compare=False)
 
     name = "swap"
+    templates = "keymix.swap"
 
     def omitted(self) -> tuple[str, ...]:
         """A file has no model."""

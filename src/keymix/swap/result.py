@@ -106,6 +106,7 @@ class Swapped(StudyRecord, Result):
     setting: SwapSetting  # what was asked for
 
     name = "swap"
+    templates = "keymix.swap"
 
     @property
     def answer(self) -> str:
@@ -145,7 +146,7 @@ class Swapped(StudyRecord, Result):
             "charts": [chart for key, chart in drawn.items() if key in LEAD],
             "more": [chart for key, chart in drawn.items() if key not in LEAD],
         }
-        return render_page("own/page.html.j2", view, package=self._package)
+        return render_page("own/page.html.j2", view, package=self.templates)
 
     def _tiles(self) -> list[Tile]:
         """Make the numbers of the first screen; no change is quoted of a single image."""
