@@ -13,10 +13,10 @@ from pathlib import Path
 FLOORS = (
     ("cli", "one thin file for each command"),
     ("compare, studies", "comparisons; the analyses of keymix analyze"),
+    ("swap", "mixers into trained models"),
     ("tasks", "facts, training, answers and page of each task"),
     ("report, recipes", "tables, charts, pages; the papers’ runs"),
     ("train", "recipe, loop, checkpoints, run folders"),
-    ("swap", "mixers into trained models"),
     ("analysis", "counts, measurements, maps, statistics"),
     ("data", "sources, splits, decoding, loaders"),
     ("models, decoders", "the papers’ models; heads for dense answers"),
