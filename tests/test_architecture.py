@@ -354,7 +354,6 @@ ALLOWED = {
     "train/runs.py": 1,
     # the plain data of a result, and what its page's template reads
     "report/result.py": 1,
-    "studies/attention/pictures.py": 1,
     "studies/attention/result.py": 2,
     "studies/collapse/result.py": 3,
     "studies/complexity/result.py": 1,

@@ -11,14 +11,13 @@ from torch import Tensor, nn
 
 import keymix
 from keymix.analysis.attention import attention_maps
-from keymix.analysis.attention_pictures import look
 from keymix.analysis.capture import At, Call, Seat, run_once, select_layers
 from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts import find_mixers
 from keymix.hosts.attention_inputs import Layout
 from keymix.hosts.layers import by_name
 from keymix.mixers.map_mixer import MapMixer
-from keymix.studies.attention.overlays import Cell, Range, Row, overlaid, shared_ranges, span
+from keymix.studies.attention.overlays import Cell, Drawn, Range, Row, shaded
 from tolerances import close
 
 MODEL = "vit_nano_p2_12"
@@ -205,7 +204,7 @@ def test_a_cell_lies_where_its_pixels_are_on_an_image_that_the_model_pads(
     values = torch.zeros(layout.prefix + 16 * 16).double()
     values[changed] = 16
     cell = Cell(values=values[layout.prefix :].reshape(16, 16).numpy(), image=layout.image)
-    drawn = overlaid(np.zeros((3, *size), dtype=np.uint8), cell, Range(0, 16)).sum(-1)
+    drawn = shaded(cell, np.zeros((3, *size), dtype=np.uint8), Range(0, 16)).sum(-1)
     assert drawn.shape == size
     brightest = drawn == drawn.max()
     rows, columns = np.nonzero(brightest)
@@ -219,10 +218,11 @@ def test_what_lies_on_padding_alone_is_not_shown() -> None:
     values[11, 9] = 4.0  # a part of it has pixels
     cell = Cell(values=values, image=(45 / 64, 37 / 64))
     assert cell.shown.shape == (12, 10)
-    assert span(cell.shown) == "1 to 4×"
+    assert cell.span == "1.00 to 4.00×"
     photo = np.zeros((3, 45, 37), dtype=np.uint8)
-    (over,) = shared_ranges([Row(label="", cells=(cell,), photo=photo)]).values()
-    assert over.high < 5
+    row = Row(label="", cells=(cell,), photo=photo)
+    drawn = Drawn(file="", title="", note="", columns=["block 1"], rows=[row])
+    assert drawn.ranges[False].high < 5
     assert (Cell(values=values).shown == values).all()
 
 
@@ -234,7 +234,7 @@ def test_images_that_are_not_padded_are_all_that_the_grid_covers(images: Tensor)
 @pytest.mark.parametrize(("pool", "query"), [("token", "cls"), ("avg", "mean")])
 def test_the_default_query_is_what_the_model_reads_out(pool: str, query: str) -> None:
     model = keymix.create_model("vit_micro_p4_32", global_pool=pool)
-    assert look(model, torch.randn(1, 3, 32, 32)).queries == (query,)
+    assert attention_maps(model, torch.randn(1, 3, 32, 32)).readout == query
 
 
 def test_maps_print_their_layers_and_are_laid_on_their_image(images: Tensor) -> None:

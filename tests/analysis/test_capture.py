@@ -261,7 +261,7 @@ def test_mixers_outside_of_any_host_are_read_too() -> None:
     x = torch.randn(2, 7, 12)
     maps = attention_maps(model, x, queries="mean")
     close(maps["1"], mixer.attention_map(model[0](x))[:, :, 1:].mean(2, keepdim=True).detach())
-    assert maps.layouts["1"] == Layout(grid=(2, 3), key_grid=(2, 3), prefix=1)
+    assert maps.layouts["1"] == Layout(grid=(2, 3), key_grid=(2, 3), prefix=1, class_token=True)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_images_that_the_model_cannot_take_are_named(made: Callable[[], nn.Modul
 def test_what_fails_in_the_reading_is_not_reported_as_bad_images(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fails(*_: object) -> None:
+    def fails(*_: object, **named: object) -> None:
         raise RuntimeError("a fault of ours")
 
     monkeypatch.setattr("keymix.analysis.capture.Seat.map", fails)

@@ -6,10 +6,10 @@ from __future__ import annotations
 import contextlib
 import numbers
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +21,16 @@ from keymix.hosts.base import Encoded, encoder_of, find_host, find_mixers
 from keymix.hosts.layers import Layer, by_name, find_layers
 from keymix.mixers.base import Grid, Queries, Stage, TokenMixer
 
+T = TypeVar("T")
 Layers = str | int | Sequence[str | int]
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 _NUMBERS = re.compile(r"(-?\d+)(?:\s*-\s*(\d+))?")
 _BUDGET = 2**22
 """Entries of a map that are formed at a time where all rows are wanted but none is kept."""
+
+MOST_LAYERS = 12
+"""Layers that are shown at most where none are chosen."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +149,14 @@ def chosen(paths: Sequence[str], layers: Layers | None, what: str) -> list[str]:
     return [paths[i] for i in chosen_numbers([(path,) for path in paths], layers, what)]
 
 
+def shown_layers(found: Sequence[T]) -> list[T]:
+    """Choose `MOST_LAYERS` evenly, first and last included."""
+    last = len(found) - 1
+    if last < MOST_LAYERS:
+        return list(found)
+    return [found[round(i * last / (MOST_LAYERS - 1))] for i in range(MOST_LAYERS)]
+
+
 @contextlib.contextmanager
 def inference_mode_of(model: nn.Module) -> Iterator[None]:
     """Put every module into inference mode for a while; each gets its own mode back."""
@@ -193,7 +205,8 @@ def run_once(
             own.append(True)
             layout = seat.layout(whole)
             if layout is not None:
-                layout = replace(layout, image=image_share(images, taken))
+                named = layout.prefix > 0 and _may_have_class_token(whole, seat.path)
+                layout = replace(layout, image=image_share(images, taken), class_token=named)
             on_call(seat, (args, kwargs), layout)
             own.clear()
 
@@ -282,9 +295,9 @@ def row_chunks(count: int, read: Callable[[Tensor], Tensor]) -> Iterator[tuple[T
         size = max(16, _BUDGET * len(rows) // max(1, maps.numel()))
 
 
-def class_token_of(model: nn.Module, layout: Layout | None, path: str) -> int:
+def class_token_of(layout: Layout | None, path: str) -> int:
     """Return the index of the class token in a layer."""
-    if layout is None or layout.prefix == 0 or not _may_have_class_token(unwrapped(model), path):
+    if layout is None or not layout.class_token:
         raise UserError(
             f"no class token passes through layer {path}: ask for the mean over its patches "
             "('mean') or for single ones"
@@ -292,18 +305,13 @@ def class_token_of(model: nn.Module, layout: Layout | None, path: str) -> int:
     return 0
 
 
-def reads_class_token(model: nn.Module, layouts: Mapping[str, Layout | None]) -> bool:
-    """Whether a class token passes through some layers, by path, and is what the model reads."""
+def readout(model: nn.Module, layouts: Iterable[Layout | None]) -> Literal["cls", "mean"]:
+    """Name what a model reads out: a class token that passes through some layers, or the mean."""
     whole = unwrapped(model)
     pooled = getattr(whole, "global_pool", "token") not in ("token", "")
     if pooled or isinstance(whole, Encoded):  # whose class token is not decoded
-        return False
-    try:
-        for path, layout in layouts.items():
-            class_token_of(model, layout, path)
-    except UserError:
-        return False
-    return True
+        return "mean"
+    return "cls" if all(layout is not None and layout.class_token for layout in layouts) else "mean"
 
 
 def _may_have_class_token(model: nn.Module, path: str) -> bool:
