@@ -16,8 +16,8 @@ from torchvision.models import SwinTransformer, VisionTransformer
 
 import keymix
 from each import together
-from keymix.analysis.attention import At, attention_maps, on_image
-from keymix.analysis.capture import select_layers
+from keymix.analysis.attention import attention_maps, on_image
+from keymix.analysis.capture import At, select_layers
 from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts.attention_inputs import Layout
 from keymix.hosts.base import put_mixers

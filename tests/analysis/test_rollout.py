@@ -12,7 +12,8 @@ from timm.models.metaformer import Attention, LayerNormNoBias, MetaFormer
 from torch import Tensor, nn
 
 from each import together
-from keymix.analysis.attention import At, attention_maps
+from keymix.analysis.attention import attention_maps
+from keymix.analysis.capture import At
 from keymix.analysis.rollout import attention_rollout
 from keymix.errors import NoAttentionMap, UserError
 from keymix.models import create_model

@@ -41,20 +41,6 @@ from keymix.mixers.spiking import SpikingMixer
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    "Asked",
-    "At",
-    "AttentionMaps",
-    "Heads",
-    "Layers",
-    "Windows",
-    "attention_maps",
-    "masks_tokens",
-    "on_image",
-    "select_layers",
-    "token_masks",
-]
-
 _PRINTED = 15  # layers
 Heads = Literal["each", "mean"]
 Windows = Literal["separate", "image"]
@@ -291,6 +277,13 @@ def attention_maps(
 
 def _separate(path: str, layout: Layout | None, read: Read, queries: Asked | None) -> Tensor:
     """Form rows as the layer has them."""
+    if isinstance(queries, At):
+        known = _known(path, layout)
+        if known.window is None:
+            return read([queries.token(known)])
+        raise UserError(
+            f"layer {path} works in windows: a place on the image asks for windows='image'"
+        )
     if queries == "cls":
         return read([class_token_of(layout, path)])
     if queries == "mean":
@@ -300,13 +293,7 @@ def _separate(path: str, layout: Layout | None, read: Read, queries: Asked | Non
         for _, maps in row_chunks(count, lambda rows: read(known.prefix + rows)):
             total = total.to(maps) + maps.sum(-2, keepdim=True)
         return total / count
-    if not isinstance(queries, At):
-        return read(queries)
-    if _known(path, layout).window is not None:
-        raise UserError(
-            f"layer {path} works in windows: a place on the image asks for windows='image'"
-        )
-    return read([queries.token(_known(path, layout))])
+    return read(queries)
 
 
 def _on_image(path: str, layout: Layout | None, read: Read, queries: Asked | None) -> Tensor:

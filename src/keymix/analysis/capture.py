@@ -83,7 +83,8 @@ class Seat:
             if self.layer is not None:
                 return self.layer.map(args, kwargs, rows, stage).detach()
             assert isinstance(self.module, TokenMixer)  # find_seats made it
-            return read_map(self.module, args, kwargs, rows, stage).detach()
+            named = by_name(args, kwargs)
+            return self.module.attention_map(**named, queries=rows, stage=stage).detach()
         except NoAttentionMap as error:
             message = f"layer {self.path}: {error}; choose other layers with layers="
             raise NoAttentionMap(message) from error
@@ -103,17 +104,6 @@ class Seat:
             return None
         keys = site.key_grid or site.grid
         return Layout(grid=site.grid, key_grid=keys, prefix=site.num_prefix_tokens)
-
-
-def read_map(
-    mixer: TokenMixer,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    queries: Queries | None = None,
-    stage: Stage = "softmax",
-) -> Tensor:
-    """Return the map ``[*, h, Q, M]`` of a forward pass, from what the mixer was called with."""
-    return mixer.attention_map(**by_name(args, kwargs), queries=queries, stage=stage)
 
 
 def find_seats(model: nn.Module) -> dict[str, Seat]:
@@ -170,13 +160,6 @@ def inference_mode_of(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _holds_compiled(model: nn.Module) -> bool:
-    return any(
-        hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
-        for module in model.modules()
-    )
-
-
 def run_once(
     model: nn.Module,
     images: Tensor,
@@ -206,7 +189,9 @@ def run_once(
             layout = seat.layout(whole)
             if layout is not None:
                 named = layout.prefix > 0 and _may_have_class_token(whole, seat.path)
-                layout = replace(layout, image=image_share(images, taken), class_token=named)
+                given, of = images.shape[-2:], taken[0] if taken else images.shape[-2:]
+                share = min(1.0, given[0] / of[0]), min(1.0, given[1] / of[1])
+                layout = replace(layout, image=share, class_token=named)
             on_call(seat, (args, kwargs), layout)
             own.clear()
 
@@ -218,7 +203,8 @@ def run_once(
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(inference_mode_of(model))
-        if _holds_compiled(model):  # whose graphs would not see the hooks
+        # compiled graphs would not see the hooks
+        if any(hasattr(m, "_orig_mod") or m._compiled_call_impl for m in model.modules()):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_following_image(whole, images, taken))
         for seat in seats.values():
@@ -249,14 +235,6 @@ def _following_image(model: nn.Module, images: Tensor, taken: list[Grid]) -> Ite
             if isinstance(module, nn.Conv2d):
                 stack.callback(module.register_forward_pre_hook(note).remove)
         yield
-
-
-def image_share(images: Tensor, taken: Sequence[Grid]) -> tuple[float, float]:
-    """Return height and width of images as shares of what the encoder was given, padding too."""
-    if not taken:
-        return 1.0, 1.0
-    down, across = (min(1.0, own / of) for own, of in zip(images.shape[-2:], taken[0], strict=True))
-    return down, across
 
 
 @contextlib.contextmanager

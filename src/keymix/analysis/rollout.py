@@ -162,12 +162,7 @@ def _back(path: str, read: Read, row: Tensor) -> Tensor:
     count = row.shape[-1]
     for rows, found in row_chunks(count, read):
         # the one window that is the image stands for the image
-        maps = found[:, 0] if found.ndim == 5 and found.shape[1] == 1 else found
-        if maps.ndim != 4 or maps.shape[-1] != count:
-            raise UserError(
-                f"rollout multiplies maps over the same tokens: the map of {path} has "
-                f"{maps.shape[-1]} keys for {count} tokens"
-            )
+        maps = found[:, 0] if found.ndim == 5 else found
         a = maps.double().mean(-3) / 2  # [B, rows, N]
         if bool((a < 0).any()):
             raise UserError(

@@ -111,20 +111,23 @@ Blocks are numbered from 1; --layers counts from 0, as the model's paths do."""
         models: list[AttentionModel] = []
         left_out: dict[str, str] = {}
         names: tuple[str, ...] = ()
-        origin = ""
         for i, one in enumerate(loaded):
             session.note(f"looking at {one.label}")
-            photos, shown, mine, origin = _photos(one, loaded, given, left_out)
-            if names and mine != names:
+            images = _images(one, loaded, given)
+            mine, pixels = zip(*images.readable(), strict=True)
+            left_out.update(images.left_out)
+            if names not in ((), mine):
                 raise UserError("the models were shown other images: give --images")
             names = mine
+            batch = one.view.normalised(inputs.one_size(pixels, one.view.mean))
             try:
-                models.append(_look(f"m{i}", one, photos, given, arrays))
+                models.append(_look(f"m{i}", one, batch, given, arrays))
             except UserError as error:
                 instead = inputs.spikes_instead(one) if isinstance(error, NoAttentionMap) else ""
                 raise type(error)(f"{one.label}: {error}{instead}") from error
             if given.view == "image":
-                arrays[f"m{i}.photos"] = shown.numpy()
+                photos = [images.picture(each) for each in pixels]
+                arrays[f"m{i}.photos"] = inputs.one_size(photos).numpy()
         if given.rollout and all(m.rollout is None for m in models):
             raise UserError(f"{models[0].label}: no rollout: {models[0].no_rollout}")
         record = AttentionRecord(
@@ -136,7 +139,7 @@ Blocks are numbered from 1; --layers counts from 0, as the model's paths do."""
             queries=tuple(
                 q if isinstance(q, str) else f"{q.row},{q.column}" for q in given.queries
             ),
-            origin=origin,
+            origin=images.origin,
             images=names,
             left_out=left_out,
             models=tuple(models),
@@ -190,22 +193,12 @@ def _models(given: argparse.Namespace) -> list[Loaded]:
     ]
 
 
-def _photos(
-    one: Loaded,
-    loaded: Sequence[Loaded],
-    given: argparse.Namespace,
-    left_out: dict[str, str],
-) -> tuple[Tensor, Tensor, tuple[str, ...], str]:
-    """Read the images as one model sees them: normalised, what is shown, names, where from."""
+def _images(one: Loaded, loaded: Sequence[Loaded], given: argparse.Namespace) -> inputs.Images:
+    """Find the images of one model; one by name next to a run is shown the run's."""
     source = one
-    if given.images is None and one.run is None:  # a model by name next to a run sees the run's
+    if given.images is None and one.run is None:
         source = next((other for other in loaded if other.run is not None), one)
-    images = inputs.load_images(source, given.images, limit=given.limit, view=one.view)
-    names, pixels = zip(*images.readable(), strict=True)
-    left_out.update(images.left_out)
-    shown = inputs.one_size([images.picture(each) for each in pixels])
-    batch = one.view.normalised(inputs.one_size(pixels, one.view.mean))
-    return batch, shown, names, images.origin
+    return inputs.load_images(source, given.images, limit=given.limit, view=one.view)
 
 
 def _look(
