@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import timm
 import torch
 from torch import Tensor, nn
 
@@ -69,18 +68,6 @@ def test_asked_rows_are_rows_of_the_whole_map(images: Tensor) -> None:
         torch.testing.assert_close(rows, whole[path][..., [7, 0], :])
 
 
-def test_layers_are_chosen_by_number_and_by_pattern(images: Tensor) -> None:
-    model = make()
-    assert list(attention_maps(model, images, layers=[-1, 0])) == [
-        "blocks.0.attn.mixer",
-        "blocks.3.attn.mixer",
-    ]
-    assert list(attention_maps(model, images, layers="blocks.[12].*")) == [
-        "blocks.1.attn.mixer",
-        "blocks.2.attn.mixer",
-    ]
-
-
 def test_the_model_is_left_as_it_was(images: Tensor) -> None:
     model = make("re_attention").train()
     model.blocks[1].eval()  # type: ignore[index, union-attr]
@@ -127,26 +114,6 @@ def test_a_layer_that_does_not_run_is_an_error(images: Tensor) -> None:
     model.spare = keymix.create_mixer("softmax", dim=8)  # type: ignore[assignment]
     with pytest.raises(NoAttentionMap, match="spare did not run"):
         attention_maps(model, images)
-
-
-@pytest.mark.parametrize(
-    ("layers", "message"),
-    [
-        ("blokcs.0.*", "unknown layer"),
-        (4, "this model has 4 layers"),
-        ([], "names no layer"),
-    ],
-)
-def test_layers_that_do_not_exist_are_refused(
-    layers: str | int | list[str], message: str, images: Tensor
-) -> None:
-    with pytest.raises(UserError, match=message):
-        attention_maps(make(), images, layers=layers)
-
-
-def test_a_model_without_mixers_is_refused(images: Tensor) -> None:
-    with pytest.raises(UserError, match="hosts no keymix mixer"):
-        attention_maps(timm.create_model("resnet18"), images)
 
 
 def test_a_query_that_is_no_token_is_refused(images: Tensor) -> None:

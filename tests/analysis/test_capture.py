@@ -206,11 +206,14 @@ def test_layers_are_chosen_by_range_and_by_the_modules_above() -> None:
     assert list(select_layers(model, "1-2")) == paths[1:]
     assert list(select_layers(model, "-1")) == paths[2:]
     assert list(select_layers(model, ["layers.0", "2"])) == paths
+    assert list(select_layers(model, [-1, 0])) == [paths[0], paths[2]]
     assert list(select_layers(model, "layers.*.blocks.0.*")) == [paths[0], paths[2]]
     for layers, said in (
         ("2-1", "runs backwards"),
         ("1-3", "this model has 3"),
+        (3, "this model has 3"),
         ("layer.0", "unknown"),
+        ([], "names no layer"),
     ):
         with pytest.raises(UserError, match=said):
             select_layers(model, layers)
