@@ -327,12 +327,11 @@ def chosen_numbers(
 def _meant(names: Sequence[Sequence[str]], text: str, what: str) -> Sequence[int]:
     numbers = _NUMBERS.fullmatch(text)
     if numbers is None:
-        hits = _where(names, lambda path: fnmatchcase(path, text)) or _where(
-            names, lambda path: path.startswith(f"{text}.")
-        )
-        if not hits:
+        exact = [any(fnmatchcase(path, text) for path in paths) for paths in names]
+        above = [any(path.startswith(f"{text}.") for path in paths) for paths in names]
+        if not any(exact + above):
             raise unknown("layer", text, [paths[0] for paths in names], listed=False)
-        return hits
+        return [i for i, hit in enumerate(exact if any(exact) else above) if hit]
     count, ends = len(names), [int(end) for end in numbers.groups() if end is not None]
     if not all(-count <= end < count for end in ends):
         raise UserError(
@@ -343,7 +342,3 @@ def _meant(names: Sequence[Sequence[str]], text: str, what: str) -> Sequence[int
     if last < first:
         raise UserError(f"layers={text!r} runs backwards; write '{last}-{first}'")
     return range(first, last + 1)
-
-
-def _where(names: Sequence[Sequence[str]], fits: Callable[[str], bool]) -> list[int]:
-    return [i for i, paths in enumerate(names) if any(fits(path) for path in paths)]

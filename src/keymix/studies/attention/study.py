@@ -40,12 +40,7 @@ examples:
   keymix analyze attention vit_small_patch16_224 --pretrained --images photos --rollout --out looks
   keymix analyze attention runs/mine --layers 0,5,-1 --heads each --queries cls 3,4 --out looks
   keymix analyze attention swin_tiny_patch4_window7_224 --images a.jpg --queries 0.5,0.5 --out looks
-SKA Fig. 5, stage 3 of CAFormer-S18:
-  keymix analyze attention caformer_s18 --layers 6-14 --images a.jpg --out fig5 \\
-    --mixers sep_conv/sep_conv/mhsa/mhsa,sep_conv/sep_conv/ska/mhsa,sep_conv/sep_conv/cska/mhsa
-DeepViT Fig. 6, selected blocks of ViT over DeepViT:
-  keymix analyze attention vit_32b deepvit_32b --view matrix --layers 0,7,15,23,30,31 \\
-    --images a.jpg --stage final --out fig6
+  keymix analyze attention vit_32b deepvit_32b --view matrix --images a.jpg --stage final --out maps
 
 Blocks are numbered from 1; --layers counts from 0, as the model's paths do."""
 
