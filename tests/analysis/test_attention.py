@@ -5,20 +5,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import timm
 import torch
 from torch import Tensor, nn
 
 import keymix
 from keymix.analysis.attention import attention_maps
-from keymix.analysis.attention_pictures import look
 from keymix.analysis.capture import At, Call, Seat, run_once, select_layers
 from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts import find_mixers
 from keymix.hosts.attention_inputs import Layout
 from keymix.hosts.layers import by_name
 from keymix.mixers.map_mixer import MapMixer
-from keymix.studies.attention.overlays import Cell, Range, Row, overlaid, shared_ranges, span
+from keymix.studies.attention.overlays import Cell, Drawn, Range, Row, shaded
 from tolerances import close
 
 MODEL = "vit_nano_p2_12"
@@ -70,18 +68,6 @@ def test_asked_rows_are_rows_of_the_whole_map(images: Tensor) -> None:
         torch.testing.assert_close(rows, whole[path][..., [7, 0], :])
 
 
-def test_layers_are_chosen_by_number_and_by_pattern(images: Tensor) -> None:
-    model = make()
-    assert list(attention_maps(model, images, layers=[-1, 0])) == [
-        "blocks.0.attn.mixer",
-        "blocks.3.attn.mixer",
-    ]
-    assert list(attention_maps(model, images, layers="blocks.[12].*")) == [
-        "blocks.1.attn.mixer",
-        "blocks.2.attn.mixer",
-    ]
-
-
 def test_the_model_is_left_as_it_was(images: Tensor) -> None:
     model = make("re_attention").train()
     model.blocks[1].eval()  # type: ignore[index, union-attr]
@@ -128,26 +114,6 @@ def test_a_layer_that_does_not_run_is_an_error(images: Tensor) -> None:
     model.spare = keymix.create_mixer("softmax", dim=8)  # type: ignore[assignment]
     with pytest.raises(NoAttentionMap, match="spare did not run"):
         attention_maps(model, images)
-
-
-@pytest.mark.parametrize(
-    ("layers", "message"),
-    [
-        ("blokcs.0.*", "unknown layer"),
-        (4, "this model has 4 layers"),
-        ([], "names no layer"),
-    ],
-)
-def test_layers_that_do_not_exist_are_refused(
-    layers: str | int | list[str], message: str, images: Tensor
-) -> None:
-    with pytest.raises(UserError, match=message):
-        attention_maps(make(), images, layers=layers)
-
-
-def test_a_model_without_mixers_is_refused(images: Tensor) -> None:
-    with pytest.raises(UserError, match="hosts no keymix mixer"):
-        attention_maps(timm.create_model("resnet18"), images)
 
 
 def test_a_query_that_is_no_token_is_refused(images: Tensor) -> None:
@@ -205,7 +171,7 @@ def test_a_cell_lies_where_its_pixels_are_on_an_image_that_the_model_pads(
     values = torch.zeros(layout.prefix + 16 * 16).double()
     values[changed] = 16
     cell = Cell(values=values[layout.prefix :].reshape(16, 16).numpy(), image=layout.image)
-    drawn = overlaid(np.zeros((3, *size), dtype=np.uint8), cell, Range(0, 16)).sum(-1)
+    drawn = shaded(cell, np.zeros((3, *size), dtype=np.uint8), Range(0, 16)).sum(-1)
     assert drawn.shape == size
     brightest = drawn == drawn.max()
     rows, columns = np.nonzero(brightest)
@@ -219,10 +185,11 @@ def test_what_lies_on_padding_alone_is_not_shown() -> None:
     values[11, 9] = 4.0  # a part of it has pixels
     cell = Cell(values=values, image=(45 / 64, 37 / 64))
     assert cell.shown.shape == (12, 10)
-    assert span(cell.shown) == "1 to 4×"
+    assert cell.span == "1.00 to 4.00×"
     photo = np.zeros((3, 45, 37), dtype=np.uint8)
-    (over,) = shared_ranges([Row(label="", cells=(cell,), photo=photo)]).values()
-    assert over.high < 5
+    row = Row(label="", cells=(cell,), photo=photo)
+    drawn = Drawn(file="", title="", note="", columns=["block 1"], rows=[row])
+    assert drawn.ranges[False].high < 5
     assert (Cell(values=values).shown == values).all()
 
 
@@ -234,7 +201,7 @@ def test_images_that_are_not_padded_are_all_that_the_grid_covers(images: Tensor)
 @pytest.mark.parametrize(("pool", "query"), [("token", "cls"), ("avg", "mean")])
 def test_the_default_query_is_what_the_model_reads_out(pool: str, query: str) -> None:
     model = keymix.create_model("vit_micro_p4_32", global_pool=pool)
-    assert look(model, torch.randn(1, 3, 32, 32)).queries == (query,)
+    assert attention_maps(model, torch.randn(1, 3, 32, 32)).readout == query
 
 
 def test_maps_print_their_layers_and_are_laid_on_their_image(images: Tensor) -> None:

@@ -16,8 +16,8 @@ from torchvision.models import SwinTransformer, VisionTransformer
 
 import keymix
 from each import together
-from keymix.analysis.attention import At, attention_maps, on_image
-from keymix.analysis.capture import select_layers
+from keymix.analysis.attention import attention_maps, on_image
+from keymix.analysis.capture import At, select_layers
 from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts.attention_inputs import Layout
 from keymix.hosts.base import put_mixers
@@ -206,11 +206,14 @@ def test_layers_are_chosen_by_range_and_by_the_modules_above() -> None:
     assert list(select_layers(model, "1-2")) == paths[1:]
     assert list(select_layers(model, "-1")) == paths[2:]
     assert list(select_layers(model, ["layers.0", "2"])) == paths
+    assert list(select_layers(model, [-1, 0])) == [paths[0], paths[2]]
     assert list(select_layers(model, "layers.*.blocks.0.*")) == [paths[0], paths[2]]
     for layers, said in (
         ("2-1", "runs backwards"),
         ("1-3", "this model has 3"),
+        (3, "this model has 3"),
         ("layer.0", "unknown"),
+        ([], "names no layer"),
     ):
         with pytest.raises(UserError, match=said):
             select_layers(model, layers)
@@ -261,7 +264,7 @@ def test_mixers_outside_of_any_host_are_read_too() -> None:
     x = torch.randn(2, 7, 12)
     maps = attention_maps(model, x, queries="mean")
     close(maps["1"], mixer.attention_map(model[0](x))[:, :, 1:].mean(2, keepdim=True).detach())
-    assert maps.layouts["1"] == Layout(grid=(2, 3), key_grid=(2, 3), prefix=1)
+    assert maps.layouts["1"] == Layout(grid=(2, 3), key_grid=(2, 3), prefix=1, class_token=True)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +304,7 @@ def test_images_that_the_model_cannot_take_are_named(made: Callable[[], nn.Modul
 def test_what_fails_in_the_reading_is_not_reported_as_bad_images(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fails(*_: object) -> None:
+    def fails(*_: object, **named: object) -> None:
         raise RuntimeError("a fault of ours")
 
     monkeypatch.setattr("keymix.analysis.capture.Seat.map", fails)

@@ -12,7 +12,8 @@ from timm.models.metaformer import Attention, LayerNormNoBias, MetaFormer
 from torch import Tensor, nn
 
 from each import together
-from keymix.analysis.attention import At, attention_maps
+from keymix.analysis.attention import attention_maps
+from keymix.analysis.capture import At
 from keymix.analysis.rollout import attention_rollout
 from keymix.errors import NoAttentionMap, UserError
 from keymix.models import create_model
@@ -92,6 +93,37 @@ def test_some_layers_may_be_chosen() -> None:
     close(found.weights, product(model, x, layers="0-1")[:, 0])
 
 
+@pytest.mark.parametrize("query", [None, "mean", 0, At(1, 2)])
+@pytest.mark.parametrize("mixer", [None, "re_attention"])
+def test_maps_that_are_there_roll_out_to_the_same(mixer: str | None, query: Any) -> None:
+    model, x = vit(mixer), images()
+    wanted = attention_rollout(model, x, query=query)
+    for heads in ("each", "mean"):
+        found = attention_maps(model, x, heads=heads).rollout(query)
+        close(found.weights, wanted.weights)
+        assert (found.layers, found.query, found.layout) == (
+            wanted.layers,
+            wanted.query,
+            wanted.layout,
+        )
+
+
+@together
+@pytest.mark.parametrize(
+    ("how", "culprit"),
+    [
+        ({"layers": "0-1"}, "2 of 3 layers"),
+        ({"queries": "cls"}, "queries='cls'"),
+        ({"stage": "final"}, "stage='final'"),
+    ],
+)
+def test_a_part_of_the_maps_does_not_roll_out(how: dict[str, Any], culprit: str) -> None:
+    maps = attention_maps(vit(), images(), **how)
+    with pytest.raises(UserError, match=f"{culprit}.*attention_rollout") as raised:
+        maps.rollout()
+    assert "\n" not in str(raised.value)
+
+
 def test_a_stage_of_a_model_in_stages_is_taken_and_all_are_refused() -> None:
     model = MetaFormer(
         depths=(1, 2), dims=(32, 64), token_mixers=Attention, norm_layers=LayerNormNoBias
@@ -100,6 +132,8 @@ def test_a_stage_of_a_model_in_stages_is_taken_and_all_are_refused() -> None:
     x = images(32, 32)
     with pytest.raises(UserError, match=r"differ \(8x8; 4x4\), choose layers= of one stage"):
         attention_rollout(model, x)
+    with pytest.raises(UserError, match="differ"):
+        attention_maps(model, x).rollout()
     found = attention_rollout(model, x, layers="stages.1")
     close(found.weights, product(model, x, layers="stages.1").mean(1))
 

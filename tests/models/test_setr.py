@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import keymix
 from each import together
-from keymix.analysis.attention_pictures import look
+from keymix.analysis.attention import attention_maps
 from keymix.analysis.rollout import attention_rollout
 from keymix.analysis.similarity import map_similarity
 from keymix.errors import UserError
@@ -273,7 +273,7 @@ def test_no_class_token_is_read_out() -> None:
     assert class_token_reads_image(model)
     model, x = micro().eval(), torch.randn(1, 3, 16, 24)
     assert attention_rollout(model, x).query == "mean"
-    assert look(model, x).queries == ("mean",)
+    assert attention_maps(model, x).readout == "mean"
 
 
 def test_put_mixers_reaches_the_encoder() -> None:

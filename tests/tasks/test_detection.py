@@ -24,7 +24,6 @@ from toy_tasks import quick_comparisons
 
 import keymix
 from keymix.analysis.answers import whole
-from keymix.analysis.attention_record import AttentionRecord
 from keymix.cli import main
 from keymix.compare.run import rebuild
 from keymix.data.loaders import Loader
@@ -35,7 +34,7 @@ from keymix.report.by_class import OfRun
 from keymix.report.charts import looks
 from keymix.report.comparison_page import render
 from keymix.report.part import page_of
-from keymix.studies.attention.pictures import figures
+from keymix.studies.attention.result import Attention, AttentionRecord
 from keymix.task import get_task
 from keymix.tasks.detection.answers import ANSWERS, instances_of
 from keymix.tasks.detection.matching import Found
@@ -482,7 +481,7 @@ def test_maps_cover_the_padding_and_pictures_the_image(trained: Path, tmp_path: 
     (model,) = record.models
     with np.load(out / "attention-maps.npz") as arrays:
         assert arrays[model.photos].shape[-2:] == (48, 73)
-        drawn = [*figures(record, arrays)]
+        drawn = Attention(record, arrays).drawn
     assert model.image == pytest.approx((48 / 64, 73 / 96))
     (layer,) = model.layers
     assert layer.grid == (4, 6)

@@ -24,7 +24,6 @@ from keymix.tasks.segmentation.answers import ANSWERS, MaskAnswers
 from keymix.tasks.segmentation.facts import MaskDetails
 from keymix.tasks.segmentation.scoring import (
     MaskScores,
-    count_overlap,
     loss_of_each,
     mean_loss,
     soft_dice_loss,
@@ -79,32 +78,11 @@ def data_of(tmp_path: Path) -> Callable[[np.ndarray], ImageData]:
     return write
 
 
-@pytest.mark.parametrize("multilabel", [False, True])
-@pytest.mark.parametrize(("images", "classes", "size"), [(3, 4, (7, 5)), (1, 2, (1, 1))])
-def test_counts_on_the_device_are_those_of_numpy(
-    multilabel: bool, images: int, classes: int, size: tuple[int, int]
-) -> None:
-    rng = np.random.default_rng(images)
-    shape = (images, classes, *size) if multilabel else (images, *size)
-    found, target = rng.integers(0, 2 if multilabel else classes, (2, *shape))
-    for ignored in (0.0, 0.3, 1.0):
-        truth = np.where(rng.random(shape) < ignored, 255, target)
-        counts = count_overlap(
-            torch.from_numpy(found),
-            torch.from_numpy(truth),
-            num_classes=classes,
-            multilabel=multilabel,
-        )
-        wanted = overlap.overlap_counts(found, truth, num_classes=classes, multilabel=multilabel)
-        assert counts.dtype == torch.int64
-        np.testing.assert_array_equal(counts.numpy(), wanted)
-
-
 def test_counts_are_taken_where_only_deterministic_operations_are_allowed() -> None:
     found, truth = torch.randint(0, 3, (2, 2, 5, 5), generator=torch.Generator().manual_seed(0))
     torch.use_deterministic_algorithms(True)
     try:
-        counts = count_overlap(found, truth, num_classes=3, multilabel=False)
+        counts = overlap.count_overlap(found, truth, num_classes=3, multilabel=False)
     finally:
         torch.use_deterministic_algorithms(False)
     assert counts[..., 2].sum(1).tolist() == [25, 25]

@@ -7,8 +7,8 @@ Of spiking mixers without a map it reads which tokens they let through.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -23,34 +23,23 @@ from keymix.analysis.capture import (
     Layers,
     Seat,
     class_token_of,
+    find_seats,
+    readout,
     row_chunks,
     run_once,
     select_layers,
 )
 from keymix.analysis.images import Images, Model, one_batch
+from keymix.analysis.rollout import Query, Read, Rollout, rolled
 from keymix.arguments import checked, module_of, opened
 from keymix.errors import NoAttentionMap, UserError, unknown
 from keymix.hosts.attention_inputs import Layout
 from keymix.hosts.layers import by_name
-from keymix.mixers.base import Queries, Stage
+from keymix.mixers.base import Stage
 from keymix.mixers.spiking import SpikingMixer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-__all__ = [
-    "Asked",
-    "At",
-    "AttentionMaps",
-    "Heads",
-    "Layers",
-    "Windows",
-    "attention_maps",
-    "masks_tokens",
-    "on_image",
-    "select_layers",
-    "token_masks",
-]
 
 _PRINTED = 15  # layers
 Heads = Literal["each", "mean"]
@@ -60,7 +49,8 @@ Windows = Literal["separate", "image"]
 class AttentionMaps(dict[str, Tensor]):
     """Module path to map, in the model's order; a number is the place of a layer, from 0.
 
-    It prints its layers and the shapes of their maps; `overlay` and `plot` lay one on its image.
+    It prints its layers and the shapes of their maps; `overlay` and `plot` lay one on its image,
+    `rollout` multiplies all.
 
     Attributes:
         layouts: Module path to where the layer's tokens lie on the image, for :func:`on_image`;
@@ -68,14 +58,21 @@ class AttentionMaps(dict[str, Tensor]):
         heads: Module path to the number of heads that were read, also where their mean is kept.
         seen: Module path to the number of keys that one query sees: those of a window, where
             attention stays inside windows, also where they are put back on the image.
+        images: What was looked at, ``[B, C, H, W]``.
+        queries: Whose rows the maps have; all if None.
+        stage: At which stage the maps are.
+        of: How many layers of the model may have a map.
+        readout: ``"cls"`` where a class token passes through these layers and is what the model
+            reads out, else ``"mean"``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, images: Tensor, queries: Asked | None, stage: Stage, of: int) -> None:
         super().__init__()
+        self.images, self.queries, self.stage, self.of = images, queries, stage, of
         self.layouts: dict[str, Layout] = {}
         self.heads: dict[str, int] = {}
         self.seen: dict[str, int] = {}
-        self.images = torch.empty(0)  # that were looked at, ``[B, C, H, W]``
+        self.readout: Literal["cls", "mean"] = "mean"
 
     def __getitem__(self, layer: str | int) -> Tensor:
         return super().__getitem__(self.path(layer))
@@ -151,12 +148,43 @@ class AttentionMaps(dict[str, Tensor]):
         times = self.overlay(image, layer, head)
         if ax is None:
             ax = plt.subplots(layout="constrained")[1]
-        ax.imshow(self.images[image].float().mean(0).cpu(), cmap="gray")
-        drawn = ax.imshow(times, cmap="inferno", alpha=0.6, vmin=0)
+        ax.imshow(self.images[image].float().mean(0).cpu().numpy(), cmap="gray")
+        drawn = ax.imshow(times.numpy(), cmap="inferno", alpha=0.6, vmin=0)
         ax.figure.colorbar(drawn, ax=ax, label="attention, × even")
         ax.set_title(self.path(layer))
         ax.set_axis_off()
         return ax
+
+    def rollout(self, query: Query | None = None) -> Rollout:
+        """Multiply all maps, as :func:`keymix.attention_rollout` does without keeping any.
+
+        Args:
+            query: Index of a token, ``"cls"``, ``"mean"`` or a place on the image; None for what
+                the model reads out.
+
+        Raises:
+            UserError: If these are not the whole maps of all layers after the softmax, or cannot
+                be rolled out, as :func:`keymix.attention_rollout` says.
+        """
+        why = ""
+        if len(self) < self.of:
+            why = f"these are maps of {len(self)} of {self.of} layers"
+        elif self.stage != "softmax":
+            why = f"these are maps of stage={self.stage!r}"
+        elif self.queries is not None:
+            why = f"these are rows of queries={self.queries!r}"
+        if why:
+            raise UserError(
+                f"rollout multiplies the whole maps of all layers, and {why}: leave layers=, "
+                "stage= and queries= out, or call keymix.attention_rollout(model, images, layers=)"
+            )
+        layouts = {path: self.layouts.get(path) for path in self}
+        reads: dict[str, Read] = {at: partial(_rows_of, maps) for at, maps in self.items()}
+        return rolled(layouts, reads, self.readout if query is None else query)
+
+
+def _rows_of(maps: Tensor, rows: Tensor) -> Tensor:
+    return maps[..., rows.to(maps.device), :]
 
 
 @checked
@@ -221,13 +249,13 @@ def attention_maps(
     trained = opened(model)
     network, batch = module_of(trained), one_batch(images, trained)
     seats = select_layers(network, layers)
-    maps = AttentionMaps()
-    maps.images = batch.detach()
+    maps = AttentionMaps(batch.detach(), queries, stage, len(find_seats(network)))
 
     def on_call(seat: Seat, call: Call, layout: Layout | None) -> None:
         try:
-            read = _Rows(network, seat, call, stage, layout)
-            found = read.on_image(queries) if windows == "image" else read.separate(queries)
+            read = partial(seat.map, call, stage=stage)
+            rows = _on_image if windows == "image" else _separate
+            found = rows(seat.path, layout, read, queries)
         except NoAttentionMap as error:
             if missing is None:
                 raise
@@ -235,75 +263,89 @@ def attention_maps(
             return
         if layout is not None:
             joined = windows == "image" and layout.window is not None
-            maps.layouts[seat.path] = _whole(layout) if joined else layout
+            whole = replace(layout, window=None, windows=None, shift=(0, 0))
+            maps.layouts[seat.path] = whole if joined else layout
         area = None if layout is None or layout.window is None else math.prod(layout.window)
         maps.seen[seat.path] = found.shape[-1] if area is None else area
         maps.heads[seat.path] = found.shape[-3]
         maps[seat.path] = found.mean(-3, keepdim=True) if heads == "mean" else found
 
     run_once(network, batch, seats, on_call)
+    maps.readout = readout(network, [maps.layouts.get(path) for path in maps])
     return maps
 
 
-def _whole(layout: Layout) -> Layout:
-    return replace(layout, window=None, windows=None, shift=(0, 0))
+def _separate(path: str, layout: Layout | None, read: Read, queries: Asked | None) -> Tensor:
+    """Form rows as the layer has them."""
+    if isinstance(queries, At):
+        known = _known(path, layout)
+        if known.window is None:
+            return read([queries.token(known)])
+        raise UserError(
+            f"layer {path} works in windows: a place on the image asks for windows='image'"
+        )
+    if queries == "cls":
+        return read([class_token_of(layout, path)])
+    if queries == "mean":
+        known = _known(path, layout)
+        grid, total = known.window or known.grid, torch.zeros(())
+        count = grid[0] * grid[1]
+        for _, maps in row_chunks(count, lambda rows: read(known.prefix + rows)):
+            total = total.to(maps) + maps.sum(-2, keepdim=True)
+        return total / count
+    return read(queries)
 
 
-class _Rows:
-    """The rows of one layer's call that queries mean."""
+def _on_image(path: str, layout: Layout | None, read: Read, queries: Asked | None) -> Tensor:
+    """Form rows of tokens of the image, over keys of the image, ``[B, h, Q, N]``.
 
-    def __init__(
-        self, model: nn.Module, seat: Seat, call: Call, stage: Stage, layout: Layout | None
-    ) -> None:
-        self.model, self.seat, self.layout = model, seat, layout
-        self.call, self.stage = call, stage
+    They are zero outside of their window. What a query gives to padding is left out, so that a row
+    may sum to less than one.
+    """
+    known = _known(path, layout)
+    if known.window is None:
+        return _separate(path, layout, read, queries)
+    places, tokens = window_positions(known), known.grid[0] * known.grid[1]
+    if queries == "mean":
+        total: Tensor | None = None
+        for chunk, maps in row_chunks(places.shape[1], read):
+            real = (places[:, chunk] >= 0).to(maps)  # padding asks too, and does not count
+            part = torch.einsum("bwhqm,wq->bhwm", maps, real)
+            total = part if total is None else total + part
+        assert total is not None  # a window has a place
+        return _scattered(total.flatten(2)[:, :, None], places.flatten(), tokens) / tokens
+    if queries == "cls":
+        class_token_of(known, path)  # windows have none
+    if queries is None:
+        queries = range(tokens)
+    given = [queries.token(known)] if isinstance(queries, At) else queries
+    asked = torch.as_tensor(given, dtype=torch.long).reshape(-1).cpu()
+    if len(asked) == 0 or int(asked.min()) < 0 or int(asked.max()) >= tokens:
+        raise UserError(f"queries must be indices of the {tokens} tokens, got {asked.tolist()}")
+    flat, size = places.flatten(), places.shape[1]
+    where = torch.full((tokens,), -1)
+    where[flat[flat >= 0]] = (flat >= 0).nonzero()[:, 0]
+    window, place = where[asked] // size, where[asked] % size
+    read_off, which = torch.unique(place, return_inverse=True)
+    maps = read(read_off)  # [B, windows, h, places, M]
+    rows = maps[:, window.to(maps.device), :, which.to(maps.device)]  # [Q, B, h, M]
+    return _scattered(rows.permute(1, 2, 0, 3), places[window], tokens)
 
-    def read(self, rows: Queries | None) -> Tensor:
-        """Form some rows."""
-        return self.seat.map(self.call, rows, self.stage)
 
-    def separate(self, queries: Asked | None) -> Tensor:
-        """Rows as the layer forms them."""
-        if queries == "cls":
-            return self.read([class_token_of(self.model, self.layout, self.seat.path)])
-        if queries == "mean":
-            layout = self._known_layout()
-            grid, total = layout.window or layout.grid, torch.zeros(())
-            count = grid[0] * grid[1]
-            for _, maps in row_chunks(count, lambda rows: self.read(layout.prefix + rows)):
-                total = total.to(maps) + maps.sum(-2, keepdim=True)
-            return total / count
-        if not isinstance(queries, At):
-            return self.read(queries)
-        if self._known_layout().window is not None:
-            raise UserError(
-                f"layer {self.seat.path} works in windows: a place on the image asks for "
-                "windows='image'"
-            )
-        return self.read([queries.token(self._known_layout())])
+def _scattered(rows: Tensor, places: Tensor, tokens: int) -> Tensor:
+    """Put rows ``[B, h, Q, K]`` where their keys lie: places ``[K]`` or ``[Q, K]``."""
+    there = places.where(places >= 0, tokens).to(rows.device).expand(rows.shape)
+    scattered = rows.new_zeros(*rows.shape[:-1], tokens + 1)
+    return scattered.scatter_(-1, there, rows)[..., :-1]
 
-    def on_image(self, queries: Asked | None) -> Tensor:
-        """Rows of tokens of the image, over keys of the image."""
-        layout = self._known_layout()
-        if layout.window is None:
-            return self.separate(queries)
-        joined = WindowsOnImage(layout, self.read)
-        if queries == "mean":
-            return joined.mean()
-        if queries == "cls":
-            class_token_of(self.model, layout, self.seat.path)  # windows have none
-        if queries is None:
-            queries = range(joined.tokens)
-        asked = [queries.token(layout)] if isinstance(queries, At) else queries
-        return joined.rows(torch.as_tensor(asked, dtype=torch.long).reshape(-1).cpu())
 
-    def _known_layout(self) -> Layout:
-        if self.layout is None:
-            raise UserError(
-                f"it is unknown where the tokens of layer {self.seat.path} lie on the image; ask "
-                "for queries= by their indices"
-            )
-        return self.layout
+def _known(path: str, layout: Layout | None) -> Layout:
+    if layout is None:
+        raise UserError(
+            f"it is unknown where the tokens of layer {path} lie on the image; ask for queries= by "
+            "their indices"
+        )
+    return layout
 
 
 def on_image(
@@ -347,61 +389,6 @@ def window_positions(layout: Layout) -> Int[Tensor, "windows M"]:
     else:
         tokens = F.pad(tokens.roll(shift, (0, 1)), pad, value=-1)
     return tokens.view(down, h, across, w).transpose(1, 2).reshape(down * across, h * w)
-
-
-class WindowsOnImage:
-    """Puts a layer's maps of windows back on the image.
-
-    `read` forms the map of some places of every window, ``[B, windows, h, Q, M]``.
-    """
-
-    def __init__(self, layout: Layout, read: Callable[[Tensor], Tensor]) -> None:
-        self.places = window_positions(layout)
-        self.tokens = layout.grid[0] * layout.grid[1]
-        self.read = read
-
-    def rows(self, queries: Int[Tensor, " Q"]) -> Float[Tensor, "B h Q N"]:
-        """Return the rows of image tokens over all image tokens: zero outside of their window.
-
-        What a query gives to padding is left out, so that a row may sum to less than one.
-        """
-        if len(queries) == 0 or int(queries.min()) < 0 or int(queries.max()) >= self.tokens:
-            raise UserError(
-                f"queries must be indices of the {self.tokens} tokens, got {queries.tolist()}"
-            )
-        flat = self.places.flatten()
-        where = torch.full((self.tokens,), -1)
-        where[flat[flat >= 0]] = (flat >= 0).nonzero()[:, 0]
-        size = self.places.shape[1]
-        window, place = where[queries] // size, where[queries] % size
-        asked, which = torch.unique(place, return_inverse=True)
-        maps = self._checked(self.read(asked))
-        rows = maps[:, window.to(maps.device), :, which.to(maps.device)]  # [Q, B, h, M]
-        return self._scattered(rows.permute(1, 2, 0, 3), self.places[window])
-
-    def mean(self) -> Float[Tensor, "B h 1 N"]:
-        """Return the mean row over all tokens of the image."""
-        total: Tensor | None = None
-        for asked, maps in row_chunks(self.places.shape[1], self.read):
-            real = (self.places[:, asked] >= 0).to(maps)  # padding asks too, and does not count
-            part = torch.einsum("bwhqm,wq->bhwm", self._checked(maps), real)
-            total = part if total is None else total + part
-        assert total is not None  # a window has a place
-        return self._scattered(total.flatten(2)[:, :, None], self.places.flatten()) / self.tokens
-
-    def _checked(self, maps: Tensor) -> Tensor:
-        if maps.ndim != 5 or (maps.shape[1], maps.shape[-1]) != tuple(self.places.shape):
-            raise UserError(
-                f"maps of shape {tuple(maps.shape)} do not fit {self.places.shape[0]} windows of "
-                f"{self.places.shape[1]} tokens"
-            )
-        return maps
-
-    def _scattered(self, rows: Tensor, places: Tensor) -> Tensor:
-        """Put rows ``[B, h, Q, K]`` where their keys lie: places ``[K]`` or ``[Q, K]``."""
-        there = places.where(places >= 0, self.tokens).to(rows.device).expand(rows.shape)
-        scattered = rows.new_zeros(*rows.shape[:-1], self.tokens + 1)
-        return scattered.scatter_(-1, there, rows)[..., :-1]
 
 
 # ---- masks of tokens -------------------------------------------------------------------------

@@ -6,10 +6,10 @@ from __future__ import annotations
 import contextlib
 import numbers
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +21,16 @@ from keymix.hosts.base import Encoded, encoder_of, find_host, find_mixers
 from keymix.hosts.layers import Layer, by_name, find_layers
 from keymix.mixers.base import Grid, Queries, Stage, TokenMixer
 
+T = TypeVar("T")
 Layers = str | int | Sequence[str | int]
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 _NUMBERS = re.compile(r"(-?\d+)(?:\s*-\s*(\d+))?")
 _BUDGET = 2**22
 """Entries of a map that are formed at a time where all rows are wanted but none is kept."""
+
+MOST_LAYERS = 12
+"""Layers that are shown at most where none are chosen."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,8 @@ class Seat:
             if self.layer is not None:
                 return self.layer.map(args, kwargs, rows, stage).detach()
             assert isinstance(self.module, TokenMixer)  # find_seats made it
-            return read_map(self.module, args, kwargs, rows, stage).detach()
+            named = by_name(args, kwargs)
+            return self.module.attention_map(**named, queries=rows, stage=stage).detach()
         except NoAttentionMap as error:
             message = f"layer {self.path}: {error}; choose other layers with layers="
             raise NoAttentionMap(message) from error
@@ -99,17 +104,6 @@ class Seat:
             return None
         keys = site.key_grid or site.grid
         return Layout(grid=site.grid, key_grid=keys, prefix=site.num_prefix_tokens)
-
-
-def read_map(
-    mixer: TokenMixer,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    queries: Queries | None = None,
-    stage: Stage = "softmax",
-) -> Tensor:
-    """Return the map ``[*, h, Q, M]`` of a forward pass, from what the mixer was called with."""
-    return mixer.attention_map(**by_name(args, kwargs), queries=queries, stage=stage)
 
 
 def find_seats(model: nn.Module) -> dict[str, Seat]:
@@ -145,6 +139,14 @@ def chosen(paths: Sequence[str], layers: Layers | None, what: str) -> list[str]:
     return [paths[i] for i in chosen_numbers([(path,) for path in paths], layers, what)]
 
 
+def shown_layers(found: Sequence[T]) -> list[T]:
+    """Choose `MOST_LAYERS` evenly, first and last included."""
+    last = len(found) - 1
+    if last < MOST_LAYERS:
+        return list(found)
+    return [found[round(i * last / (MOST_LAYERS - 1))] for i in range(MOST_LAYERS)]
+
+
 @contextlib.contextmanager
 def inference_mode_of(model: nn.Module) -> Iterator[None]:
     """Put every module into inference mode for a while; each gets its own mode back."""
@@ -156,13 +158,6 @@ def inference_mode_of(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-
-
-def _holds_compiled(model: nn.Module) -> bool:
-    return any(
-        hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
-        for module in model.modules()
-    )
 
 
 def run_once(
@@ -193,7 +188,10 @@ def run_once(
             own.append(True)
             layout = seat.layout(whole)
             if layout is not None:
-                layout = replace(layout, image=image_share(images, taken))
+                named = layout.prefix > 0 and _may_have_class_token(whole, seat.path)
+                given, of = images.shape[-2:], taken[0] if taken else images.shape[-2:]
+                share = min(1.0, given[0] / of[0]), min(1.0, given[1] / of[1])
+                layout = replace(layout, image=share, class_token=named)
             on_call(seat, (args, kwargs), layout)
             own.clear()
 
@@ -205,7 +203,8 @@ def run_once(
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(inference_mode_of(model))
-        if _holds_compiled(model):  # whose graphs would not see the hooks
+        # compiled graphs would not see the hooks
+        if any(hasattr(m, "_orig_mod") or m._compiled_call_impl for m in model.modules()):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_following_image(whole, images, taken))
         for seat in seats.values():
@@ -236,14 +235,6 @@ def _following_image(model: nn.Module, images: Tensor, taken: list[Grid]) -> Ite
             if isinstance(module, nn.Conv2d):
                 stack.callback(module.register_forward_pre_hook(note).remove)
         yield
-
-
-def image_share(images: Tensor, taken: Sequence[Grid]) -> tuple[float, float]:
-    """Return height and width of images as shares of what the encoder was given, padding too."""
-    if not taken:
-        return 1.0, 1.0
-    down, across = (min(1.0, own / of) for own, of in zip(images.shape[-2:], taken[0], strict=True))
-    return down, across
 
 
 @contextlib.contextmanager
@@ -282,9 +273,9 @@ def row_chunks(count: int, read: Callable[[Tensor], Tensor]) -> Iterator[tuple[T
         size = max(16, _BUDGET * len(rows) // max(1, maps.numel()))
 
 
-def class_token_of(model: nn.Module, layout: Layout | None, path: str) -> int:
+def class_token_of(layout: Layout | None, path: str) -> int:
     """Return the index of the class token in a layer."""
-    if layout is None or layout.prefix == 0 or not _may_have_class_token(unwrapped(model), path):
+    if layout is None or not layout.class_token:
         raise UserError(
             f"no class token passes through layer {path}: ask for the mean over its patches "
             "('mean') or for single ones"
@@ -292,18 +283,13 @@ def class_token_of(model: nn.Module, layout: Layout | None, path: str) -> int:
     return 0
 
 
-def reads_class_token(model: nn.Module, layouts: Mapping[str, Layout | None]) -> bool:
-    """Whether a class token passes through some layers, by path, and is what the model reads."""
+def readout(model: nn.Module, layouts: Iterable[Layout | None]) -> Literal["cls", "mean"]:
+    """Name what a model reads out: a class token that passes through some layers, or the mean."""
     whole = unwrapped(model)
     pooled = getattr(whole, "global_pool", "token") not in ("token", "")
     if pooled or isinstance(whole, Encoded):  # whose class token is not decoded
-        return False
-    try:
-        for path, layout in layouts.items():
-            class_token_of(model, layout, path)
-    except UserError:
-        return False
-    return True
+        return "mean"
+    return "cls" if all(layout is not None and layout.class_token for layout in layouts) else "mean"
 
 
 def _may_have_class_token(model: nn.Module, path: str) -> bool:
@@ -341,12 +327,11 @@ def chosen_numbers(
 def _meant(names: Sequence[Sequence[str]], text: str, what: str) -> Sequence[int]:
     numbers = _NUMBERS.fullmatch(text)
     if numbers is None:
-        hits = _where(names, lambda path: fnmatchcase(path, text)) or _where(
-            names, lambda path: path.startswith(f"{text}.")
-        )
-        if not hits:
+        exact = [any(fnmatchcase(path, text) for path in paths) for paths in names]
+        above = [any(path.startswith(f"{text}.") for path in paths) for paths in names]
+        if not any(exact + above):
             raise unknown("layer", text, [paths[0] for paths in names], listed=False)
-        return hits
+        return [i for i, hit in enumerate(exact if any(exact) else above) if hit]
     count, ends = len(names), [int(end) for end in numbers.groups() if end is not None]
     if not all(-count <= end < count for end in ends):
         raise UserError(
@@ -357,7 +342,3 @@ def _meant(names: Sequence[Sequence[str]], text: str, what: str) -> Sequence[int
     if last < first:
         raise UserError(f"layers={text!r} runs backwards; write '{last}-{first}'")
     return range(first, last + 1)
-
-
-def _where(names: Sequence[Sequence[str]], fits: Callable[[str], bool]) -> list[int]:
-    return [i for i, paths in enumerate(names) if any(fits(path) for path in paths)]

@@ -33,10 +33,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 IGNORED = 255
 """Value of the truth's pixels that count nowhere."""
@@ -64,6 +67,8 @@ def overlap_counts(
     Raises:
         ValueError: If shapes differ or do not fit, or a value is no class.
     """
+    import torch
+
     predictions, truth = np.asarray(predicted), np.asarray(target)
     axes = 4 if multilabel else 3
     if predictions.shape != truth.shape or predictions.ndim != axes:
@@ -79,25 +84,27 @@ def overlap_counts(
         inside = pixels[counted]
         if inside.size and not 0 <= inside.min() <= inside.max() < values:
             raise ValueError(f"{name} has values outside 0..{values - 1}: {np.unique(inside)[:9]}")
-    if not multilabel:
-        return _of_classes(predictions, truth, counted, num_classes)
-    theirs, ours = (truth == 1) & counted, (predictions == 1) & counted
-    planes = (theirs & ours, ours, theirs)
-    return np.stack([plane.sum(axis=(2, 3), dtype=np.int64) for plane in planes], axis=-1)
+    found, true = (torch.from_numpy(each.astype(np.int64)) for each in (predictions, truth))
+    return count_overlap(found, true, num_classes=num_classes, multilabel=multilabel).numpy()
 
 
-def _of_classes(
-    predicted: NDArray[Any], target: NDArray[Any], counted: NDArray[np.bool_], classes: int
-) -> Counts:
-    """Count through the confusion matrix of each image, ``[B, true, predicted]``."""
-    images = len(target)
-    first = np.arange(images, dtype=np.int64)[:, None, None] * classes
-    row = first + np.where(counted, target, 0).astype(np.int64)
-    cell = (row * classes + np.where(counted, predicted, 0).astype(np.int64))[counted]
-    cells = np.bincount(cell, minlength=images * classes * classes).astype(np.int64)
-    confusion = cells.reshape(images, classes, classes)
-    both = np.diagonal(confusion, axis1=1, axis2=2)
-    return np.stack([both, confusion.sum(axis=1), confusion.sum(axis=2)], axis=-1)
+def count_overlap(found: Tensor, targets: Tensor, *, num_classes: int, multilabel: bool) -> Tensor:
+    """Count as `overlap_counts` does what is known to be classes, on the device of the masks."""
+    import torch
+
+    counted = targets != IGNORED
+    if multilabel:
+        ours, theirs = (found == 1) & counted, (targets == 1) & counted
+        return torch.stack([ours & theirs, ours, theirs], -1).sum((2, 3))
+    images = len(targets)
+    cells = images * num_classes**2
+    image = torch.arange(images, device=targets.device)[:, None, None]
+    cell = (image * num_classes + targets) * num_classes + found
+    cell = torch.where(counted, cell, cells)  # one more cell, for what is ignored
+    tally = torch.bincount(cell.flatten(), minlength=cells + 1)[:cells]
+    confusion = tally.view(images, num_classes, num_classes)
+    both = confusion.diagonal(dim1=1, dim2=2)
+    return torch.stack([both, confusion.sum(1), confusion.sum(2)], -1)
 
 
 def jaccard(counts: Pixels) -> Scores:

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from keymix.analysis.capture import (
     At,
@@ -17,7 +19,7 @@ from keymix.analysis.capture import (
     Seat,
     class_token_of,
     inference_mode_of,
-    reads_class_token,
+    readout,
     row_chunks,
     run_once,
     select_layers,
@@ -26,6 +28,10 @@ from keymix.analysis.images import Images, Model, one_batch
 from keymix.arguments import checked, module_of, opened
 from keymix.errors import UserError
 from keymix.hosts.attention_inputs import Layout
+
+Read = Callable[[Any], Tensor]
+"""Forms rows of a layer's map, of queries by their indices; all of None."""
+Query = int | At | Literal["cls", "mean"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +59,7 @@ class Rollout:
 
 @checked
 def attention_rollout(
-    model: Model,
-    images: Images,
-    *,
-    layers: Layers | None = None,
-    query: int | At | Literal["cls", "mean"] | None = None,
+    model: Model, images: Images, *, layers: Layers | None = None, query: Query | None = None
 ) -> Rollout:
     r"""Compute attention rollout for one query.
 
@@ -69,7 +71,8 @@ def attention_rollout(
 
     Only the row of the query is carried back, from the last layer to the first, so no N x N
     product is formed: what is kept are the tokens ``[B, N, C]`` that entered each layer, and one
-    layer's map at a time, in chunks of rows.
+    layer's map at a time, in chunks of rows. Of maps that are there already,
+    ``maps.rollout()`` computes the same.
 
     Args:
         model: As :func:`keymix.attention_maps` takes it.
@@ -87,44 +90,48 @@ def attention_rollout(
     """
     trained = opened(model)
     network, batch = module_of(trained), one_batch(images, trained)
-    seats = select_layers(network, layers)
-    calls: list[tuple[Seat, Call, Layout]] = []
+    layouts: dict[str, Layout | None] = {}
+    reads: dict[str, Read] = {}
 
     def on_call(seat: Seat, call: Call, layout: Layout | None) -> None:
-        if layout is None:
-            raise UserError(f"it is unknown where the tokens of layer {seat.path} lie on the image")
-        _refuse(seat.path, layout, calls[0] if calls else None)
-        calls.append((seat, call, layout))
+        layouts[seat.path] = layout
+        reads[seat.path] = partial(seat.map, call, stage="softmax")
 
-    run_once(network, batch, seats, on_call)
-    paths, (first, _, layout) = tuple(seats), calls[0]
-    if query is None:
-        query = "cls" if reads_class_token(network, {first.path: layout}) else "mean"
-    row = _start(network, layout, query, first.path)
-    weights: Tensor | None = None
+    run_once(network, batch, select_layers(network, layers), on_call)
+    asked = readout(network, layouts.values()) if query is None else query
     with torch.no_grad(), inference_mode_of(network):
-        while calls:
-            seat, call, _ = calls.pop()
-            weights = _back(seat, call, row if weights is None else weights)
-    assert weights is not None  # select_layers chooses at least one
-    label = query if isinstance(query, str) else str(query)
-    return Rollout(weights=weights, layout=layout, layers=paths, query=label)
+        return rolled(layouts, reads, asked)
 
 
-def _refuse(path: str, layout: Layout, first: tuple[Seat, Call, Layout] | None) -> None:
-    """Refuse a layer whose map is no square over the tokens of all others."""
-    why = None
-    if layout.window is not None and layout.window != layout.grid:
-        why = f"attention of {path} stays inside windows, so its maps are no maps of the image"
-    elif layout.key_grid != layout.grid:
-        why = f"keys of {path} lie on another grid than its tokens"
-    elif first is not None and (layout.grid, layout.prefix) != (first[2].grid, first[2].prefix):
-        why = (
-            f"the tokens of {first[0].path} and {path} differ ({_tokens(first[2])}; "
-            f"{_tokens(layout)}), choose layers= of one stage"
-        )
-    if why is not None:
-        raise UserError(f"rollout multiplies maps over the same tokens: {why}")
+def rolled(layouts: dict[str, Layout | None], reads: dict[str, Read], query: Query) -> Rollout:
+    """Carry the row of a query back through layers; `reads`, used up, form some rows of a map."""
+    paths = tuple(layouts)
+    layout = _same_tokens(layouts)
+    row = _start(layout, query, paths[0])
+    while reads:  # what the last layer needs is let go
+        row = _back(*reads.popitem(), row)
+    return Rollout(weights=row, layout=layout, layers=paths, query=str(query))
+
+
+def _same_tokens(layouts: dict[str, Layout | None]) -> Layout:
+    """Return where the tokens of all layers lie; refuse maps that are no squares over them."""
+    why, (start, first) = "", next(iter(layouts.items()))
+    for path, layout in layouts.items():
+        if layout is None or first is None:
+            raise UserError(f"it is unknown where the tokens of layer {path} lie on the image")
+        if layout.window is not None and layout.window != layout.grid:
+            why = f"attention of {path} stays inside windows, so its maps are no maps of the image"
+        elif layout.key_grid != layout.grid:
+            why = f"keys of {path} lie on another grid than its tokens"
+        elif _tokens(layout) != _tokens(first):
+            why = (
+                f"the tokens of {start} and {path} differ ({_tokens(first)}; {_tokens(layout)}), "
+                "choose layers= of one stage"
+            )
+        if why:
+            raise UserError(f"rollout multiplies maps over the same tokens: {why}")
+    assert first is not None  # else it was refused
+    return first
 
 
 def _tokens(layout: Layout) -> str:
@@ -132,7 +139,7 @@ def _tokens(layout: Layout) -> str:
     return f"{prefix}{layout.grid[0]}x{layout.grid[1]}"
 
 
-def _start(model: nn.Module, layout: Layout, query: int | At | str, path: str) -> Tensor:
+def _start(layout: Layout, query: Query, path: str) -> Tensor:
     """The row of the identity that belongs to the query, ``[N]``."""
     count = layout.prefix + layout.grid[0] * layout.grid[1]
     row = torch.zeros(count, dtype=torch.float64)
@@ -140,7 +147,7 @@ def _start(model: nn.Module, layout: Layout, query: int | At | str, path: str) -
         row[layout.prefix :] = 1 / (count - layout.prefix)
         return row
     if query == "cls":
-        query = class_token_of(model, layout, path)
+        query = class_token_of(layout, path)
     if isinstance(query, At):
         query = query.token(layout)
     if not isinstance(query, int) or not 0 <= query < count:
@@ -149,15 +156,17 @@ def _start(model: nn.Module, layout: Layout, query: int | At | str, path: str) -
     return row
 
 
-def _back(seat: Seat, call: Call, row: Tensor) -> Tensor:
+def _back(path: str, read: Read, row: Tensor) -> Tensor:
     """Multiply a row ``[N]`` or ``[B, N]`` from the right by a layer's normalised map."""
     out: Tensor | None = None
     count = row.shape[-1]
-    for rows, maps in row_chunks(count, lambda rows: seat.map(call, rows, "softmax")):
-        a = _of_image(maps, count, seat.path).double().mean(-3) / 2  # [B, rows, N]
+    for rows, found in row_chunks(count, read):
+        # the one window that is the image stands for the image
+        maps = found[:, 0] if found.ndim == 5 else found
+        a = maps.double().mean(-3) / 2  # [B, rows, N]
         if bool((a < 0).any()):
             raise UserError(
-                f"the map of layer {seat.path} has negative entries, which are no shares that "
+                f"the map of layer {path} has negative entries, which are no shares that "
                 "rollout could multiply"
             )
         there = row.to(a.device).expand(a.shape[0], -1)
@@ -167,14 +176,3 @@ def _back(seat: Seat, call: Call, row: Tensor) -> Tensor:
         out[:, rows] += part / 2
     assert out is not None  # a layer has tokens
     return out
-
-
-def _of_image(maps: Tensor, count: int, path: str) -> Tensor:
-    """Take the one window that is the image for the image."""
-    maps = maps[:, 0] if maps.ndim == 5 and maps.shape[1] == 1 else maps
-    if maps.ndim != 4 or maps.shape[-1] != count:
-        raise UserError(
-            f"rollout multiplies maps over the same tokens: the map of {path} has "
-            f"{maps.shape[-1]} keys for {count} tokens"
-        )
-    return maps

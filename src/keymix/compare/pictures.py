@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from keymix.analysis.answers import Answers
 from keymix.analysis.attention import attention_maps, masks_tokens, on_image, token_masks
-from keymix.analysis.attention_pictures import shown_layers
+from keymix.analysis.capture import shown_layers
 from keymix.analysis.similarity import map_similarity
 from keymix.analysis.spikes import read_spikes
 from keymix.compare.question import Plan

@@ -79,6 +79,7 @@ class Layout:
         pads_first: Whether the image is padded before it is rolled (torchvision), not after.
         image: Height and width of the image as shares of what the grid covers; the rest is padding
             at the bottom and the right, by the model, of the image.
+        class_token: Whether the first of the prefix tokens is a class token.
     """
 
     grid: Grid
@@ -89,3 +90,4 @@ class Layout:
     shift: Grid = (0, 0)
     pads_first: bool = False
     image: tuple[float, float] = (1.0, 1.0)
+    class_token: bool = False

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -53,7 +54,8 @@ class Result:
         """Write a macro of ``words.txt.j2``, which gets the result, by paragraphs."""
         if not self.templates:
             return []
-        shared = {"formats": formats, "numbers": numbers}
+        listed = partial(formats.listing, most=4)
+        shared = {"formats": formats, "numbers": numbers, "listed": listed}
         made = environment(self.templates).get_template("own/words.txt.j2").make_module(shared)
         macro = getattr(made, name, None)
         return [] if macro is None else paragraphs(macro, self, *values)

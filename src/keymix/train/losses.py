@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from keymix.analysis.capture import read_map
 from keymix.errors import UserError
 from keymix.hosts.base import find_mixers
+from keymix.hosts.layers import by_name
 from keymix.layers.checkpoint import still_statistics
 from keymix.mixers.base import TokenMixer
 
@@ -134,7 +134,7 @@ class MapSimilarity:
         for path, mixer in self._mixers.items():
             args, kwargs = calls[path]
             with still_statistics(mixer):  # the forward pass moved them by this batch already
-                maps = read_map(mixer, args, kwargs, stage="final").float()
+                maps = mixer.attention_map(**by_name(args, kwargs), stage="final").float()
             if last is not None:
                 if last[1].shape != maps.shape:
                     raise UserError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention drawn over photos, or whole maps as matrices: a grid of cells as one PNG."""
+"""Attention over photos, or whole maps as matrices: a grid of cells as a PNG and on the page."""
 
 from __future__ import annotations
 
@@ -8,34 +8,32 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from keymix.report.pictures import HEAT, picture
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from keymix.report.formats import ratio
+from keymix.report.pictures import FULL, HEAT, jpeg_uri, picture, png_uri
 
 FloatArray = npt.NDArray[np.float64]
 Scale = Literal["shared", "each"]
 
-CELL, GAP = 1.55, 0.14  # inches
+CELL, DPI = 1.6, 110
+"""Inches of a cell of a PNG, and pixels per inch."""
+
 BAND = 10
 """Columns next to one another; more continue below."""
-
-DPI = 110
-FULL = 3.0
-"""Times even attention that the shared scale reaches at least."""
 
 CLIPPED = 99.8
 """Percentile of all weights that the shared scale ends at; what lies above is drawn like it."""
 
-_DIM, _LEFT, _TOP, _BAR = 0.62, 0.25, 0.62, 0.95
-_APART = 0.13  # inches between labels of the bar
-_CHARACTER = 0.075  # inches of a character at 8 points
+SIDE = 200
+"""Pixels of a picture's longer side on the page."""
+
+_DIM = 0.62
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +62,11 @@ class Cell:
         )
         return self.values[:down, :across]
 
+    @property
+    def span(self) -> str:
+        """The least and the largest weight."""
+        return f"{ratio(float(self.shown.min()))} to {ratio(float(self.shown.max()))}×"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -90,7 +93,7 @@ class Range:
 
     @classmethod
     def shared(cls, values: Sequence[FloatArray]) -> Range:
-        """Run from zero to where most weights end, and to `FULL` at least.
+        """Run from zero to where most weights end, and to `FULL` times even attention at least.
 
         So even attention stays faint: a map without a peak shows nothing.
         """
@@ -117,254 +120,182 @@ class Range:
         shares: FloatArray = (np.asarray(values, dtype=np.float64) - low) / (self.high - low)
         return shares
 
+    def over(self, ground: FloatArray, values: npt.NDArray[Any]) -> FloatArray:
+        """Draw weights over a ground ``[H, W, 3]``, the more opaque the larger: RGB, 0..1."""
+        share = self.share(values)
+        colour = np.array(HEAT) / 255
+        if self.signed:
+            from matplotlib import colormaps
 
-def draw(
-    rows: Sequence[Row], columns: Sequence[str], *, title: str, note: str, scale: Scale = "shared"
-) -> bytes:
-    """Draw rows of maps as a PNG, a title in bold and a note above, headings over the columns.
+            colour = colormaps["RdBu_r"](np.clip((share + 1) / 2, 0, 1))[..., :3]
+        opacity = 0.92 * np.clip(np.abs(share), 0, 1)[..., None] ** 0.8
+        out: FloatArray = ground * (1 - opacity) + colour * opacity
+        return out
 
-    One scale is ``"shared"`` by all cells, or ``"each"`` cell ends at its own maximum.
-    """
-    from matplotlib.figure import Figure
+    @property
+    def strip(self) -> FloatArray:
+        """The scale itself, ``[1, 128, 3]``, the largest weight on the right."""
+        ground = np.full((1, 128, 3), _DIM / 2)
+        return self.over(ground, np.linspace(self.low, self.high, 128)[None])
 
-    photos = any(row.photo is not None for row in rows)
-    count = math.ceil(len(columns) / BAND)
-    wide = math.ceil(len(columns) / count)
-    bands = [range(i, min(i + wide, len(columns))) for i in range(0, len(columns), wide)]
-    labels = [textwrap.fill(row.label, 24, break_long_words=True) for row in rows]
-    longest = max(len(line) for label in labels for line in label.splitlines())
-    lead = 0.15 + longest * _CHARACTER + 0.1
-    across = max(map(len, bands)) + photos
-    heights = [_height(row) for row in rows]
-    band_height = 0.3 + sum(heights) + 0.27 * len(rows)
-    shared = shared_ranges(rows)
-    ranges = list(shared.values()) if scale == "shared" else _own(rows)
-    width = lead + across * (CELL + GAP) + _BAR * max(1, len(ranges))
-    title_lines = textwrap.wrap(title, max(20, int(width / 0.095)))
-    note_lines = textwrap.wrap(note, max(20, int(width / 0.072)))
-    head = 0.2 + 0.2 * len(title_lines) + 0.17 * len(note_lines)
-    height = head + len(bands) * band_height + 0.1
-    figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
-    page = _Page(figure, width, height)
-    page.text(0.15, 0.12, "\n".join(title_lines), size=10, weight="bold")
-    page.text(0.15, 0.16 + 0.2 * len(title_lines), "\n".join(note_lines), size=8, colour="#555")
+    @property
+    def uri(self) -> str:
+        """The scale for the page."""
+        return encoded(self.strip)
 
-    y = head
-    for band in bands:
-        x = lead + (CELL + GAP if photos else 0)
-        for i in band:
-            page.text(x + CELL / 2, y + 0.08, columns[i], size=8, align="center")
-            x += CELL + GAP
-        y += 0.3
-        for row, label, tall in zip(rows, labels, heights, strict=True):
-            page.text(lead - 0.1, y + tall / 2, label, size=8, align="right", middle=True)
-            x = lead
-            if photos:
-                if row.photo is not None:
-                    page.image(x, y, tall, np.asarray(picture(row.photo).convert("RGB")))
-                x += CELL + GAP
-            for i in band:
-                cell = row.cells[i]
-                if cell.values is None:
-                    page.text(
-                        x + CELL / 2,
-                        y + tall / 2,
-                        textwrap.fill(cell.why, 12),
-                        size=8,
-                        align="center",
-                        middle=True,
-                        colour="#888",
-                    )
-                else:
-                    over = shared[cell.apart] if scale == "shared" else Range.own(cell.shown)
-                    page.cell(x, y, tall, cell, row.photo, over)
-                x += CELL + GAP
-            y += tall + 0.27
-    for i, over in enumerate(ranges):
-        at = width - _BAR * (len(ranges) - i) + 0.12
-        page.bar(at, head + 0.3, heights[0], over, scale)
-        if scale == "shared" and len(ranges) > 1:
-            page.text(at - 0.05, head + 0.4 + heights[0], ("layers", "rollout")[i], size=8)
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", metadata={"Software": None})
-    return stream.getvalue()
-
-
-def shared_ranges(rows: Sequence[Row]) -> dict[bool, Range]:
-    """Return the shared scale of the cells of either kind, by whether they are apart."""
-    kinds: dict[bool, list[FloatArray]] = {}
-    for cell in (cell for row in rows for cell in row.cells):
-        if cell.values is not None:
-            kinds.setdefault(cell.apart, []).append(cell.shown)
-    return {apart: Range.shared(kinds[apart]) for apart in sorted(kinds)}
-
-
-def _own(rows: Sequence[Row]) -> list[Range]:
-    """Return a scale to show as a bar for maps of one sign, and one for those of both."""
-    drawn = [c.shown for row in rows for c in row.cells if c.values is not None]
-    return list({over.signed: over for over in map(Range.own, drawn)}.values())
-
-
-def overlaid(photo: npt.NDArray[np.uint8], cell: Cell, over: Range) -> FloatArray:
-    """Draw a map over a photo, uint8 ``[C, H, W]``, the more opaque the larger the weight.
-
-    The map, of any grid, is interpolated bilinearly and cut where the photo ends. Returns
-    ``[H, W, 3]``, 0..1.
-    """
-    assert cell.values is not None
-    height, width = photo.shape[1:]
-    down, across = round(height / cell.image[0]), round(width / cell.image[1])
-    small = Image.fromarray(over.share(cell.values).astype(np.float32))
-    whole = np.asarray(small.resize((across, down), Image.Resampling.BILINEAR))
-    large = whole[:height, :width]
-    grey = np.asarray(picture(photo).convert("L"), dtype=np.float64)[..., None] / 255
-    return blended(np.repeat(grey * _DIM, 3, axis=2), large, over.signed)
-
-
-def blended(ground: FloatArray, share: npt.NDArray[Any], signed: bool) -> FloatArray:
-    """Colour shares of a scale over a ground ``[H, W, 3]``."""
-    colour = coloured(share, signed)
-    opacity = 0.92 * np.clip(np.abs(share), 0, 1)[..., None] ** 0.8
-    out: FloatArray = ground * (1 - opacity) + colour * opacity
-    return out
-
-
-def coloured(share: npt.NDArray[Any], signed: bool) -> FloatArray:
-    """Return the colours of shares of a scale, ``[H, W, 3]``."""
-    if signed:
-        from matplotlib import colormaps
-
-        found: FloatArray = colormaps["RdBu_r"](np.clip((share + 1) / 2, 0, 1))[..., :3]
-        return found
-    one: FloatArray = np.broadcast_to(np.array(HEAT) / 255, (*share.shape, 3))
-    return one
-
-
-def _height(row: Row) -> float:
-    """Height of a row's cells in inches, at their width."""
-    shapes = [row.photo.shape[1:]] if row.photo is not None else []
-    shapes += [cell.values.shape for cell in row.cells if cell.values is not None]
-    tall, wide = shapes[0] if shapes else (1, 1)
-    share: float = tall / wide
-    return CELL * min(3.0, max(0.3, share))
-
-
-class _Page:
-    """Places things on a figure in inches from its top left."""
-
-    def __init__(self, figure: Figure, width: float, height: float) -> None:
-        self.figure, self.width, self.height = figure, width, height
-
-    def text(
-        self,
-        x: float,
-        y: float,
-        words: str,
-        *,
-        size: float,
-        align: str = "left",
-        weight: str = "normal",
-        colour: str = "#111",
-        middle: bool = False,
-    ) -> None:
-        self.figure.text(
-            x / self.width,
-            1 - y / self.height,
-            words,
-            fontsize=size,
-            ha=align,
-            va="center" if middle else "top",
-            weight=weight,
-            color=colour,
-            parse_math=False,
-        )
-
-    def axes(self, x: float, y: float, wide: float, tall: float) -> Any:
-        box = (x / self.width, 1 - (y + tall) / self.height, wide / self.width, tall / self.height)
-        axes = self.figure.add_axes(box)
-        axes.set_xticks([])
-        axes.set_yticks([])
-        for spine in axes.spines.values():
-            spine.set_visible(False)
-        return axes
-
-    def image(self, x: float, y: float, tall: float, pixels: npt.NDArray[Any]) -> Any:
-        axes = self.axes(x, y, CELL, tall)
-        axes.imshow(pixels, aspect="auto", interpolation="antialiased", extent=(0, 1, 1, 0))
-        return axes
-
-    def cell(
-        self,
-        x: float,
-        y: float,
-        tall: float,
-        cell: Cell,
-        photo: npt.NDArray[np.uint8] | None,
-        over: Range,
-    ) -> None:
-        axes = self.image(x, y, tall, shaded(cell, photo, over))
-        if cell.mark is not None:
-            down, right = cell.mark
-            axes.plot([right], [down], "s", ms=7, mfc="none", mec="#19e3ff", mew=1.4)
-            axes.set_xlim(0, 1)
-            axes.set_ylim(1, 0)
-        label = span(cell.shown)
-        self.text(x + CELL / 2, y + tall + 0.04, label, size=8, align="center", colour="#555")
-
-    def bar(self, x: float, y: float, tall: float, over: Range, scale: Scale) -> None:
-        low = -1.0 if over.signed else 0.0
-        axes = self.axes(x, y, 0.16, tall)
-        axes.imshow(strip(over), aspect="auto", extent=(0, 1, low, 1))
-        for end in (low, (1 + low) / 2, 1.0):
-            label = number(end * over.high) + "×"
-            if scale == "each":
-                label = _OWN[over.signed].get(end, "")
-            elif end == 1.0:
-                label = f"≥ {label}"
-            at = y + tall * (1 - (end - low) / (1 - low))
-            if scale == "shared" and abs(end - 1 / over.high) * tall < _APART * (1 - low):
-                continue  # 1x is there
-            self.text(x + 0.21, at, label, size=7, middle=True)
-        if scale == "each":
-            self.text(x - 0.05, y + tall + 0.1, "of each map", size=8, colour="#555")
-            return
-        even = 1 / over.high  # of the part of the bar that lies above zero
-        at = y + tall * (1 - (even - low) / (1 - low))
-        axes.axhline(even, color="white", lw=1.2)
-        self.text(x + 0.21, at, "1× even", size=7, middle=True, weight="bold")
-
-
-def matrix(values: FloatArray, over: Range) -> FloatArray:
-    """Colour a whole map, averaged down to what a cell can show."""
-    most = 4 * round(CELL * DPI)
-    down, across = (max(1, math.ceil(side / most)) for side in values.shape)
-    if down > 1 or across > 1:
-        rows, columns = values.shape[0] // down * down, values.shape[1] // across * across
-        cut = values[:rows, :columns].reshape(rows // down, down, columns // across, across)
-        values = cut.mean((1, 3))
-    share = over.share(values)
-    return blended(np.full((*share.shape, 3), 0.5 * _DIM), share, over.signed)
+    @property
+    def even(self) -> float:
+        """Where even attention lies on it, in percent."""
+        return 100 * (1 - self.low) / (self.high - self.low)
 
 
 def shaded(cell: Cell, photo: npt.NDArray[np.uint8] | None, over: Range) -> FloatArray:
-    """Draw a map over its photo, or by itself where it is whole: ``[H, W, 3]``, 0..1."""
-    return matrix(cell.shown, over) if photo is None else overlaid(photo, cell, over)
+    """Draw a map over its photo, uint8 ``[C, H, W]``, or by itself: ``[H, W, 3]``, 0..1.
+
+    Over a photo a map of any grid is interpolated bilinearly and cut where the photo ends; by
+    itself it is averaged down to what a cell can show.
+    """
+    assert cell.values is not None
+    if photo is None:
+        small = Image.fromarray(cell.values.astype(np.float32))
+        small.thumbnail((4 * round(CELL * DPI),) * 2, Image.Resampling.BOX)
+        values = np.asarray(small)
+        return over.over(np.full((*values.shape, 3), _DIM / 2), values)
+    height, width = photo.shape[1:]
+    size = round(width / cell.image[1]), round(height / cell.image[0])
+    whole = Image.fromarray(cell.values.astype(np.float32)).resize(size, Image.Resampling.BILINEAR)
+    grey = np.asarray(picture(photo).convert("L"), dtype=np.float64)[..., None] / 255
+    return over.over(np.repeat(grey * _DIM, 3, axis=2), np.asarray(whole)[:height, :width])
 
 
-def strip(over: Range) -> FloatArray:
-    """Draw a scale of colours upright, the largest weight on top."""
-    share = np.linspace(1, -1.0 if over.signed else 0.0, 128)[:, None].repeat(8, axis=1)
-    return blended(np.full((*share.shape, 3), 0.5 * _DIM), share, over.signed)
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """One figure: the name of its file, what it shows, and what is in it.
+
+    One scale is ``"shared"`` by all cells, or ``"each"`` cell ends at its own extremes.
+    """
+
+    file: str
+    title: str
+    note: str
+    columns: Sequence[str]
+    rows: Sequence[Row]
+    scale: Scale = "shared"
+
+    @cached_property
+    def ranges(self) -> dict[bool, Range]:
+        """The shared scale of the cells of either kind, by whether they are apart."""
+        kinds: dict[bool, list[FloatArray]] = {}
+        for cell in (cell for row in self.rows for cell in row.cells):
+            if cell.values is not None:
+                kinds.setdefault(cell.apart, []).append(cell.shown)
+        return {apart: Range.shared(kinds[apart]) for apart in sorted(kinds)}
+
+    @property
+    def bars(self) -> list[tuple[str, Range]]:
+        """The scales that cells share, by what of; none where each cell has its own."""
+        names = {False: "blocks", True: "rollout"}
+        shared = self.ranges if self.scale == "shared" else {}
+        return [(names[apart], over) for apart, over in shared.items()]
+
+    def pixels(self, row: Row, cell: Cell) -> FloatArray:
+        """Draw a cell: ``[H, W, 3]``, 0..1."""
+        over = self.ranges[cell.apart] if self.scale == "shared" else Range.own(cell.shown)
+        return shaded(cell, row.photo, over)
+
+    def png(self) -> bytes:
+        """Draw all as a PNG: rows of maps, headings over the columns, scales to the right."""
+        from matplotlib.figure import Figure
+
+        photos = any(row.photo is not None for row in self.rows)
+        count = math.ceil(len(self.columns) / BAND)
+        wide = math.ceil(len(self.columns) / count)
+        labels = [textwrap.fill(row.label, 24) for row in self.rows]
+        lead = 0.08 * max(len(line) for label in labels for line in label.splitlines())
+        width = lead + (wide + photos) * (CELL + 0.1) + 1.2 * len(self.bars)
+        note = textwrap.wrap(self.note, max(20, int(width / 0.075)))
+        tall = [CELL * _aspect(row) + 0.4 for row in self.rows]
+        size = (width, count * (0.25 + sum(tall)) + 0.4 + 0.16 * len(note))
+        figure = Figure(figsize=size, dpi=DPI, layout="compressed")
+        title = textwrap.fill(self.title, max(20, int(width / 0.1)))
+        figure.suptitle(title, fontsize=10, weight="bold", parse_math=False)
+        figure.supxlabel("\n".join(note), fontsize=8, color="#555", parse_math=False)
+        axes = figure.subplots(
+            count * len(self.rows), wide + photos, squeeze=False, height_ratios=tall * count
+        )
+        for ax in axes.flat:
+            ax.set(xticks=[], yticks=[], frame_on=False)
+        for i, line in enumerate(axes):
+            band, r = divmod(i, len(self.rows))
+            row = self.rows[r]
+            line[0].set_ylabel(
+                labels[r], fontsize=8, rotation=0, ha="right", va="center", parse_math=False
+            )
+            if row.photo is not None:
+                line[0].imshow(np.asarray(picture(row.photo).convert("RGB")))
+            first = band * wide
+            shown = zip(self.columns[first : first + wide], row.cells[first:], strict=False)
+            for ax, (heading, cell) in zip(line[photos:], shown, strict=False):
+                self._cell(ax, row, cell)
+                if r == 0:
+                    ax.set_title(heading, fontsize=8)
+        for of, over in reversed(self.bars):
+            self._bar(figure, axes, of, over)
+        stream = io.BytesIO()
+        figure.savefig(stream, format="png", metadata={"Software": None})
+        return stream.getvalue()
+
+    def _cell(self, ax: Any, row: Row, cell: Cell) -> None:
+        if cell.values is None:
+            why = textwrap.fill(cell.why, 12)
+            ax.text(0.5, 0.5, why, fontsize=8, ha="center", color="#666", transform=ax.transAxes)
+            return
+        pixels = self.pixels(row, cell)
+        ax.imshow(pixels)
+        ax.set_xlabel(cell.span, fontsize=8, color="#555")
+        if cell.mark is not None:
+            y, x = (at * side - 0.5 for at, side in zip(cell.mark, pixels.shape[:2], strict=True))
+            ax.plot([x], [y], "s", ms=7, mfc="none", mec="#19e3ff", mew=1.4)
+
+    def _bar(self, figure: Any, axes: Any, of: str, over: Range) -> None:
+        from matplotlib.cm import ScalarMappable
+        from matplotlib.colors import ListedColormap, Normalize
+
+        scale = ScalarMappable(Normalize(over.low, over.high), ListedColormap(over.strip[0]))
+        bar = figure.colorbar(scale, ax=axes, aspect=7 * len(axes), shrink=0.8)
+        ends = {1.0: "1× even", over.high: f"≥ {ratio(over.high)}×"}
+        if over.high < 12:  # else 0 lies where 1 does
+            ends[over.low] = f"{ratio(over.low)}×"
+        bar.set_ticks(list(ends), labels=list(ends.values()), fontsize=7)
+        bar.ax.axhline(1.0, color="white", lw=1.2)
+        if len(self.bars) > 1:
+            bar.ax.set_title(of, fontsize=8)
+
+    @property
+    def coarse(self) -> bool:
+        """Whether the page enlarges its photos pixel by pixel."""
+        sides = [min(row.photo.shape[1:]) for row in self.rows if row.photo is not None]
+        return min(sides, default=0) < SIDE // 2
+
+    def uri(self, row: Row, cell: Cell | None = None) -> str:
+        """Encode a cell for the page, or the photo of a row."""
+        if cell is not None:
+            return encoded(self.pixels(row, cell))
+        assert row.photo is not None
+        return encoded(np.asarray(picture(row.photo)) / 255)
 
 
-def span(values: FloatArray) -> str:
-    """Write the least and the largest weight of a map."""
-    return f"{number(float(values.min()))} to {number(float(values.max()))}×"
+def _aspect(row: Row) -> float:
+    """Height of a row's cells at a width of one."""
+    shapes = [row.photo.shape[1:]] if row.photo is not None else []
+    shapes += [cell.values.shape for cell in row.cells if cell.values is not None]
+    tall, wide = shapes[0] if shapes else (1, 1)
+    return min(3.0, max(0.3, float(tall / wide)))
 
 
-def number(value: float) -> str:
-    """Write a multiple with three digits."""
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}".replace("-", "−")
-
-
-_OWN = {False: {1.0: "max", 0.0: "min"}, True: {1.0: "+ max", 0.0: "0", -1.0: "− max"}}
+def encoded(pixels: FloatArray) -> str:
+    """Encode pixels, 0..1, as a data URI, `SIDE` at most on the longer side."""
+    made = Image.fromarray(np.round(255 * np.clip(pixels, 0, 1)).astype(np.uint8))
+    if max(made.size) > SIDE:
+        made.thumbnail((SIDE, SIDE))
+    return jpeg_uri(made) if min(made.size) > SIDE // 2 else png_uri(made)

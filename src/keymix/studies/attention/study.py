@@ -8,22 +8,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from keymix.analysis.attention_record import (
+from keymix.analysis.study_record import joined
+from keymix.errors import NoAttentionMap, UserError
+from keymix.studies import inputs
+from keymix.studies.attention.result import (
+    WHOLE,
+    Attention,
     AttentionLayer,
     AttentionModel,
     AttentionRecord,
     RolledOut,
 )
-from keymix.analysis.study_record import joined
-from keymix.errors import NoAttentionMap, UserError
-from keymix.studies import inputs
-from keymix.studies.attention.result import Attention
 from keymix.studies.study import Session, Study, split_list
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from keymix.analysis.attention_pictures import Asking, Look
+    from keymix.analysis.capture import At
     from keymix.studies.inputs import Loaded
 
 
@@ -39,12 +40,7 @@ examples:
   keymix analyze attention vit_small_patch16_224 --pretrained --images photos --rollout --out looks
   keymix analyze attention runs/mine --layers 0,5,-1 --heads each --queries cls 3,4 --out looks
   keymix analyze attention swin_tiny_patch4_window7_224 --images a.jpg --queries 0.5,0.5 --out looks
-SKA Fig. 5, stage 3 of CAFormer-S18:
-  keymix analyze attention caformer_s18 --layers 6-14 --images a.jpg --out fig5 \\
-    --mixers sep_conv/sep_conv/mhsa/mhsa,sep_conv/sep_conv/ska/mhsa,sep_conv/sep_conv/cska/mhsa
-DeepViT Fig. 6, selected blocks of ViT over DeepViT:
-  keymix analyze attention vit_32b deepvit_32b --view matrix --layers 0,7,15,23,30,31 \\
-    --images a.jpg --stage final --out fig6
+  keymix analyze attention vit_32b deepvit_32b --view matrix --images a.jpg --stage final --out maps
 
 Blocks are numbered from 1; --layers counts from 0, as the model's paths do."""
 
@@ -107,20 +103,54 @@ Blocks are numbered from 1; --layers counts from 0, as the model's paths do."""
         inputs.refuse_frames(loaded)
         inputs.warn_of_random(loaded, session.note)
         arrays: dict[str, Any] = {}
-        yield Attention(_looked(loaded, given, session, arrays), arrays)
+        models: list[AttentionModel] = []
+        left_out: dict[str, str] = {}
+        names: tuple[str, ...] = ()
+        for i, one in enumerate(loaded):
+            session.note(f"looking at {one.label}")
+            images = _images(one, loaded, given)
+            mine, pixels = zip(*images.readable(), strict=True)
+            left_out.update(images.left_out)
+            if names not in ((), mine):
+                raise UserError("the models were shown other images: give --images")
+            names = mine
+            batch = one.view.normalised(inputs.one_size(pixels, one.view.mean))
+            try:
+                models.append(_look(f"m{i}", one, batch, given, arrays))
+            except UserError as error:
+                instead = inputs.spikes_instead(one) if isinstance(error, NoAttentionMap) else ""
+                raise type(error)(f"{one.label}: {error}{instead}") from error
+            if given.view == "image":
+                photos = [images.picture(each) for each in pixels]
+                arrays[f"m{i}.photos"] = inputs.one_size(photos).numpy()
+        if given.rollout and all(m.rollout is None for m in models):
+            raise UserError(f"{models[0].label}: no rollout: {models[0].no_rollout}")
+        record = AttentionRecord(
+            stage=given.stage,
+            heads=given.heads,
+            view=given.view,
+            scale=given.scale,
+            rollout=given.rollout,
+            queries=tuple(
+                q if isinstance(q, str) else f"{q.row},{q.column}" for q in given.queries
+            ),
+            origin=images.origin,
+            images=names,
+            left_out=left_out,
+            models=tuple(models),
+        )
+        yield Attention(record, arrays)
 
 
 STUDY = _Attention()
 
 
-def _query(word: str) -> Asking:
+def _query(word: str) -> str | At:
     """Read one of ``--queries``."""
     from keymix.analysis.capture import At
 
-    if word == "cls":
-        return "cls"
-    if word == "mean":
-        return "mean"
+    if word in ("cls", "mean"):
+        return word
     sides = word.split(",")
     try:
         if len(sides) != 2:
@@ -158,124 +188,103 @@ def _models(given: argparse.Namespace) -> list[Loaded]:
     ]
 
 
-def _looked(
-    loaded: Sequence[Loaded],
-    given: argparse.Namespace,
-    session: Session,
-    arrays: dict[str, Any],
-) -> AttentionRecord:
-    """Look at every model: the record; arrays go to the dictionary."""
-    from keymix.analysis.attention_pictures import look
-
-    models: list[AttentionModel] = []
-    asked: tuple[Asking, ...] = given.queries
-    left_out: dict[str, str] = {}
-    names: tuple[str, ...] = ()
-    origin = ""
-    for i, one in enumerate(loaded):
-        session.note(f"looking at {one.label}")
-        photos, shown, mine, origin = _photos(one, loaded, given, left_out)
-        if names and mine != names:
-            raise UserError("the models were shown other images: give --images")
-        names = mine
-        try:
-            seen = look(
-                one.model,
-                one.view.normalised(photos),
-                layers=split_list(given.layers),
-                queries=asked,
-                stage=given.stage,
-                heads=given.heads,
-                view=given.view,
-                rollout=given.rollout,
-            )
-        except UserError as error:
-            instead = inputs.spikes_instead(one) if isinstance(error, NoAttentionMap) else ""
-            raise type(error)(f"{one.label}: {error}{instead}") from error
-        asked = seen.queries
-        models.append(_model(i, one, seen, arrays))
-        if given.view == "image":
-            arrays[f"m{i}.photos"] = shown.numpy()
-    if given.rollout and all(m.rollout is None for m in models):
-        raise UserError(f"{models[0].label}: no rollout: {models[0].no_rollout}")
-    return AttentionRecord(
-        stage=given.stage,
-        heads=given.heads,
-        view=given.view,
-        scale=given.scale,
-        rollout=given.rollout,
-        queries=tuple(q if isinstance(q, str) else f"{q.row},{q.column}" for q in asked),
-        origin=origin,
-        images=names,
-        left_out=left_out,
-        models=tuple(models),
-    )
-
-
-def _photos(
-    one: Loaded,
-    loaded: Sequence[Loaded],
-    given: argparse.Namespace,
-    left_out: dict[str, str],
-) -> tuple[Tensor, Tensor, tuple[str, ...], str]:
-    """Read the images as one model sees them: pixels, what is shown, names, where from."""
+def _images(one: Loaded, loaded: Sequence[Loaded], given: argparse.Namespace) -> inputs.Images:
+    """Find the images of one model; one by name next to a run is shown the run's."""
     source = one
-    if given.images is None and one.run is None:  # a model by name next to a run sees the run's
+    if given.images is None and one.run is None:
         source = next((other for other in loaded if other.run is not None), one)
-    images = inputs.load_images(source, given.images, limit=given.limit, view=one.view)
-    names, pixels = zip(*images.readable(), strict=True)
-    left_out.update(images.left_out)
-    shown = inputs.one_size([images.picture(each) for each in pixels])
-    return inputs.one_size(pixels, one.view.mean), shown, names, images.origin
+    return inputs.load_images(source, given.images, limit=given.limit, view=one.view)
 
 
-def _model(i: int, one: Loaded, seen: Look, arrays: dict[str, Any]) -> AttentionModel:
-    """Record a model; its arrays go to the dictionary."""
-    from keymix.analysis.capture import At
+def _look(
+    key: str, one: Loaded, images: Tensor, given: argparse.Namespace, arrays: dict[str, Any]
+) -> AttentionModel:
+    """Read what a model looks at, on normalised images; arrays go to the dictionary.
 
-    def place(query: Asking, layout: Any) -> tuple[int, int] | None:
-        if not isinstance(query, At):
-            return None
-        row, column = divmod(query.token(layout) - layout.prefix, layout.grid[1])
-        return row, column
+    A layer that was chosen must have a map; without a choice, some of those that have one are
+    shown. Without queries the model's readout is asked, of this model and those that follow.
+    Rollout goes over the layers that were chosen, else over every layer that has a map.
+    """
+    import torch
 
-    layers = []
-    for each in seen.layers:
-        key = f"m{i}.layer{each.number}"
-        arrays[key] = each.weights
-        made = AttentionLayer(
-            number=each.number,
-            path=each.path,
-            array=key,
-            heads=each.weights.shape[1],
-            heads_read=each.heads,
-            keys=each.keys,
-            even=each.even,
+    from keymix.analysis.attention import attention_maps, on_image
+    from keymix.analysis.capture import At, find_seats, shown_layers
+    from keymix.analysis.rollout import attention_rollout
+
+    def plain(found: Tensor) -> Any:
+        return found.detach().float().cpu().numpy()
+
+    model, paths, layers = one.model, list(find_seats(one.model)), split_list(given.layers)
+    missing: dict[str, str] = {}
+    skipped = missing if layers is None else None
+    there = attention_maps(model, images[:1], layers=layers, queries=[0], missing=skipped)
+    if not there:
+        path, why = next(iter(missing.items()))
+        raise NoAttentionMap(f"no layer has a map: {path}: {why}")
+    given.queries = given.queries or (there.readout,)
+    wanted = shown_layers(list(there)) if layers is None else list(there)
+    how: dict[str, Any] = {"stage": given.stage, "heads": given.heads, "windows": "image"}
+    whole = given.view == "matrix"
+    each = [
+        attention_maps(model, images, layers=wanted, queries=query, **how)
+        for query in ((None,) if whole else given.queries)
+    ]
+    made = []
+    for path in wanted:
+        number, layout = paths.index(path), each[0].layouts.get(path)
+        rows = torch.cat([maps[path] for maps in each], 2)  # [B, h, queries, M]
+        keys, seen = rows.shape[-1], each[0].seen[path]
+        layer = AttentionLayer(
+            number=number,
+            path=path,
+            array=f"{key}.layer{number}",
+            heads=rows.shape[1],
+            heads_read=each[0].heads[path],
+            keys=keys,
+            even=(seen,) if whole else tuple(keys if q == "mean" else seen for q in given.queries),
         )
-        if each.prefix is not None and each.layout is not None:
-            made = replace(
-                made,
-                grid=each.layout.grid,
-                key_grid=each.layout.key_grid,
-                places=tuple(place(query, each.layout) for query in seen.queries),
-                peak=float((each.weights.max((-2, -1)) * each.even).mean()),
-                prefix_share=float(each.prefix.mean()) if each.layout.prefix else None,
+        if not whole:
+            if layout is None:
+                raise UserError(f"it is unknown where the tokens of layer {path} lie on the image")
+            prefix, rows = rows[..., : layout.prefix].sum(-1), on_image(rows, layout)
+            grid = layout.grid
+            tokens = [q.token(layout) if isinstance(q, At) else None for q in given.queries]
+            layer = replace(
+                layer,
+                grid=grid,
+                key_grid=layout.key_grid,
+                places=tuple(
+                    None if t is None else divmod(t - layout.prefix, grid[1]) for t in tokens
+                ),
+                peak=float((plain(rows).max((-2, -1)) * layer.even).mean()),
+                prefix_share=float(plain(prefix).mean()) if layout.prefix else None,
             )
-        layers.append(made)
-    rolled = None
-    if seen.rollout is not None:
-        layout = seen.layers[0].layout
-        assert layout is not None  # it was rolled out over it
-        arrays[f"m{i}.rollout"] = seen.rollout
-        tokens = layout.prefix + layout.grid[0] * layout.grid[1]
-        rolled = RolledOut(array=f"m{i}.rollout", tokens=tokens, layers=seen.rolled, of=seen.of)
+        arrays[layer.array] = plain(rows)
+        made.append(layer)
+    rolled, no_rollout = None, None
+    if given.rollout:
+        try:
+            pictures = [
+                attention_rollout(model, images, layers=list(there), query=query)
+                for query in given.queries
+            ]
+            rolled = RolledOut(
+                array=f"{key}.rollout",
+                tokens=pictures[0].weights.shape[-1],
+                layers=tuple(paths.index(path) for path in there),
+                of=len(paths),
+            )
+            arrays[rolled.array] = plain(torch.stack([found.picture for found in pictures], 1))
+        except UserError as error:
+            no_rollout = str(error)
+    layouts = each[0].layouts.values()
     return joined(
         AttentionModel,
         one.studied(),
-        photos=f"m{i}.photos",
-        layers=tuple(layers),
-        missing=seen.missing,
+        photos=f"{key}.photos",
+        layers=tuple(made),
+        missing=missing,
         rollout=rolled,
-        no_rollout=seen.no_rollout,
-        image=next((each.layout.image for each in seen.layers if each.layout), (1.0, 1.0)),
+        no_rollout=no_rollout,
+        image=next((layout.image for layout in layouts), WHOLE),
     )

@@ -86,28 +86,6 @@ def predicted_masks(logits: Tensor, *, multilabel: bool) -> Tensor:
     return (logits > 0).long() if multilabel else logits.argmax(1)
 
 
-def count_overlap(found: Tensor, targets: Tensor, *, num_classes: int, multilabel: bool) -> Tensor:
-    """Count as `keymix.analysis.overlap.overlap_counts` does, on the device of the masks.
-
-    Shape: `predicted_masks` and the truth, in which 255 counts nowhere, ``[B, H, W]`` twice, or
-    ``[B, K, H, W]`` twice if ``multilabel`` -> int64 ``[B, K, 3]``: pixels that both have, that are
-    predicted, that are true.
-    """
-    counted = targets != IGNORE
-    if multilabel:
-        ours, theirs = (found == 1) & counted, (targets == 1) & counted
-        return torch.stack([ours & theirs, ours, theirs], -1).sum((2, 3))
-    images = len(targets)
-    cells = images * num_classes**2
-    image = torch.arange(images, device=targets.device)[:, None, None]
-    cell = (image * num_classes + targets) * num_classes + found
-    cell = torch.where(counted, cell, cells)  # one more cell, for what is ignored
-    tally = torch.bincount(cell.flatten(), minlength=cells + 1)[:cells]
-    confusion = tally.view(images, num_classes, num_classes)
-    both = confusion.diagonal(dim1=1, dim2=2)
-    return torch.stack([both, confusion.sum(1), confusion.sum(2)], -1)
-
-
 class _Sums(Metric):
     """Sums over an evaluation: of losses, of pixels that count, and of each class's pixels."""
 
@@ -124,7 +102,7 @@ class _Sums(Metric):
             self.add_state(name, zero, dist_reduce_fx="sum")
 
     def update(self, losses: Tensor, counted: Tensor, counts: Tensor) -> None:
-        """Take in a batch: what `pixel_losses` gives, and `count_overlap`."""
+        """Take in a batch: what `pixel_losses` gives, and `overlap.count_overlap`."""
         self.loss += losses.double().sum()
         self.pixels += counted.sum()
         self.counts += counts.sum(0)
@@ -161,7 +139,7 @@ class MaskScores(ValidationScores):
         logits = logits.float()
         losses, counted = pixel_losses(logits, targets, multilabel=self.multilabel)
         found = predicted_masks(logits, multilabel=self.multilabel)
-        counts = count_overlap(
+        counts = overlap.count_overlap(
             found, targets, num_classes=self.num_classes, multilabel=self.multilabel
         )
         self.sums.update(losses, counted, counts)
