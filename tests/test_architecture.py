@@ -341,7 +341,7 @@ ALLOWED = {
     "analysis/similarity.py": 1,
     "analysis/study_record.py": 1,
     "analysis/measure.py": 2,
-    "analysis/spikes_raster.py": 2,
+    "analysis/spikes_record.py": 2,
     "cli/comparison.py": 1,
     "cli/index.py": 2,
     "compare/run.py": 1,

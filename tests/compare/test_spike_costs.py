@@ -233,7 +233,7 @@ def test_a_study_that_fails_is_a_note_and_the_comparison_stands(copied, monkeypa
 def test_bounds_are_in_their_order(with_ann, monkeypatch):
     class Study:
         energy = (1e6, 2e6, 3e6)  # pJ
-        ann_energy, rate, silent, sops, macs, images, time_steps, notes = 4e6, 0, 0, 0, 0, 1, 2, ()
+        ann_energy, rate, silent, sops, macs, images = 4e6, 0, 0, 0, 0, 1
 
     monkeypatch.setattr(pictures, "read_spikes", lambda *_, **__: Study)
     row = pictures._spikes(with_ann.out / "runs/qk_token/seed0", torch.zeros(1))

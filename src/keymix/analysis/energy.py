@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from keymix.errors import UserError, unknown
 from keymix.records import to_json
@@ -37,6 +38,19 @@ class Energy:
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, as JSON takes it."""
         return dict(to_json(self))
+
+
+class Bounds(NamedTuple):
+    """Energy in pJ: a lower bound, every spike one addition, an upper bound."""
+
+    low: float
+    middle: float
+    high: float
+
+    @classmethod
+    def total(cls, energies: Iterable[Bounds]) -> Bounds:
+        """Add energies up."""
+        return cls(*map(sum, zip(*energies, strict=True)))
 
 
 # A multiply-add is a multiplication and an addition of the source's table, pJ

@@ -61,10 +61,11 @@ def table(record: Results) -> Table:
 def notes(record: Results) -> dict[str, list[str]]:
     """Return what is out of the ordinary, with the mixers that it is said of."""
     found: dict[str, list[str]] = {}
-    for label in record.spikes:
+    for label, means in record.spikes.items():
         of_runs = (run.spikes.notes for run in record.finished(label) if run.spikes)
         said = dict.fromkeys(note for each in of_runs for note in each)
-        why = _failing(record, label)
+        silent = (means["silent"].mean or 0.0) > DEAD
+        why = "hardly a neuron fires" if silent else _failing(record, label)
         for note in (*said, *([f"{why[0].upper()}{why[1:]}: {FAILING}"] if why else [])):
             found.setdefault(note, []).append(label)
     return found
