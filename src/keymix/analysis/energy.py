@@ -6,10 +6,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from keymix.errors import UserError, unknown
-from keymix.records import to_json
 
 HOROWITZ = (
     "M. Horowitz, Computing's energy problem (and what we can do about it), ISSCC 2014, "
@@ -34,10 +33,6 @@ class Energy:
     ac: float
     numbers: str
     source: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data, as JSON takes it."""
-        return dict(to_json(self))
 
 
 class Bounds(NamedTuple):

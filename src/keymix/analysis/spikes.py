@@ -67,7 +67,7 @@ def read_spikes(
     if not seen:
         raise UserError("a study of spikes needs at least one image, got none")
     return SpikeReadings(
-        firings=tuple(tally.result() for tally in tallies if tally.ran),
+        firings=tuple(tally.result() for tally in tallies if tally.count),
         operations=counter.results(seen, steps, norms=batch_norm == "separate"),
         time_steps=steps,
         images=seen,
@@ -145,7 +145,7 @@ class FiringTally:
     def __init__(self, place: Place, module: nn.Module) -> None:
         self.place, self.module = place, module
         self._totals: list[float] = []  # by step
-        self._count = self._neurons = 0  # of every step, and of one image
+        self.count = self._neurons = 0  # of every step, and of one image
         self._largest = 0.0
         self._fired: Tensor | None = None  # by neuron, while images lie on the second axis
         self._calls: list[Tensor] = []
@@ -173,11 +173,6 @@ class FiringTally:
             self._calls.append(spikes.detach())
 
     @property
-    def ran(self) -> bool:
-        """Whether it ran at all, in any batch."""
-        return self._count > 0
-
-    @property
     def steps_seen(self) -> int:
         """Time steps that it saw in the batch that is under way."""
         return sum(len(call) for call in self._calls) if len(self._calls) == 1 else len(self._calls)
@@ -196,20 +191,20 @@ class FiringTally:
         self._totals = [a + b for a, b in zip(known, totals, strict=True)]
         if spikes.ndim < 2 or spikes.shape[1] != images:
             self._fired = None
-        elif self._fired is not None or not self._count:
+        elif self._fired is not None or not self.count:
             fired = (spikes != 0).flatten(0, 1).any(0)
             before = fired if self._fired is None else self._fired
             self._fired = before | fired if before.shape == fired.shape else None
         self._largest = max(self._largest, float(spikes.max()))
         self._neurons = flat.shape[1] // images
-        self._count += flat.shape[1]
+        self.count += flat.shape[1]
 
     def result(self) -> Firing:
         """Return what was read."""
         return Firing(
             **vars(self.place),
-            rate=sum(self._totals) / (self._count * len(self._totals)),
-            by_step=tuple(total / self._count for total in self._totals),
+            rate=sum(self._totals) / (self.count * len(self._totals)),
+            by_step=tuple(total / self.count for total in self._totals),
             neurons=self._neurons,
             silent=None if self._fired is None else 1 - float(self._fired.double().mean()),
             largest=self._largest,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from keymix.analysis.energy import ENERGIES
+from keymix.analysis.spikes_record import DEAD
 from keymix.analysis.statistics import Summary
 from keymix.report import formats
 from keymix.report.part import Section, Shown, page_of
@@ -16,8 +17,6 @@ from keymix.report.words import say
 
 PLACE = 30
 
-DEAD = 0.9
-"""Share of silent neurons above which a network is not compared with one without spikes."""
 FAILING = "these rates and energies say nothing of models that work."
 """What is said of a mixer whose models do not work, behind the reason."""
 

@@ -319,12 +319,9 @@ def _by_block(firings: Sequence[Firing]) -> list[tuple[float, float]]:
 
 def _by_step(firings: Sequence[Firing]) -> list[tuple[float, float]]:
     """Average over neurons, at each step that all layers have."""
-    steps = min((len(firing.by_step) for firing in firings), default=0)
     neurons = sum(firing.neurons for firing in firings)
-    return [
-        (step + 1.0, sum(f.by_step[step] * f.neurons for f in firings) / neurons)
-        for step in range(steps)
-    ]
+    weighted = ([rate * f.neurons for rate in f.by_step] for f in firings)
+    return [(i, sum(at) / neurons) for i, at in enumerate(zip(*weighted, strict=False), start=1)]
 
 
 def energy_by_part(study: Spikes) -> dict[str, Bounds]:
