@@ -9,7 +9,8 @@ from spiking_nets import images, small_net
 from torch import nn
 
 from keymix.analysis.attention import masks_tokens, token_masks
-from keymix.analysis.spikes_raster import Raster, spike_rasters
+from keymix.analysis.spikes import spike_rasters
+from keymix.analysis.spikes_record import Raster
 from keymix.errors import NoAttentionMap, UserError
 
 MIXER = "stages.0.blocks.0.attn.mixer"

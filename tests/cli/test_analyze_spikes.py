@@ -98,17 +98,14 @@ def test_a_pipe_gets_lines_led_by_the_name_of_their_table(
     text = capsys.readouterr()
     rows = [line.split("\t") for line in text.out.splitlines()]
     kinds = list(dict.fromkeys(row[0] for row in rows))
-    assert kinds == ["total", "rates_by_stage"]
-    assert len(rows) < 20
-    for kind in kinds[:1]:
+    assert kinds == ["total", "rates", "operations"]
+    for kind in kinds:
         heading, *rest = [row for row in rows if row[0] == kind]
         assert heading[1] == "model"
         assert {row[1] for row in rest} == {"qk"}
         assert {len(row) for row in rest} == {len(heading)}
     assert "reading 4 images with qk" in text.err
-    assert "qk: 0." in text.err
-    assert "spikes per neuron and step over 3 steps" in text.err
-    assert "qk: Read on 4 images only" in text.err
+    assert "qk: Too few images, 4" in text.err
 
 
 def test_a_dead_run_is_warned_of_and_not_compared_with_its_ann_counterpart(
@@ -134,24 +131,23 @@ def test_a_dead_run_is_warned_of_and_not_compared_with_its_ann_counterpart(
         row = dict(zip(heading, total, strict=True))
         assert (row["rate"], row["ann_ratio"]) == ("0", "")
         assert float(row["ann_energy_pj"]) > 0
-        assert "times as much" not in text.err
         assert "dead: 100.0 % of the neurons never fired" in text.err
-        assert "dead: The network's outputs do not vary from image to image" in text.err
-        assert ("test accuracy, 15.0 %, is no better than chance" in text.err) == said
+        assert "dead: The network's outputs do not vary" in text.err
+        assert ("test accuracy, 15.0 %" in text.err) == said
 
 
-def test_a_terminal_gets_words_and_the_table_of_the_paper(
+def test_a_terminal_gets_words_and_tables(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(console.out), "is_terminal", True)
     assert analyze.main(["spikes", str(run), *DIGITS]) == 0
     out = capsys.readouterr().out
     for expected in (
-        "Read on 3 images only",
-        "values above 1",
+        "Too few images, 3",
+        "above 1",
         "MLP layer 2",
-        "0.3477",
-        "synaptic operations",
+        "SOPs",
+        "a network that works",
     ):
         assert expected in out
 
@@ -170,7 +166,7 @@ def test_a_folder_gets_the_page_the_record_tables_and_charts(run: Path, tmp_path
     assert (drawn["head"], drawn["step"], drawn["start"], len(drawn["keys"][0])) == (1, 0, 5, 7)
     assert drawn["grid"] == [12, 12]
     assert study["photo"].startswith("data:image/png;base64,")
-    assert "Stage 1, block 1, head 2 of 2, step 1 of 3" in (out / "spikes.html").read_text()
+    assert "stage 1, block 1, head 2 of 2, step 1 of 3" in (out / "spikes.html").read_text()
     with pytest.raises(UserError, match="add --overwrite"):
         analyze.main(["spikes", *words])
     (out / "spikes-old.svg").write_text("")

@@ -100,7 +100,7 @@ def test_a_folded_model_shows_its_maps() -> None:
 def test_spikes_of_a_folded_model_are_counted() -> None:
     model = trained("qkformer_micro_32")
     x = images("qkformer_micro_32").double()
-    theirs, ours = (read_spikes(each, x) for each in (model, fold_for_inference(model)))
+    theirs, ours = (read_spikes(each, [x]) for each in (model, fold_for_inference(model)))
     assert ours.firings == theirs.firings
     assert ours.rate > 0
 

@@ -153,7 +153,7 @@ def test_it_is_dense_and_has_no_spikes_but_takes_recordings() -> None:
     assert own_mixers("plain_convnet", net()) is None
     assert find_mixers(net()) == {}
     with refused("PlainConvNet has no spiking neurons"):
-        read_spikes(net(time_steps=2), images(1, 2, 3, 16, 16))
+        read_spikes(net(time_steps=2), [images(1, 2, 3, 16, 16)])
 
 
 @pytest.mark.parametrize("name", ["plain_convnet", "plain_unet"])

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from keymix.studies.spikes.measure import Spikes, spike_study
+from keymix.studies.spikes.measure import spike_study
+from keymix.studies.spikes.result import Spikes
 
 pytest.importorskip("spikingjelly", reason="SpikingJelly is not installed")
 

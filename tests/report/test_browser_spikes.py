@@ -6,29 +6,28 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from browser import PHONE, WIDE, complaints, requests, visit
-from spikes_record import raster, render, spikes_record, study
+from spikes_record import raster, result, silent, study
 from test_browser_complexity import OVERLAPS
 from test_browser_looks import SMALLEST, WIDTHS
 
 pytestmark = pytest.mark.slow
 
-LONG = {
-    **raster(),
-    "start": 1518,
-    "grid": [56, 56],
-    "attention": ["01" * 1568] * 4,
-    "keys": ["0001" * 25] * 64,
-    "masked": ["0001" * 25] * 64,
-}
+LONG = raster(
+    start=1518,
+    grid=(56, 56),
+    attention=torch.arange(3136).expand(4, -1) % 2 == 1,
+    keys=torch.arange(100).expand(64, -1) % 4 == 3,
+    masked=torch.arange(100).expand(64, -1) % 4 == 3,
+)
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    record = spikes_record()
-    record["studies"].append(study("large", rasters=[LONG]))
+    found = result(study("qk", drawn=(raster(),)), silent("dead"), study("large", drawn=(LONG,)))
     file = tmp_path_factory.mktemp("page") / "spikes.html"
-    file.write_text(render(record), encoding="utf-8")
+    file.write_text(found.html(), encoding="utf-8")
     return file
 
 

@@ -97,7 +97,10 @@ CHARTS: dict[str, Callable[[Axes], object]] = {
         ax, ["cat", "dog"], [Dots("ska", LOOKS["static_key"], [1, None])], x_label="x"
     ),
     "heat_map": lambda ax: heat_map(ax, [[1, None], [0.5, 0]], names=["1", "2"], label="block"),
-    "raster": lambda ax: (blank(ax, 60, 40), raster(ax, ["0110", "1000"], (0, 0, 40, 20))),
+    "raster": lambda ax: (
+        blank(ax, 60, 40),
+        raster(ax, [[0, 1, 1, 0], [1, 0, 0, 0]], (0, 0, 40, 20)),
+    ),
 }
 
 
@@ -392,10 +395,10 @@ def test_numbers_are_written_into_a_heat_map_only_where_they_fit() -> None:
 
 
 def test_a_raster_has_a_box_for_each_run_of_spikes() -> None:
-    ax = axes(raster, ["1101", "0111"], (10, 0, 40, 20))
+    ax = axes(raster, [[1, 1, 0, 1], [0, 1, 1, 1]], (10, 0, 40, 20))
     boxes = [p.get_extents().bounds for p in ax.patches[0].get_path()._iter_connected_components()]
     assert boxes == [(10, 0, 20, 10), (40, 0, 10, 10), (20, 10, 30, 10)]
-    assert len(axes(raster, ["0000"], (10, 0, 40, 20)).patches) == 2
+    assert len(axes(raster, [[0, 0, 0, 0]], (10, 0, 40, 20)).patches) == 2
 
 
 # ---- looks ----------------------------------------------------------------------------------

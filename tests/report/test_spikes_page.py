@@ -7,29 +7,31 @@ import csv
 import io
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import pytest
 from spikes_record import (
     EVIL,
     ROLES,
-    render,
+    firing,
+    operation,
+    raster,
+    result,
+    silent,
     spikes_record,
     study,
-    typed,
-    typed_raster,
-    typed_study,
 )
 from test_html import read, words
 
-from keymix.analysis.spikes_record import Part, part_of, parts
+from keymix.analysis.energy import Bounds
 from keymix.report import formats
-from keymix.studies.spikes.charts import of_tokens, on_image
-from keymix.studies.spikes.tables import headline, rates_of
+from keymix.report.tables import Table
+from keymix.studies.spikes.result import Spikes, energy_by_part
 
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    return render(spikes_record())
+    return spikes_record().html()
 
 
 def test_tags_nest_and_nothing_is_fetched(page: str) -> None:
@@ -43,74 +45,68 @@ def test_hostile_names_stay_text(page: str) -> None:
     assert EVIL not in page
     assert EVIL in words(page)
     assert len(read(page).scripts) == 2
-    for name, text in typed(spikes_record()).files().items():
+    for name, text in spikes_record().files().items():
         assert re.fullmatch(r"[\w.-]+", name)
         if name.endswith(".svg"):
             ET.fromstring(text)
 
 
-def test_the_headline_is_first_with_its_notes(page: str) -> None:
+def test_the_page_has_every_figure_and_what_the_numbers_assume(page: str) -> None:
     text = words(page)
-    for part in ("0.1250 spikes per neuron and step", "Note on qk.", "Random weights."):
-        assert text.index(part) < text.index("Firing rates")
-    assert text.count("Random weights.") == 1
-    for part in ("4.6 pJ, an addition (AC) 0.9 pJ", "Memory access is not counted", "In qk stem"):
+    found = spikes_record()
+    assert {"energy", "step", "block-q", "raster-qk-1", "image-qk-1"} <= set(found.figures)
+    for chart in found.figures.values():
+        assert chart.caption in text
+    for table in found.tables.values():
+        assert (table.title in text) == table.shown
+    assert text.count("Random weights") == 1
+    for part in ("4.6 pJ", "0.9 pJ", "memory access", "last epoch of runs/qk", "95.0 %"):
         assert part in text
 
 
-def test_the_headline_has_bounds_and_the_ann_counterpart_unless_there_is_no_ratio() -> None:
-    text = headline(typed_study(study("qk")))
-    assert "2.70 µJ (between 1.70 µJ and 4.10 µJ)" in text
-    assert text.endswith("27.6 µJ: 10.2 times as much.")
-    even = study("qk", energy={"low": 2.0, "middle": 2.0, "high": 2.0})
-    assert "between" not in headline(typed_study(even))
-    dead = {**study("qk")["ann"], "ratio": None}
-    assert "times as much" not in headline(typed_study(study("qk", ann=dead)))
+def test_images_that_could_not_be_read_are_on_the_page() -> None:
+    found = study("qk")
+    found.of = replace(found.of, left_out={"a.png": "a.png is broken"})
+    assert "a.png" in words(result(found).html())
 
 
-def test_rates_are_by_stage_next_to_the_papers() -> None:
-    table = rates_of(typed_study(study("qk")), several=False)
-    assert table.headings() == [
-        "spikes",
-        "stage 1, qk_token",
-        "paper, stage 1",
-        "stage 2, qk_token",
-        "paper, stage 2",
+def rates(*studies: Spikes) -> Table:
+    return result(*studies).tables["rates"]
+
+
+def test_rates_are_by_stage() -> None:
+    table = rates(study("qk"))
+    assert table.headings() == ["mixer", "spikes", "stage 1", "stage 2"]
+    cells = table.cells()
+    assert [row[:2] for row in cells] == [["qk_token", role] for role in ROLES]
+    assert cells[2] == ["qk_token", "A_t", "0.0300", "0.0600"]
+    assert rates(study("a"), study("b")).headings()[0] == "model"
+
+
+def test_mixers_have_rows_of_their_own() -> None:
+    firings = (
+        firing("V", 2, 0.5, mixer="spiking_self"),
+        firing("Q", 3, 0.25),
+        firing("MLP layer 1", 3, 0.1),
+    )
+    assert rates(study("qk", firings=firings)).cells() == [
+        ["spiking_self", "V", "0.5000", "–"],
+        ["qk_token", "Q", "–", "0.2500"],
+        ["qk_token", "MLP layer 1", "–", "0.1000"],
     ]
-    assert [row[0] for row in table.rows] == list(ROLES)
-    assert table.cells()[2] == ["A_t", "0.0300", "0.1200", "0.0600", "0.2200"]
-
-
-def test_other_mixers_and_stages_have_no_figures_of_the_paper() -> None:
-    entries = [
-        {"mixer": "spiking_self", "stage": 2, "rates": {"V": 0.5}},
-        {"mixer": "qk_token", "stage": 3, "rates": {"Q": 0.25, "MLP layer 1": 0.1}},
-    ]
-    table = rates_of(typed_study(study("qk", table=entries)), several=True)
-    assert table.headings() == ["spikes", "stage 2, spiking_self", "stage 3, qk_token"]
-    assert table.cells() == [
-        ["V", "0.5000", "–"],
-        ["Q", "–", "0.2500"],
-        ["MLP layer 1", "–", "0.1000"],
-    ]
-    assert table.title.startswith("qk: firing rates")
-
-
-def test_the_papers_network_is_named_with_its_figures() -> None:
-    record, note = spikes_record(), "QKFormer HST-10-768, trained"
-    assert note in render(record)
-    entries = [{"mixer": "spiking_self", "stage": 1, "rates": {"V": 0.5}}]
-    assert note not in render({**record, "studies": [study("qk", table=entries)]})
 
 
 def test_tables_of_files_hold_every_number() -> None:
-    made = typed(spikes_record()).files()
+    made = spikes_record().files()
     names = {name for name in made if name.endswith(".csv")}
     assert names == {
         f"spikes-{k}.csv" for k in ("total", "rates", "steps", "neurons", "operations")
     }
-    rows = list(csv.DictReader(io.StringIO(made["spikes-operations.csv"])))
-    fc1 = next(row for row in rows if row["path"].endswith("fc1"))
+
+    def rows(name: str) -> list[dict[str, str]]:
+        return list(csv.DictReader(io.StringIO(str(made[f"spikes-{name}.csv"]))))
+
+    fc1 = next(row for row in rows("operations") if row["path"].endswith("fc1"))
     assert [float(fc1[f"share_{i}"]) for i in range(4)] == [0.5, 0.2, 0.1, 0.1]
     assert float(fc1["share_4_or_more"]) == pytest.approx(0.1)
     assert (fc1["input"], fc1["sops"], fc1["energy_high_pj"]) == (
@@ -118,35 +114,39 @@ def test_tables_of_files_hold_every_number() -> None:
         "1000000.0",
         "2300000.0",
     )
-    steps = list(csv.DictReader(io.StringIO(made["spikes-steps.csv"])))
-    assert len(steps) == 2 * (15 + 1)
-    (total, _) = csv.DictReader(io.StringIO(made["spikes-total.csv"]))
-    assert (total["model"], total["ann_ratio"], total["silent"]) == ("qk", "10.22", "0.25")
-    assert [key for key, table in typed(spikes_record()).tables.items() if table.shown] == [
-        "total",
-        "rates_by_stage-qk",
-    ]
+    assert [row["step"] for row in rows("steps")] == ["1", "2"] * (15 + 1)
+    assert {row["block"] for row in rows("neurons")} == {"", "1", "2"}
+    total, other = rows("total")
+    assert (total["model"], float(total["ann_ratio"]), total["silent"]) == (
+        "qk",
+        pytest.approx(27.6 / 3.62),
+        "0.25",
+    )
+    assert other["ann_ratio"] == ""
+    shown = [key for key, table in spikes_record().tables.items() if table.shown]
+    assert shown == ["total", "rates", "operations"]
 
 
 def test_energy_is_added_up_by_part() -> None:
-    found = {part.name: part for part in parts(typed_study(study("qk")))}
-    assert list(found) == ["stem", "embedding 1", "blocks 1"]
-    assert found["blocks 1"] == Part("blocks 1", low=8e5, middle=1.8e6, high=3.2e6)
-    assert part_of("stages.2.blocks.1.mlp.fc2") == "blocks 3"
-    assert part_of("head") == "head"
+    found = energy_by_part(study("qk"))
+    assert list(found) == ["stem", "stage 1, embedding", "stage 1, blocks"]
+    assert found["stage 1, blocks"] == pytest.approx(Bounds(1.35e6, 1.8e6, 3.2e6))
+    more = (
+        operation("stages.2.blocks.1.mlp.fc2", "linear", "real"),
+        operation("head", "linear", "real"),
+    )
+    assert list(energy_by_part(study("qk", operations=more))) == ["stage 3, blocks", "head"]
 
 
 def test_a_raster_is_drawn_of_tokens_and_over_the_image_step_by_step() -> None:
-    found = typed_raster()
-    photo = spikes_record()["studies"][0]["photo"]
-    for chart, images, texts in (
-        (of_tokens(found), 0, {"A_t", "K", "X'", "1", "3", "4", "token"}),
-        (on_image(found, photo), 2, {"step 1: 0 %", "step 2: 50 %"}),
-        (on_image(found, None), 0, {"step 1: 0 %", "step 2: 50 %"}),
+    found = result(study("qk", drawn=(raster(),))).figures
+    for name, images, texts in (
+        ("raster-qk-1", 0, {"A_t", "K", "X'", "1", "3", "4", "token"}),
+        ("image-qk-1", 2, {"step 1: 0 %", "step 2: 50 %"}),
     ):
-        assert set(re.findall("<text [^>]*>([^<]*)", chart.svg)) == texts
-        assert chart.svg.count("<image ") == images
-        assert "block 1, head 1 of 2, step 2 of 2" in chart.caption
+        assert set(re.findall("<text [^>]*>([^<]*)", found[name].svg)) == texts
+        assert found[name].svg.count("<image ") == images
+        assert "block 1, head 1 of 2, step 2 of 2" in found[name].caption
 
 
 def test_energies_have_units() -> None:
@@ -162,36 +162,39 @@ def test_energies_have_units() -> None:
     ]
 
 
-def answer_of(*studies: dict) -> str:
-    return typed(spikes_record() | {"studies": list(studies)}).answer
+def answer_of(*studies: Spikes) -> str:
+    return result(*studies).answer
 
 
-def bounds(low: float, middle: float, high: float) -> dict:
-    return {"low": low, "middle": middle, "high": high}
+def of_energy(label: str, acs: float, kind: str = "binary") -> Spikes:
+    """Return a study of one layer with 27.6 µJ without spikes."""
+    one = operation("head", "linear", kind, ann=6e6, acs=acs / 0.9, acs_low=acs / 0.9)
+    return study(label, operations=(one,))
 
 
 def test_the_answer_compares_with_the_network_without_spikes() -> None:
-    assert answer_of(study("a")) == (
-        "a takes 2.70 µJ per image, 10 times less than the same network without spikes"
+    assert answer_of(of_energy("a", 2.7e6)) == (
+        "a takes 2.70 µJ per image, 10 times less than the same network without spikes (27.6 µJ)"
     )
     assert answer_of(study("a", images=1)).endswith(", on one image")
-    dear = answer_of(study("a", energy=bounds(5.4e7, 5.52e7, 6e7)))
-    assert "2.0 times more than the same" in dear
-    assert "within what is certain" in answer_of(study("a", energy=bounds(1e7, 2e7, 3e7)))
+    assert "2.0 times more than the same" in answer_of(of_energy("a", 55.2e6))
+    assert "as much as the same" in answer_of(of_energy("a", 2e7, "counts"))
 
 
 def test_the_answer_says_when_the_energy_means_nothing() -> None:
-    assert answer_of(study("a", random=True)).startswith("Random weights: spikes and energy of a")
-    hardly = study("a", ann={"macs": 6e6, "energy": 2.76e7, "ratio": None})
-    assert answer_of(hardly).startswith("a hardly fires: the energy says nothing")
-    assert answer_of(study("a", varies=False)).startswith("a answers all images alike: ")
-    assert answer_of(study("a", at_chance=True)).startswith("a is no better than chance: ")
+    chance = study("d")
+    chance.chance = 0.1
+    for found in (study("a", random=True), silent("b"), study("c", varies=False), chance):
+        assert "takes" in answer_of(found, study("x"))
+        assert "takes" not in answer_of(found)
+    assert answer_of(study("a", random=True), silent("b")) == (
+        "a has random weights, b hardly fires: the energy says nothing of a network that works"
+    )
 
 
 def test_the_answer_of_several_models_names_least_and_most() -> None:
-    dear = study("b", energy=bounds(8e6, 9e6, 9e6))
-    assert answer_of(dear, study("a")) == (
+    assert answer_of(of_energy("b", 9e6), of_energy("a", 2.7e6)) == (
         "a takes the least energy per image, 2.70 µJ, and b the most, 9.00 µJ"
     )
     assert "take about the same energy" in answer_of(study("a"), study("c"))
-    assert answer_of(study("a"), study("c", random=True)).startswith("a takes 2.70 µJ")
+    assert answer_of(study("a"), study("c", random=True)).startswith("a takes 3.62 µJ")

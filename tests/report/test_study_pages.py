@@ -16,7 +16,7 @@ from test_memory_page import memory_record
 PAGES = {
     "collapse": lambda: collapse_record.render(collapse_record.collapse_record()),
     "complexity": lambda: cost_record.render(cost_record.cost_record()),
-    "spikes": lambda: spikes_record.render(spikes_record.spikes_record()),
+    "spikes": lambda: spikes_record.spikes_record().html(),
     "memory": lambda: memory_record({"a": [1.0, 2.0, 3.0], "b": [2.0, 4.0, 6.0]}).html(),
 }
 

@@ -11,7 +11,7 @@ __getattr__, __dir__, __all__ = attach(
         "ENERGIES": "keymix.analysis.energy",
         "Energy": "keymix.analysis.energy",
         "LayerCount": "keymix.analysis.counting",
-        "Raster": "keymix.analysis.spikes_raster",
+        "Raster": "keymix.analysis.spikes_record",
         "attention_maps": "keymix.analysis.attention",
         "count": "keymix.analysis.counting",
         "dice": "keymix.analysis.overlap",
@@ -24,7 +24,7 @@ __getattr__, __dir__, __all__ = attach(
         "measure_model": "keymix.analysis.measure",
         "overlap_counts": "keymix.analysis.overlap",
         "peak_memory": "keymix.analysis.memory",
-        "spike_rasters": "keymix.analysis.spikes_raster",
+        "spike_rasters": "keymix.analysis.spikes",
         "weighted_jaccard": "keymix.analysis.overlap",
     },
 )

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 from keymix.errors import UserError, unknown
-from keymix.records import to_json
 
 HOROWITZ = (
     "M. Horowitz, Computing's energy problem (and what we can do about it), ISSCC 2014, "
@@ -34,9 +34,18 @@ class Energy:
     numbers: str
     source: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data, as JSON takes it."""
-        return dict(to_json(self))
+
+class Bounds(NamedTuple):
+    """Energy in pJ: a lower bound, every spike one addition, an upper bound."""
+
+    low: float
+    middle: float
+    high: float
+
+    @classmethod
+    def total(cls, energies: Iterable[Bounds]) -> Bounds:
+        """Add energies up."""
+        return cls(*map(sum, zip(*energies, strict=True)))
 
 
 # A multiply-add is a multiplication and an addition of the source's table, pJ

@@ -1,365 +1,117 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spikes and energy of a spiking network: firing rates, synaptic operations, energy."""
+"""The spikes of a network, read: firing rates and operations, and rasters of one image."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from math import prod
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from keymix.analysis.capture import inference_mode_of, refusing
-from keymix.analysis.energy import Energy, energy_of
-from keymix.analysis.images import Images, Model, batches_of
+from keymix.analysis.capture import Call, Seat, chosen, inference_mode_of, refusing, run_once
+from keymix.analysis.energy import ENERGIES, Energy
 from keymix.analysis.passes import Varies
-from keymix.analysis.spikes_operations import Operation, OperationCounter
-from keymix.analysis.spikes_record import (
-    AnnCounterpart,
-    EnergyBounds,
-    Firing,
-    SpikeReading,
-    StageRates,
-)
-from keymix.analysis.study_record import joined
-from keymix.arguments import module_of, opened
-from keymix.errors import UserError, check_positive
+from keymix.analysis.spikes_operations import OperationCounter
+from keymix.analysis.spikes_record import Firing, Place, Raster, SpikeReadings
+from keymix.arguments import unwrapped
+from keymix.errors import UserError
+from keymix.hosts.attention_inputs import Layout
+from keymix.hosts.layers import by_name
 from keymix.layers.neurons import SpikingNeuron
 from keymix.mixers.base import TokenMixer
+from keymix.mixers.qk_token import QKTokenAttention
 
-Progress = Callable[[int], None]
+SEGMENT = 100
+"""Tokens that a raster shows by default; the paper's number."""
 
 MLP = ("MLP layer 1", "MLP layer 2")
 
-TABLE7: Mapping[str, tuple[float, float]] = {
-    "Q": (0.0432, 0.0231),
-    "K": (0.1784, 0.0847),
-    "A_t": (0.3477, 0.2655),
-    "X'": (0.0832, 0.0350),
-    "X''": (0.1478, 0.0577),
-    MLP[0]: (0.0518, 0.0246),
-    MLP[1]: (0.2733, 0.1869),
-}
-"""QKFormer's Table 7 (App. A.3), stages 1 and 2: HST-10-768 trained on ImageNet, 224 pixels."""
-
-FEW = 16
-"""Images below which a study says that they are few."""
-
-DEAD = 0.9
-"""Share of silent neurons above which a network does not work."""
-
-NAMED = 3
-"""Layers that a note names; it counts the others."""
-
-
-@dataclass(kw_only=True, repr=False)
-class SpikeReadings:
-    """Firing rates, operations and energy of a spiking network, of one image on average.
-
-    Attributes:
-        firings: One entry per layer of neurons and a masked K, in the model's order.
-        operations: One entry an operation that costs something, in the order of the forward pass.
-        time_steps: Steps T.
-        images: Images that were read.
-        batch_norm: ``"folded"`` into the layer before, or ``"separate"``.
-        cost: What a multiply-add and an addition cost.
-        repeated: Paths of layers with real-valued input that was the same at every step, as of a
-            still image: their multiply-adds are counted T times, and could be made once.
-        varies: Whether what the network gives varies from image to image.
-    """
-
-    firings: tuple[Firing, ...]
-    operations: tuple[Operation, ...]
-    time_steps: int
-    images: int
-    batch_norm: str
-    cost: Energy
-    repeated: tuple[str, ...]
-    varies: bool
-
-    @property
-    def rate(self) -> float:
-        """Spikes per neuron per step, over all neurons of the model."""
-        own = [f for f in self.firings if not f.inward]
-        return sum(f.rate * f.neurons for f in own) / sum(f.neurons for f in own)
-
-    @property
-    def silent(self) -> float | None:
-        """Share of neurons that never fired; None where it is not known of all."""
-        own = [(f.silent, f.neurons) for f in self.firings if not f.inward]
-        known = [(silent, count) for silent, count in own if silent is not None]
-        if len(known) < len(own):
-            return None
-        return sum(silent * count for silent, count in known) / sum(count for _, count in own)
-
-    @property
-    def dead(self) -> bool:
-        """Whether it does not work, so that what it saves says nothing of one that does."""
-        return (self.silent or 0.0) > DEAD or not self.varies
-
-    @property
-    def unspiking(self) -> tuple[str, ...]:
-        """Paths of the layers of neurons that gave no spike at all."""
-        return tuple(f.path for f in self.firings if not f.inward and f.rate == 0)
-
-    @property
-    def sops(self) -> float:
-        """Synaptic operations of one image: additions that spikes cause."""
-        return sum(op.acs for op in self.operations)
-
-    @property
-    def macs(self) -> float:
-        """Multiply-adds of one image: those of layers whose input is real."""
-        return sum(op.macs for op in self.operations)
-
-    @property
-    def energy(self) -> tuple[float, float, float]:
-        """Energy of one image in pJ: lower bound, every spike one addition, upper bound."""
-        low, middle, high = zip(*(op.energy(self.cost) for op in self.operations), strict=True)
-        return sum(low), sum(middle), sum(high)
-
-    @property
-    def ann_macs(self) -> float:
-        """Multiply-adds of the network of the same shape without spikes, which needs one step."""
-        return sum(op.ann for op in self.operations)
-
-    @property
-    def ann_energy(self) -> float:
-        """Energy of that network, every multiply-add of it, pJ."""
-        return self.ann_macs * self.cost.mac
-
-    @property
-    def once(self) -> tuple[str, ...]:
-        """Paths of layers that ran once for all steps, as the first on a still image does."""
-        return tuple(
-            op.path
-            for op in self.operations
-            if op.what in ("conv", "linear") and op.ann == op.dense and self.time_steps > 1
-        )
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What to keep in mind when reading the numbers, in words."""
-        notes = []
-        silent = self.silent
-        if silent is not None and silent > DEAD:
-            notes.append(
-                f"{100 * silent:.1f} % of the neurons never fired: hardly any spike gets through "
-                "this network, and its energy says nothing about a working one."
-            )
-        if not self.varies:
-            notes.append(
-                "The network's outputs do not vary from image to image: no spike that depends on "
-                "the image reaches them, and its energy says nothing about a working network."
-            )
-        if self.unspiking:
-            notes.append(_no_spike(self.unspiking, sum(not f.inward for f in self.firings)))
-        if self.images < FEW:
-            notes.append(f"Read on {self.images} images only; rates vary with the images.")
-        above = [op.path for op in self.operations if op.input == "counts"]
-        if above:
-            notes.append(
-                f"{len(above)} of {len(self.operations)} operations are given values above 1, "
-                "which shortcuts make that add spikes; their energy has bounds."
-            )
-        return tuple(notes)
-
-    @property
-    def saved_once(self) -> float:
-        """Energy in pJ that computing the layers of `repeated` once would save."""
-        macs = sum(op.macs for op in self.operations if op.path in self.repeated)
-        return macs * (1 - 1 / self.time_steps) * self.cost.mac
-
-    def reading(self) -> SpikeReading:
-        """Return it as a record has it, with all that follows from it."""
-        energy = EnergyBounds.of(self.energy)
-        return joined(
-            SpikeReading,
-            self,
-            rate=self.rate,
-            silent=self.silent,
-            sops=self.sops,
-            macs=self.macs,
-            energy=energy,
-            ann=AnnCounterpart(
-                macs=self.ann_macs,
-                energy=self.ann_energy,
-                ratio=None if self.dead or not energy.middle else self.ann_energy / energy.middle,
-            ),
-            notes=self.notes,
-            once=self.once,
-            saved_once=self.saved_once,
-            table=tuple(
-                StageRates(mixer=mixer, stage=stage, rates=rates)
-                for (mixer, stage), rates in by_stage(self.firings).items()
-            ),
-            paper=TABLE7,
-            operations=tuple(op.reading(self.cost) for op in self.operations),
-        )
-
-
-def _no_spike(paths: Sequence[str], layers: int) -> str:
-    """Name layers of neurons that gave no spike."""
-    more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
-    named = ", ".join(paths[:NAMED])
-    return f"{len(paths)} of {layers} layers of neurons gave no spike: {named}{more}."
-
 
 def read_spikes(
-    model: Model,
-    images: Images,
+    model: nn.Module,
+    batches: Iterable[Tensor],
     *,
-    energy: str | Energy = "fp32",
+    cost: Energy = ENERGIES["fp32"],
     batch_norm: Literal["folded", "separate"] = "folded",
-    batch_size: int = 8,
-    progress: Progress | None = None,
 ) -> SpikeReadings:
-    """Read spikes and operations of a network; see `keymix.spike_study`, which shows them."""
-    cost = energy_of(energy)
-    check_positive(batch_size=batch_size)
-    trained = opened(model)
-    inner = module_of(trained)
-    neurons = checked_neurons(inner)
-    reading = _Reading(inner, neurons)
-    seen = 0
-    for batch in batches_of(images, trained, batch_size, frames=True):
-        reading.run(batch)
-        seen += len(batch)
-        if progress is not None:
-            progress(seen)
+    """Read spikes and operations of a network, batch after batch; see `keymix.spike_study`."""
+    neurons = neurons_of(model)
+    tallies = [FiringTally(*each) for each in places_of(model)]
+    steps, seen = int(getattr(model, "time_steps", 0)), 0
+    counter, outputs = OperationCounter(model, neurons, steps or None), Varies()
+    parameter = next(model.parameters(), torch.empty(0))
+    for batch in batches:
+        for neuron in neurons.values():
+            if callable(reset := getattr(neuron, "reset", None)):
+                reset()
+        images, x = len(batch), batch.to(device=parameter.device, dtype=parameter.dtype)
+        with contextlib.ExitStack() as stack:
+            for tally in tallies:
+                stack.callback(tally.listen(counter, images, steps).remove)
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(inference_mode_of(model))
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(counter.listening(images))
+            stack.enter_context(refusing(model, x))
+            given = model(x)
+        if isinstance(given, Tensor):
+            outputs.see(given)
+        seen, steps = seen + images, steps or max(tally.steps_seen for tally in tallies)
+        for tally in tallies:
+            tally.end_batch(images, steps)
     if not seen:
         raise UserError("a study of spikes needs at least one image, got none")
     return SpikeReadings(
-        firings=tuple(tally.result() for tally in reading.tallies if tally.ran),
-        operations=reading.counter.results(seen, reading.steps, norms=batch_norm == "separate"),
-        time_steps=reading.steps,
+        firings=tuple(tally.result() for tally in tallies if tally.count),
+        operations=counter.results(seen, steps, norms=batch_norm == "separate"),
+        time_steps=steps,
         images=seen,
         batch_norm=batch_norm,
         cost=cost,
-        repeated=reading.counter.same_at_every_step(),
-        varies=reading.outputs.varied(),
+        repeated=counter.same_at_every_step(),
+        varies=outputs.varied(),
     )
 
 
-def checked_neurons(model: nn.Module) -> dict[str, nn.Module]:
-    """Return a model's layers of neurons."""
-    neurons = neuron_paths(model)
-    if not neurons:
-        raise UserError(
-            f"{type(model).__name__} has no spiking neurons; choose a model that has, such as "
-            "keymix's qkformer and spikformer models (not with neuron='relu', which has no "
-            "spikes)"
-        )
-    return neurons
-
-
-class _Reading:
-    """Runs batches through a model, spikes and operations listened to."""
-
-    def __init__(self, model: nn.Module, neurons: dict[str, nn.Module]) -> None:
-        self.model, self.neurons = model, neurons
-        self.tallies = [FiringTally(point) for point in points_of(model)]
-        self.steps = int(getattr(model, "time_steps", 0))
-        self.counter = OperationCounter(model, neurons, self.steps or None)
-        self.outputs = Varies()
-
-    def run(self, batch: Tensor) -> None:
-        for neuron in self.neurons.values():
-            reset = getattr(neuron, "reset", None)
-            if callable(reset):
-                reset()
-        parameter = next(self.model.parameters(), None)
-        if parameter is not None:
-            batch = batch.to(device=parameter.device, dtype=parameter.dtype)
-        with (
-            self._hooks(len(batch)),
-            undisturbed(self.model),
-            self.counter.listening(len(batch)),
-            refusing(self.model, batch),
-        ):
-            given = self.model(batch)
-        if isinstance(given, Tensor):
-            self.outputs.see(given)
-        self.steps = self.steps or max(tally.steps_seen for tally in self.tallies)
-        for tally in self.tallies:
-            tally.end_batch(len(batch), self.steps)
-
-    @contextlib.contextmanager
-    def _hooks(self, images: int) -> Iterator[None]:
-        def record_call(tally: FiringTally) -> Callable[..., None]:
-            def out(_module: nn.Module, args: tuple[Any, ...], output: Any = None) -> None:
-                self.counter.paused = True  # what is read off is no work of the model's
-                tally.add(args[0] if tally.point.inward else output, images, self.steps)
-                self.counter.paused = False
-
-            return out
-
-        with contextlib.ExitStack() as stack:
-            for tally in self.tallies:
-                module = tally.point.module
-                if tally.point.inward:
-                    stack.callback(module.register_forward_pre_hook(record_call(tally)).remove)
-                else:
-                    stack.callback(module.register_forward_hook(record_call(tally)).remove)
-            yield
-
-
-@contextlib.contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Run in inference mode, without gradients, every operation as it is written."""
-    with (
-        torch.no_grad(),
-        inference_mode_of(model),
-        torch.compiler.set_stance("force_eager"),
-    ):
-        yield
-
-
-@dataclass(frozen=True)
-class Point:
-    """A place where spikes are read: what comes out of a module, or what goes in."""
-
-    path: str
-    module: nn.Module
-    inward: bool
-    role: str | None
-    mixer: str | None
-    stage: int | None
-    block: int | None
-
-
-def neuron_paths(model: nn.Module) -> dict[str, nn.Module]:
+def neurons_of(model: nn.Module) -> dict[str, nn.Module]:
     """List the neuron layers, outermost ones where one holds another: path to module.
 
     A neuron layer is a :class:`keymix.layers.neurons.SpikingNeuron`, or a module with a
-    ``v_threshold``, as SpikingJelly's neurons are.
+    ``v_threshold``, as SpikingJelly's neurons are. A model without any is refused.
     """
     found: dict[str, nn.Module] = {}
     for path, module in model.named_modules():
         inside = any(path.startswith(f"{outer}.") for outer in found)
         if not inside and (isinstance(module, SpikingNeuron) or hasattr(module, "v_threshold")):
             found[path] = module
+    if not found:
+        raise UserError(
+            f"{type(model).__name__} has no spiking neurons; choose a model that has, such as "
+            "keymix's qkformer and spikformer models (not with neuron='relu', which has no "
+            "spikes)"
+        )
     return found
 
 
-def points_of(model: nn.Module) -> list[Point]:
+def places_of(model: nn.Module) -> list[tuple[Place, nn.Module]]:
     """List the places where spikes are read, in the model's order."""
     mixers = {p: m for p, m in model.named_modules() if isinstance(m, TokenMixer)}
-    neurons = neuron_paths(model)
-    watched: dict[str, tuple[nn.Module, bool]] = {p: (m, False) for p, m in neurons.items()}
+    watched = {path: (module, False) for path, module in neurons_of(model).items()}
     for path, each in mixers.items():
         if "proj" in each.spiking_roles:
             watched[f"{path}.proj"] = (each.get_submodule("proj"), True)
     order = {path: i for i, (path, _) in enumerate(model.named_modules())}
     numbers: dict[tuple[str, str], int] = {}
     mlps: dict[str, int] = {}
-    points = []
+    places = []
     for path in sorted(watched, key=order.__getitem__):
         module, inward = watched[path]
-        stage, within = _place(path)
+        stage, within = _stage_and_block(path)
         block = None
         if within is not None:
             block = numbers.setdefault(within, len(numbers) + 1)
@@ -372,11 +124,12 @@ def points_of(model: nn.Module) -> list[Point]:
             number = mlps.get(before, 0)
             mlps[before] = number + 1
             role = MLP[number] if number < len(MLP) else None
-        points.append(Point(path, module, inward, role, owner, stage, block))
-    return points
+        place = Place(path=path, inward=inward, role=role, mixer=owner, stage=stage, block=block)
+        places.append((place, module))
+    return places
 
 
-def _place(path: str) -> tuple[int | None, tuple[str, str] | None]:
+def _stage_and_block(path: str) -> tuple[int | None, tuple[str, str] | None]:
     """Read stage (from 1) and block off a path."""
     stage = re.search(r"(?:^|\.)stages\.(\d+)\.", path)
     block = re.search(r"(?:^|\.)blocks\.(\d+)\.", path)
@@ -389,15 +142,25 @@ def _place(path: str) -> tuple[int | None, tuple[str, str] | None]:
 class FiringTally:
     """Adds up the spikes of one place over batches."""
 
-    def __init__(self, point: Point) -> None:
-        self.point = point
-        self._total: list[float] = []  # by step
-        self._count: list[int] = []
+    def __init__(self, place: Place, module: nn.Module) -> None:
+        self.place, self.module = place, module
+        self._totals: list[float] = []  # by step
+        self.count = self._neurons = 0  # of every step, and of one image
         self._largest = 0.0
-        self._fired: Tensor | None = None
-        self._images_known = True
-        self._neurons = 0
+        self._fired: Tensor | None = None  # by neuron, while images lie on the second axis
         self._calls: list[Tensor] = []
+
+    def listen(self, counter: OperationCounter, images: int, steps: int) -> RemovableHandle:
+        """Read every call of its module; what is read off is no work that the counter counts."""
+        inward, module = self.place.inward, self.module
+
+        def hook(_: nn.Module, args: tuple[Any, ...], output: Any = None) -> None:
+            counter.paused = True
+            self.add(args[0] if inward else output, images, steps)
+            counter.paused = False
+
+        add = module.register_forward_pre_hook if inward else module.register_forward_hook
+        return add(hook)
 
     def add(self, spikes: Tensor, images: int, steps: int) -> None:
         """Read what one call gave, steps first; keep it until the batch ends where it is one step.
@@ -410,11 +173,6 @@ class FiringTally:
             self._calls.append(spikes.detach())
 
     @property
-    def ran(self) -> bool:
-        """Whether it ran at all, in any batch."""
-        return bool(self._count)
-
-    @property
     def steps_seen(self) -> int:
         """Time steps that it saw in the batch that is under way."""
         return sum(len(call) for call in self._calls) if len(self._calls) == 1 else len(self._calls)
@@ -422,64 +180,126 @@ class FiringTally:
     def end_batch(self, images: int, steps: int) -> None:
         """Add up the calls of a batch that are kept: one with all steps, or one per step."""
         calls, self._calls = self._calls, []
-        if not calls:
-            return
-        one_per_step = len(calls) == steps and steps > 1
-        self._add(torch.stack(calls) if one_per_step else torch.cat(calls), images)
+        if calls:
+            one_per_step = len(calls) == steps and steps > 1
+            self._add(torch.stack(calls) if one_per_step else torch.cat(calls), images)
 
     def _add(self, spikes: Tensor, images: int) -> None:
         flat = spikes.flatten(1)
         totals = flat.sum(1, dtype=torch.float64).tolist()
-        self._total += [0.0] * (len(totals) - len(self._total))
-        self._count += [0] * (len(totals) - len(self._count))
-        for i, total in enumerate(totals):
-            self._total[i] += total
-            self._count[i] += flat.shape[1]
+        known = self._totals or [0.0] * len(totals)
+        self._totals = [a + b for a, b in zip(known, totals, strict=True)]
+        if spikes.ndim < 2 or spikes.shape[1] != images:
+            self._fired = None
+        elif self._fired is not None or not self.count:
+            fired = (spikes != 0).flatten(0, 1).any(0)
+            before = fired if self._fired is None else self._fired
+            self._fired = before | fired if before.shape == fired.shape else None
         self._largest = max(self._largest, float(spikes.max()))
         self._neurons = flat.shape[1] // images
-        self._silence(spikes, images)
-
-    def _silence(self, spikes: Tensor, images: int) -> None:
-        if spikes.ndim < 2 or spikes.shape[1] != images or not self._images_known:
-            self._images_known = False
-            return
-        fired = (spikes != 0).flatten(0, 1).any(0)
-        if self._fired is not None and self._fired.shape != fired.shape:
-            self._images_known = False
-            return
-        self._fired = fired if self._fired is None else self._fired | fired
+        self.count += flat.shape[1]
 
     def result(self) -> Firing:
         """Return what was read."""
-        point = self.point
-        silent = None
-        if self._images_known and self._fired is not None:
-            silent = 1 - float(self._fired.double().mean())
         return Firing(
-            path=point.path,
-            inward=point.inward,
-            role=point.role,
-            mixer=point.mixer,
-            stage=point.stage,
-            block=point.block,
-            rate=sum(self._total) / sum(self._count),
-            by_step=tuple(t / n for t, n in zip(self._total, self._count, strict=True)),
+            **vars(self.place),
+            rate=sum(self._totals) / (self.count * len(self._totals)),
+            by_step=tuple(total / self.count for total in self._totals),
             neurons=self._neurons,
-            silent=silent,
+            silent=None if self._fired is None else 1 - float(self._fired.double().mean()),
             largest=self._largest,
         )
 
 
-def by_stage(firings: tuple[Firing, ...]) -> dict[tuple[str | None, int], dict[str, float]]:
-    """Average over the blocks of a stage, as Table 7 has it: mixer and stage to rates by name."""
-    of_block = {f.block: f.mixer for f in firings if f.mixer is not None}
-    sums: dict[tuple[str | None, int], dict[str, list[float]]] = {}
-    for firing in firings:
-        if firing.role is None or firing.stage is None:
-            continue
-        key = (firing.mixer or of_block.get(firing.block), firing.stage)
-        sums.setdefault(key, {}).setdefault(firing.role, []).append(firing.rate)
-    return {
-        key: {role: sum(rates) / len(rates) for role, rates in roles.items()}
-        for key, roles in sums.items()
+def spike_rasters(
+    model: nn.Module,
+    image: Tensor,
+    *,
+    layers: str | int | Sequence[str | int] | None = None,
+    head: int = 0,
+    step: int | None = None,
+    tokens: tuple[int, int] | None = None,
+) -> tuple[Raster, ...]:
+    """Read the spikes of Q-K token attention on one image (QKFormer, Sec. 4.2 and Fig. 3).
+
+    Args:
+        model: A model with the mixer ``qk_token``; it is left as it was.
+        image: One normalised image ``[C, H, W]``, or frames ``[T, C, H, W]``.
+        layers: Which of these mixers, as in :func:`keymix.attention_maps`: numbers among them from
+            0, patterns of paths; the first of every stage if None.
+        head: The head, from 0.
+        step: The time step, from 0; the last if None.
+        tokens: First token and how many; 100 in the middle, or all if fewer, if None.
+
+    Returns:
+        One raster a mixer; none if the model has no such mixer and ``layers`` is None.
+
+    Raises:
+        UserError: If a layer, head, step or token is not there.
+    """
+    inner = unwrapped(model)
+    places = {place.path.rpartition(".")[0]: place for place, _ in places_of(inner)}
+    seats = {
+        path: Seat(path=path, module=module, layer=None)
+        for path, module in inner.named_modules()
+        if isinstance(module, QKTokenAttention)
     }
+    if layers is not None:
+        if not seats:
+            raise UserError("the model has no layer of Q-K token attention, of which rasters are")
+        wanted = chosen(list(seats), layers, "layers of Q-K attention")
+    else:  # the first of each stage
+        firsts = {places[path].stage: path for path in reversed(seats)}
+        wanted = [path for path in seats if path in firsts.values()]
+    found = []
+
+    def on_call(seat: Seat, call: Call, _: Layout | None) -> None:
+        mixer, named = seat.module, by_name(*call)
+        assert isinstance(mixer, QKTokenAttention)
+        spikes = mixer.spikes(named["x"], named.get("grid"))
+        attention = spikes["A_t"][:, 0, :, :, 0].cpu() != 0  # [T, h, N]
+        steps, heads, number = attention.shape
+        at = _index("step", steps - 1 if step is None else step, steps)
+        one = _index("head", head, heads)
+        start, count = _segment(tokens, number)
+        grid = named.get("grid") or mixer.site.grid
+
+        def shown(name: str) -> Tensor:
+            every = spikes[name][at, 0].reshape(number, heads, -1)[:, one]  # [N, d]
+            return every[start : start + count].mT.cpu() != 0
+
+        found.append(
+            Raster(
+                path=seat.path,
+                stage=places[seat.path].stage,
+                block=places[seat.path].block,
+                head=one,
+                heads=heads,
+                step=at,
+                start=start,
+                grid=grid if grid is not None and prod(grid) == number else (1, number),
+                attention=attention[:, one],
+                keys=shown("K"),
+                masked=shown("X'"),
+            )
+        )
+
+    if wanted:
+        run_once(inner, image[None], {path: seats[path] for path in wanted}, on_call)
+    return tuple(found)
+
+
+def _index(what: str, given: int, count: int) -> int:
+    if not 0 <= given < count:
+        raise UserError(f"{what}={given}: there are {count}, numbered from 0")
+    return given
+
+
+def _segment(tokens: tuple[int, int] | None, number: int) -> tuple[int, int]:
+    if tokens is None:
+        count = min(SEGMENT, number)
+        return (number - count) // 2, count
+    start, count = tokens
+    if start < 0 or count < 1 or start + count > number:
+        raise UserError(f"{tokens=}: first token and how many must lie within the {number} tokens")
+    return start, count

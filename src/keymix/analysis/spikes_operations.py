@@ -19,8 +19,7 @@ runs; a :class:`_Tally` adds one of them up over batches and decides by the rule
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
 from math import prod
 from typing import Any
 
@@ -30,9 +29,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from keymix.analysis.counting import cannot_count, computes, flop_counter
-from keymix.analysis.energy import Energy
-from keymix.analysis.spikes_record import EnergyBounds, InputValues, Kind, OperationReading, What
-from keymix.analysis.study_record import joined
+from keymix.analysis.spikes_record import InputValues, Kind, Operation, What
 
 aten = torch.ops.aten
 
@@ -40,76 +37,6 @@ LARGEST = 8
 """Histograms count values up to here one by one; the last cell holds all from here on."""
 
 _ORDER: tuple[Kind, ...] = ("binary", "counts", "real")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Operation:
-    """One operation of a model, on one image over all time steps.
-
-    Attributes:
-        path: The innermost module that ran it.
-        what: ``"conv"`` and ``"linear"`` have weights; ``"product"`` is of two activations, as in
-            spiking self attention; ``"sum"`` adds spikes up, as Q-K attention does with Q;
-            ``"norm"`` is a batch norm that is not folded; ``"other"`` has a formula, no more.
-        input: Values that drive it: ``"binary"`` (0 and 1), ``"counts"`` (whole numbers, such as
-            spikes that a shortcut added), ``"real"``.
-        values: Mean, share that is not 0, and shares of the values 0, 1, 2, …; None for "norm"
-            and "other".
-        dense: Multiply-adds if every input counted, over all steps.
-        ann: Multiply-adds of it in the ANN counterpart, which has one step.
-        macs: Multiply-adds that have to be made: all of ``dense`` where the input is real.
-        acs: Additions, a spike of value v counted as v (synaptic operations, SOPs).
-        acs_low: Additions if an input costs one whatever its value; equals ``acs`` if binary.
-    """
-
-    path: str
-    what: What
-    input: Kind
-    values: InputValues | None
-    dense: float
-    ann: float
-    macs: float
-    acs: float
-    acs_low: float
-
-    def energy(self, cost: Energy) -> tuple[float, float, float]:
-        """Return energy in pJ: lower bound, every spike one addition, upper bound.
-
-        The lower bound takes one addition for an input above one too, the upper bound one
-        multiply-add; all three agree where the input is binary, or real.
-        """
-        if self.input == "real":
-            return (self.macs * cost.mac,) * 3
-        middle = self.acs * cost.ac
-        if self.input == "binary":
-            return (middle,) * 3
-        multiplied = 0.0 if self.what == "sum" else self.acs_low * cost.mac
-        return self.acs_low * cost.ac, middle, max(middle, multiplied)
-
-    def reading(self, cost: Energy) -> OperationReading:
-        """Return it as a record has it, with its energy."""
-        return joined(OperationReading, self, energy=EnergyBounds.of(self.energy(cost)))
-
-
-class _Factor:
-    """What goes into an operation.
-
-    `uses` are the results that values other than 0 go into; in `spikes` a value n counts n times.
-    """
-
-    def __init__(self) -> None:
-        self.values = Values()
-        self.uses = self.spikes = 0.0
-
-    def read(self, x: Tensor, fan_out: int) -> None:
-        """Read values, each of which goes into ``fan_out`` results."""
-        nonzero, total = self.values.add(x)
-        self.used(nonzero * fan_out, total * fan_out)
-
-    def used(self, uses: float, spikes: float) -> None:
-        """Add up uses."""
-        self.uses += uses
-        self.spikes += spikes
 
 
 class _Tally:
@@ -122,7 +49,7 @@ class _Tally:
 
     def __init__(self, path: str, what: What) -> None:
         self.path, self.what = path, what
-        self.input, self.other = _Factor(), _Factor()
+        self.input, self.other = Values(), Values()
         self.meetings = self.dense = self.once = 0.0
         self.calls: list[tuple[float, int]] = []
         self.same = True
@@ -137,8 +64,11 @@ class _Tally:
 
     def result(self, images: int, steps: int) -> Operation:
         """Return it for one image."""
-        drives, acs, low = self._driver()
+        drives = self._driver()
         real = drives.kind == "real"
+        acs, low = (0.0, 0.0) if real else (drives.spikes, drives.uses)
+        if self.other.elements and self.input.kind == self.other.kind == "binary":
+            acs = low = self.meetings
         return Operation(
             path=self.path,
             what=self.what,
@@ -147,22 +77,20 @@ class _Tally:
             dense=self.dense / images,
             ann=(self.once + (self.dense - self.once) / steps) / images,
             macs=self.dense / images if real else 0.0,
-            acs=0.0 if real else acs / images,
-            acs_low=0.0 if real else low / images,
+            acs=acs / images,
+            acs_low=low / images,
         )
 
-    def _driver(self) -> tuple[Values, float, float]:
-        """Return the values that drive it, its additions, and how few they may be."""
-        factors = (self.input, self.other) if self.other.values.elements else (self.input,)
-        if len(factors) == 2 and all(f.values.kind == "binary" for f in factors):
-            return self.input.values, self.meetings, self.meetings
+    def _driver(self) -> Values:
+        """Return the values that drive it: the plainest, of two alike those used less."""
+        if not self.other.elements or self.input.kind == self.other.kind == "binary":
+            return self.input
 
-        def price(factor: _Factor) -> tuple[int, float]:
-            kind = factor.values.kind
-            return _ORDER.index(kind), 0.0 if kind == "real" else factor.uses
+        def price(values: Values) -> tuple[int, float]:
+            kind = values.kind
+            return _ORDER.index(kind), 0.0 if kind == "real" else values.uses
 
-        plainest = min(factors, key=price)
-        return plainest.values, plainest.spikes, plainest.uses
+        return min(self.input, self.other, key=price)
 
 
 class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -236,7 +164,7 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             tally = self._next("other")
             flops = self._formulas[packet](*args, **kwargs, out_val=out)
             tally.calls.append((flops // 2, len(out)))
-            tally.input.values.kind = "real"
+            tally.input.kind = "real"
         elif computes(func):
             raise cannot_count(str(packet))
         return out
@@ -244,14 +172,25 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _sum(self, x: Tensor, out: Tensor) -> None:
         if out.numel() == x.numel():
             return
-        self._next("sum").input.read(x, 1)
+        self._next("sum").input.add(x, 1)
 
     def _convolution(self, args: tuple[Any, ...], out: Tensor) -> None:
-        x, weight, _, stride, padding, dilation, transposed, _, groups = args[:9]
+        x, weight, _, *geometry, groups = args[:9]
+        transposed = geometry[3]
         tally = self._next("conv")
-        tally.input.values.add(x)
-        tally.input.used(*conv_uses(x, weight, out, stride, padding, dilation, transposed, groups))
-        tally.calls.append((conv_macs(weight, x, out, transposed), len(x)))
+        tally.input.add(x)
+        # how many taps meet an input of each place: at the border fewer than in the middle
+        plane, kernel, given = (
+            torch.ones(1, 1, *each.shape[2:], dtype=torch.float64, device=x.device)
+            for each in (x, weight, out)
+        )
+        wanted = (True, False, False)  # the gradient of the input alone
+        taps = aten.convolution_backward(given, plane, kernel, None, *geometry, 1, wanted)[0][0, 0]
+        taps = taps * (weight.shape[1] if transposed else weight.shape[0] // groups)
+        tally.input.uses += float((torch.count_nonzero(x, dim=(0, 1)) * taps).sum())
+        tally.input.spikes += float((x.sum(dim=(0, 1), dtype=torch.float64) * taps).sum())
+        macs = prod(weight.shape[1:]) * (x.numel() if transposed else out.numel())
+        tally.calls.append((macs, len(x)))  # padding included, as everybody counts them
         self._compare_steps(tally, x)
 
     def _product(self, a: Tensor, b: Tensor) -> None:
@@ -261,14 +200,15 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tally = self._next("linear" if any(weights) else "product")
         tally.calls.append((a.numel() * b.shape[-1], len(a)))
         if weights[0]:
-            tally.input.read(b, a.shape[-2])
+            tally.input.add(b, a.shape[-2])
             tally.same = False  # where its steps lie is unknown
             return
-        tally.input.read(a, b.shape[-1])
+        tally.input.add(a, b.shape[-1])
         self._compare_steps(tally, a)
         if not weights[1]:
-            tally.other.read(b, a.shape[-2])
-            tally.meetings += met(a, b)
+            tally.other.add(b, a.shape[-2])
+            left, right = a.sum(-2, dtype=torch.float64), b.sum(-1, dtype=torch.float64)
+            tally.meetings += float((left * right).sum())  # how often a 1 meets a 1
 
     def _compare_steps(self, tally: _Tally, x: Tensor) -> None:
         """Note whether a layer is given the same at every step, which it need not work out."""
@@ -283,7 +223,7 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self.steps or self.steps == 1:
             return ()
         weighted = [t for t in self._tallies.values() if t.what in ("conv", "linear")]
-        return tuple(t.path for t in weighted if t.same and t.input.values.kind == "real")
+        return tuple(t.path for t in weighted if t.same and t.input.kind == "real")
 
     def results(self, images: int, steps: int, *, norms: bool) -> tuple[Operation, ...]:
         """Return the operations for one image, in order; `norms` are those of batch norms too."""
@@ -292,7 +232,7 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if tally.what == "norm":
                 if not norms:
                     continue
-                tally.input.values.kind = "real"
+                tally.input.kind = "real"
             made = tally.result(images, steps)
             if made.what != "sum" or made.input != "real":
                 found.append(made)
@@ -312,97 +252,35 @@ _FACTORS = {
 }
 
 
-def conv_uses(
-    x: Tensor,
-    weight: Tensor,
-    out: Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    groups: int,
-) -> tuple[float, float]:
-    """Count the weights that inputs which are not 0 meet, and the same weighed by their values.
-
-    An input ``[B, C, *size]`` at the border meets fewer weights than one in the middle: padding
-    meets none. Strides, paddings and dilations are one for each axis, or one for all.
-    """
-    sizes, kernel = x.shape[2:], weight.shape[2:]
-    across = weight.shape[1] if transposed else weight.shape[0] // groups
-    spots = torch.ones((), dtype=torch.float64, device=x.device)
-    for axis in range(len(sizes)):
-        met = _met(
-            sizes[axis],
-            out.shape[2 + axis],
-            kernel[axis],
-            *(each[axis if len(each) > 1 else 0] for each in (stride, padding, dilation)),
-            transposed=transposed,
-        )
-        spots = spots[..., None] * met.to(spots)
-    nonzero = torch.count_nonzero(x, dim=(0, 1)).to(spots)
-    total = x.sum(dim=(0, 1), dtype=torch.float64)
-    return float((nonzero * spots).sum()) * across, float((total * spots).sum()) * across
-
-
-def _met(
-    size: int, out: int, kernel: int, stride: int, padding: int, dilation: int, *, transposed: bool
-) -> Tensor:
-    """Return for each place of an axis how many outputs it goes into."""
-    taps = torch.arange(kernel) * dilation
-    if transposed:
-        reached = torch.arange(size)[:, None] * stride - padding + taps
-        return ((reached >= 0) & (reached < out)).sum(1)
-    read = (torch.arange(out)[:, None] * stride - padding + taps).flatten()
-    return torch.bincount(read[(read >= 0) & (read < size)], minlength=size)
-
-
-def conv_macs(weight: Tensor, x: Tensor, out: Tensor, transposed: bool) -> int:
-    """Return the multiply-adds of a convolution, padding included, as everybody counts them."""
-    return prod(weight.shape[1:]) * (x.numel() if transposed else out.numel())
-
-
-def met(a: Tensor, b: Tensor) -> float:
-    """Sum up a matrix product ``[*, m, k] @ [*, k, n]``: of 0 and 1, how often a 1 meets a 1."""
-    left, right = a.sum(-2, dtype=torch.float64), b.sum(-1, dtype=torch.float64)
-    return float((left * right).sum())
-
-
-def kind_of(x: Tensor) -> Kind:
-    """Say what kind of values a tensor has."""
-    if x.dtype == torch.bool or bool(((x == 0) | (x == 1)).all()):
-        return "binary"
-    return "counts" if bool(((x >= 0) & (x == x.round())).all()) else "real"
-
-
 class Values:
-    """Counts the values of tensors: the least plain kind, the sum, and how many were 0, 1, 2, …."""
+    """Counts the values of tensors: the least plain kind, the sum, and how many were 0, 1, 2, ….
+
+    `uses` are the results that values other than 0 go into; in `spikes` a value n counts n times.
+    """
 
     def __init__(self) -> None:
         self.kind: Kind = "binary"
         self.elements = self.nonzero = 0
-        self.total = 0.0
+        self.total = self.uses = self.spikes = 0.0
         self.histogram = torch.zeros(LARGEST + 1, dtype=torch.int64)
 
-    def add(self, x: Tensor) -> tuple[float, float]:
-        """Count the values of a tensor; return how many are not 0, and their sum."""
-        kind = kind_of(x)
-        self.kind = max(self.kind, kind, key=_ORDER.index)
+    def add(self, x: Tensor, fan_out: int = 0) -> None:
+        """Count the values of a tensor, each of which goes into so many results."""
         nonzero, total = int(torch.count_nonzero(x)), float(x.sum(dtype=torch.float64))
         self.elements += x.numel()
         self.nonzero += nonzero
         self.total += total
-        if kind == "binary":
+        self.uses += nonzero * fan_out
+        self.spikes += total * fan_out
+        if bool(((x == 0) | (x == 1)).all()):
             self.histogram[0] += x.numel() - nonzero
             self.histogram[1] += nonzero
-        elif kind == "counts":
+        elif bool(((x >= 0) & (x == x.round())).all()):
+            self.kind = max(self.kind, "counts", key=_ORDER.index)
             cells = x.flatten().clamp(max=LARGEST).long()
             self.histogram += torch.bincount(cells, minlength=LARGEST + 1).cpu()
-        return float(nonzero), total
-
-    @property
-    def rate(self) -> float:
-        """Mean value: of spikes, how many an element carries."""
-        return self.total / self.elements
+        else:
+            self.kind = "real"
 
     def reading(self) -> InputValues:
         """Return what was counted as a record has it."""
@@ -411,6 +289,5 @@ class Values:
             cells: list[int] = self.histogram.tolist()
             last = max(i for i, cell in enumerate(cells) if cell or i == 1)
             shares = tuple(cell / self.elements for cell in cells[: last + 1])
-        return InputValues(
-            kind=self.kind, mean=self.rate, nonzero=self.nonzero / self.elements, shares=shares
-        )
+        mean, nonzero = self.total / self.elements, self.nonzero / self.elements
+        return InputValues(kind=self.kind, mean=mean, nonzero=nonzero, shares=shares)

@@ -21,6 +21,7 @@ from keymix.task import FRACTION, Score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from numpy.typing import ArrayLike
 
 HUES = ("c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7")
 MARKERS = dict(zip(HUES, "PD^v*XH<", strict=True)) | {"ink": "o", "ref": "s"}
@@ -614,7 +615,7 @@ def heat_map(
 
 def raster(
     ax: Axes,
-    rows: Sequence[str],
+    rows: ArrayLike,
     at: tuple[float, float, float, float],
     *,
     colour: str = "ink",
@@ -628,11 +629,12 @@ def raster(
     from matplotlib.path import Path
 
     left, top, wide, high = at
-    bits = np.array([[int(bit) for bit in f"0{row}0"] for row in rows])
-    edges = np.diff(bits, axis=1)
+    bits = np.asarray(rows, dtype=int)
+    edges = np.diff(np.pad(bits, ((0, 0), (1, 1))), axis=1)
     (line, start), (_, stop) = np.nonzero(edges == 1), np.nonzero(edges == -1)
-    x, y = left + wide / len(rows[0]) * np.stack((start, stop)), top + high / len(rows) * line
-    foot = y + high / len(rows)
+    cell = wide / bits.shape[1], high / len(bits)
+    x, y = left + cell[0] * np.stack((start, stop)), top + cell[1] * line
+    foot = y + cell[1]
     corners = np.array([(x[0], y), (x[1], y), (x[1], foot), (x[0], foot), (x[0], y)])
     boxes = Path.make_compound_path_from_polys(np.moveaxis(corners, 2, 0))
     ax.add_patch(PathPatch(boxes, color=colours()[colour], alpha=opacity, lw=0))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from keymix.analysis.energy import ENERGIES
+from keymix.analysis.spikes_record import DEAD
 from keymix.analysis.statistics import Summary
 from keymix.report import formats
 from keymix.report.part import Section, Shown, page_of
@@ -16,8 +17,6 @@ from keymix.report.words import say
 
 PLACE = 30
 
-DEAD = 0.9
-"""Share of silent neurons above which a network is not compared with one without spikes."""
 FAILING = "these rates and energies say nothing of models that work."
 """What is said of a mixer whose models do not work, behind the reason."""
 
@@ -61,10 +60,11 @@ def table(record: Results) -> Table:
 def notes(record: Results) -> dict[str, list[str]]:
     """Return what is out of the ordinary, with the mixers that it is said of."""
     found: dict[str, list[str]] = {}
-    for label in record.spikes:
+    for label, means in record.spikes.items():
         of_runs = (run.spikes.notes for run in record.finished(label) if run.spikes)
         said = dict.fromkeys(note for each in of_runs for note in each)
-        why = _failing(record, label)
+        silent = (means["silent"].mean or 0.0) > DEAD
+        why = "hardly a neuron fires" if silent else _failing(record, label)
         for note in (*said, *([f"{why[0].upper()}{why[1:]}: {FAILING}"] if why else [])):
             found.setdefault(note, []).append(label)
     return found

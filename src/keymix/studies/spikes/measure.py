@@ -3,39 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
-from keymix.analysis.energy import Energy
-from keymix.analysis.images import Images, Model
-from keymix.analysis.spikes import SpikeReadings, read_spikes
-from keymix.analysis.spikes_record import SpikesStudy
-from keymix.analysis.study_record import UNNAMED, joined
-from keymix.arguments import checked
-from keymix.studies.spikes.result import SpikeStudies
-from keymix.studies.study import OfModel
+from torch import Tensor
 
-
-class Spikes(SpikeReadings, OfModel):
-    """Firing rates, operations and energy of a network: `SpikeReadings` as a result.
-
-    Tables are ``"total"``, ``"rates"``, ``"steps"``, ``"neurons"`` and ``"operations"``; figures
-    are ``"energy"`` and rates along steps and blocks.
-    """
-
-    name = "spikes"
-
-    @cached_property
-    def alone(self) -> SpikeStudies:
-        """This network as a study of its own."""
-        more = {"raster_image": None, "photo": None, "rasters": (), "at_chance": False}
-        return SpikeStudies([joined(SpikesStudy, self.reading(), UNNAMED, **more)])
-
-    @property
-    def data(self) -> object:
-        """Everything with all that follows from it."""
-        return self.reading()
+from keymix.analysis.energy import Energy, energy_of
+from keymix.analysis.images import Images, Model, batches_of
+from keymix.analysis.spikes import read_spikes
+from keymix.arguments import checked, module_of, opened
+from keymix.errors import check_positive
+from keymix.studies.spikes.result import Spikes
 
 
 @checked
@@ -54,29 +32,14 @@ def spike_study(
     App. A.3, Table 7): the mean of what neurons give, over images, steps and neurons. X', the
     masked K, is what goes into the output projection of Q-K attention.
 
-    **Synaptic operations.** In a layer with weights each spike costs one addition for every weight
-    it meets: :math:`SOP = \sum_i s_i \, f_i`, over inputs i with spikes :math:`s_i` and fan-out
-    :math:`f_i`. That is "rate times dense multiply-adds", but exact at the border of a
-    convolution, where padding meets no spike. What drives a layer is decided by the values that
-    it was given over all images:
-
-    - 0 and 1: additions, AC.
-    - whole numbers, as shortcuts make that add spikes: a value of n counts as n additions; the
-      lower bound is one addition an input that is not 0, the upper one multiply-add each.
-    - anything else, such as the pixels of the first layer or the mean before the classifier:
-      multiply-adds, MAC, all of them.
-
-    The products of spiking self-attention have no weights. Two factors of 0 and 1 need an addition
-    wherever a 1 meets a 1; a factor of 0 and 1 times one of whole numbers (the second product)
-    adds a row of the other for each of its spikes. Q-K attention's sum over Q adds each spike once;
-    its mask is addressing or an AND, "with negligible power consumption" in the paper's words, and
-    costs nothing here. So do neurons' own dynamics, biases, pooling, means and shortcuts, as in
-    the papers.
+    **Synaptic operations.** A spike costs one addition for every weight it meets:
+    :math:`SOP = \sum_i s_i \, f_i`, over inputs i with spikes :math:`s_i` and fan-out :math:`f_i`,
+    exact at the border of a convolution. Inputs above 1 have bounds, and layers with real-valued
+    input make all their multiply-adds; :mod:`keymix.analysis.spikes_operations` has the rule.
 
     **Energy** is MACs and ACs times what they cost: 4.6 and 0.9 pJ by default, 32-bit floating
-    point in 45 nm (Horowitz 2014). Memory access is not counted. All time steps count; a layer that
-    runs once for all of them, as keymix's models run the first on a still image, counts once. The
-    ANN counterpart, the same network without spikes, makes every multiply-add at one step.
+    point in 45 nm (Horowitz 2014). All time steps count; memory access does not. The ANN
+    counterpart, the same network without spikes, makes every multiply-add at one step.
 
     The model is left as it was. Modules with ``reset()`` among its neurons are reset before each
     batch.
@@ -103,12 +66,19 @@ def spike_study(
         UserError: If an argument is none of these, the model has no spiking neurons or cannot take
             the images, there are none, or an operation ran that computes and that nobody counts.
     """
-    found = read_spikes(
-        model,
-        images,
-        energy=energy,
-        batch_norm=batch_norm,
-        batch_size=batch_size,
-        progress=progress,
-    )
+    check_positive(batch_size=batch_size)
+    cost, trained = energy_of(energy), opened(model)
+    batches = batches_of(images, trained, batch_size, frames=True)
+    if progress is not None:
+        batches = _counted(batches, progress)
+    found = read_spikes(module_of(trained), batches, cost=cost, batch_norm=batch_norm)
     return Spikes(**vars(found))
+
+
+def _counted(batches: Iterable[Tensor], progress: Callable[[int], None]) -> Iterator[Tensor]:
+    """Report how many images were read after every batch."""
+    seen = 0
+    for batch in batches:
+        yield batch
+        seen += len(batch)
+        progress(seen)

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keymix.analysis.energy import energy_of
-from keymix.analysis.spikes_record import RasterReading, SpikesStudy
-from keymix.analysis.study_record import joined
 from keymix.errors import UserError
 from keymix.studies.inputs import Images, Loaded
 from keymix.studies.on_images import StudyOnImages
-from keymix.studies.spikes.result import SpikeStudies
+from keymix.studies.spikes.result import Spikes, SpikeStudies
 from keymix.studies.study import Session
 
 if TYPE_CHECKING:
@@ -93,33 +91,36 @@ explains every measure and every assumption."""
 
     def measure(
         self, loaded: Loaded, images: Images, given: argparse.Namespace, session: Session
-    ) -> SpikesStudy:
-        from keymix.analysis.spikes import read_spikes
+    ) -> Spikes:
+        from keymix.analysis.spikes import spike_rasters
+        from keymix.report.pictures import image_uri
+        from keymix.studies.spikes.measure import spike_study
 
         # rasters first, since what is wrong there shows at once
-        raster_image, photo, rasters = _rasters(loaded, images, given)
+        number, pixels = _raster_image(images, given.raster_image)
+        rasters = spike_rasters(
+            loaded.model,
+            images.view.normalised(pixels),
+            layers=given.raster_layers,
+            head=given.head,
+            step=given.step,
+            tokens=given.segment,
+        )
         with session.reading(loaded.label, len(images), images.kind.nouns) as progress:
-            found = read_spikes(
+            found = spike_study(
                 loaded.model,
                 images.batches(given.batch_size),
                 energy=given.energy,
                 batch_norm=given.batch_norm,
-                batch_size=given.batch_size,
                 progress=progress,
             )
-        at_chance = _at_chance(loaded)
-        return joined(
-            SpikesStudy,
-            found.reading(),
-            loaded.studied_on(images),
-            at_chance=bool(at_chance),
-            notes=(*at_chance, *found.notes),
-            raster_image=raster_image,
-            photo=photo,
-            rasters=rasters,
-        )
+        found.of, found.chance = loaded.studied_on(images), _chance(loaded)
+        if rasters:
+            found.rasters, found.raster_image = rasters, Path(images.names[number]).name
+            found.photo = image_uri(images.picture(pixels).numpy())
+        return found
 
-    def together(self, found: Sequence[SpikesStudy]) -> SpikeStudies:
+    def together(self, found: Sequence[Spikes]) -> SpikeStudies:
         return SpikeStudies(found)
 
 
@@ -140,10 +141,10 @@ def _segment(text: str | None) -> tuple[int, int] | None:
 
 def prepare(loaded: Loaded, time_steps: int | None) -> None:
     """Check that a model has spikes, and set its time steps."""
-    from keymix.analysis.spikes import checked_neurons
+    from keymix.analysis.spikes import neurons_of
 
     try:
-        checked_neurons(loaded.model)
+        neurons_of(loaded.model)
     except UserError as error:
         raise UserError(f"{loaded.name!r}: {error}") from error
     if time_steps is None:
@@ -154,43 +155,18 @@ def prepare(loaded: Loaded, time_steps: int | None) -> None:
     change(time_steps)
 
 
-def _at_chance(loaded: Loaded) -> list[str]:
-    """Say of a run that its test accuracy, if it has one, is not above chance."""
+def _chance(loaded: Loaded) -> float | None:
+    """Return a run's test accuracy, if it has one that is not above chance."""
     from keymix.analysis.statistics import no_better_than_chance
 
     if loaded.run is None or not loaded.run.done:
-        return []
+        return None
     summary = loaded.run.summary
     images, top1 = summary.data.sizes["test"], summary.last.test.scores.get("top1")
     classes = len(summary.data.classes)
     if top1 is None or not no_better_than_chance(top1, classes=classes, images=images):
-        return []
-    return [
-        f"The run's test accuracy, {100 * top1:.1f} %, is no better than chance: its rates and its "
-        "energy say nothing of a network that works."
-    ]
-
-
-def _rasters(
-    loaded: Loaded, images: Images, given: argparse.Namespace
-) -> tuple[str | None, str | None, tuple[RasterReading, ...]]:
-    """Read the spikes of the token attention on one image: its name, itself, and the rasters."""
-    from keymix.analysis.spikes_raster import spike_rasters
-    from keymix.report.pictures import image_uri
-
-    number, pixels = _raster_image(images, given.raster_image)
-    found = spike_rasters(
-        loaded.model,
-        images.view.normalised(pixels),
-        layers=given.raster_layers,
-        head=given.head,
-        step=given.step,
-        tokens=given.segment,
-    )
-    if not found:
-        return None, None, ()
-    photo = image_uri(images.picture(pixels).numpy())
-    return Path(images.names[number]).name, photo, tuple(raster.reading() for raster in found)
+        return None
+    return top1
 
 
 def _raster_image(images: Images, number: int | None) -> tuple[int, Tensor]:
