@@ -338,8 +338,6 @@ ALLOWED = {
     # what the codec reads and writes, and plain data of the public API
     "analysis/counting.py": 1,
     "analysis/energy.py": 1,
-    "analysis/similarity.py": 1,
-    "analysis/study_record.py": 1,
     "analysis/measure.py": 2,
     "analysis/spikes_raster.py": 2,
     "cli/comparison.py": 1,
