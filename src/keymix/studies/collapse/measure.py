@@ -48,7 +48,7 @@ def collapse(
     batch_size: int = 8,
     progress: Callable[[int], None] | None = None,
 ) -> Collapse:
-    r"""Measure attention collapse and what goes with it, batch after batch.
+    r"""Measure attention collapse, batch after batch: only the maps of one are in memory.
 
     From the map that multiplies V, column by column, over images, heads and tokens (DeepViT,
     https://arxiv.org/abs/2103.11886): Eq. 2, the cosine of a column of two layers, and Eq. 7, the
@@ -67,8 +67,6 @@ def collapse(
     In a hierarchical model, layers of a stage are compared, and tokens with those of the stage's
     last block. Layers whose windows are cut elsewhere, or whose maps have another shape, cannot be
     compared; neighbours are then the next ones that can, see `Collapse.groups`.
-
-    Only one batch's maps are in memory; nothing grows with the number of images.
 
     Args:
         model: A model that an adapter knows, or that holds mixers; what `keymix.load` returns; or

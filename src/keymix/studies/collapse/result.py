@@ -404,26 +404,17 @@ class Collapses(Found):
     @cached_property
     def figures(self) -> dict[str, Chart]:
         """Measures along the blocks, models overlaid; every two blocks of each; mixed heads."""
-        drawn = [*self._over_blocks(), *self._by_depth()]
+        made = {}
+        for key, lines, axes in [*self._over_blocks(), *self._by_depth()]:
+            holds = (0.0,) if key == "sink" else (0.0, 1.0)
+            draw = partial(charts.curves, lines=lines, holds=holds, **axes)
+            made[key] = Chart(key, " ".join(self.words("caption", key)), draw)
         words = file_words(study.of.label for study in self.studies)
         own = {f"{c.key}-{words[s.of.label]}": c for s in self.studies for c in self._squares(s)}
-        return {chart.key: chart for chart in drawn} | own
+        return made | own
 
-    def _curves(
-        self, key: str, lines: Sequence[Line], x_label: str, y_label: str, *, percent: bool
-    ) -> Chart:
-        draw = partial(
-            charts.curves,
-            lines=lines,
-            x_label=x_label,
-            y_label=y_label,
-            percent=percent,
-            holds=(0.0,) if key == "sink" else (0.0, 1.0),
-        )
-        return Chart(key, " ".join(self.words("caption", key)), draw)
-
-    def _over_blocks(self) -> Iterator[Chart]:
-        """Draw each measure that some model has of two blocks; a curve for what is comparable."""
+    def _over_blocks(self) -> Iterator[tuple[str, list[Line], dict[str, Any]]]:
+        """Yield each measure that some model has of two blocks; a curve for what is comparable."""
         columns = {column.key: column for column in COLUMNS}
         for key, field in CURVES.items():
             part, lines = "group" if field.startswith("before") else "stage", []
@@ -435,19 +426,20 @@ class Collapses(Found):
                 label = study.of.label
                 points = (zip(*each, strict=True) for each in parts.values())
                 lines += [Line(label, self.looks[label], *each) for each in points]
+            percent = columns[field].kind == "percent"
+            axes = {"x_label": "block", "y_label": columns[field].heading, "percent": percent}
             if any(len(line.xs) > 1 for line in lines):
-                heading, percent = columns[field].heading, columns[field].kind == "percent"
-                yield self._curves(key, lines, "block", heading, percent=percent)
+                yield key, lines, axes
 
-    def _by_depth(self) -> Iterator[Chart]:
-        """Draw the share of similar blocks by the depth of the models, where there are several."""
+    def _by_depth(self) -> Iterator[tuple[str, list[Line], dict[str, Any]]]:
+        """Yield the share of similar blocks by the depth of models, where there are several."""
         lines = []
         for s in (study for study in self.studies if study.pairs):
             share = len(s.similar_blocks) / len(s.with_maps)
             lines.append(Line(s.of.label, self.looks[s.of.label], [len(s.layers)], [share]))
+        axes = {"x_label": "blocks of the model", "y_label": "similar blocks, %", "percent": True}
         if len(lines) > 1:
-            axes = ("blocks of the model", "similar blocks, %")
-            yield self._curves("depth", lines, *axes, percent=True)
+            yield "depth", lines, axes
 
     def _squares(self, study: Collapse) -> Iterator[Chart]:
         """Draw the mean cosine of every two layers, as it is and centred, and the last Theta."""
