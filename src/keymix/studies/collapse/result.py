@@ -42,9 +42,8 @@ COLUMNS = (
     Column("entropy / ln M", "entropy_normalised", "ratio"),
     Column("most attended token, %", "sink", "percent"),
     Column("… a prefix token, %", "sink_in_prefix", "percent"),
-    Column("layer", "path"),
 )
-"""Columns of the table of blocks, behind the model."""
+"""Columns of the table of blocks, between the model and the layer."""
 
 CURVES = {
     "adjacent-cosine": "before_mean",
@@ -387,9 +386,11 @@ class Collapses(Found):
 
     @property
     def tables(self) -> dict[str, Table]:
-        """A row for each block."""
-        model = Column("model", "model", "name", where="both" if len(self.studies) > 1 else "csv")
-        columns = (model, *COLUMNS)
+        """A row for each block; people see the models where there are several, else the layers."""
+        several = len(self.studies) > 1
+        model = Column("model", "model", "name", where="both" if several else "csv")
+        layer = Column("layer", "path", where="csv" if several else "both")
+        columns = (model, *COLUMNS, layer)
         rows = [[row[c.key] for c in columns] for study in self.studies for row in study.rows]
         note = " ".join(self.words("blocks"))
         return {"blocks": Table("blocks", "Block by block", columns, rows, note=note)}
