@@ -337,8 +337,6 @@ ALLOWED = {
     "train/recipe.py": 7,
     # what the codec reads and writes, and plain data of the public API
     "analysis/counting.py": 1,
-    "analysis/similarity.py": 1,
-    "analysis/study_record.py": 1,
     "analysis/measure.py": 2,
     "analysis/spikes_record.py": 2,
     "cli/comparison.py": 1,

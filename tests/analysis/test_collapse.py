@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
@@ -45,15 +44,13 @@ def test_column_cosines_are_equation_2() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mixer", ["softmax", "re_attention"])
-@pytest.mark.parametrize("pairs", ["adjacent", "all"])
-def test_similarity_is_the_mean_of_equation_2(mixer: str, pairs: str, images: Tensor) -> None:
+def test_similarity_is_the_mean_of_equation_2(mixer: str, images: Tensor) -> None:
     model = make(mixer)
-    result = map_similarity(model, images, pairs=pairs, batch_size=2)
+    result = map_similarity(model, images, batch_size=2)
     maps = {p: m.double().numpy() for p, m in attention_maps(model, images, stage="final").items()}
     paths = list(maps)
     assert result.layers == tuple(paths)
-    assert len(result.pairs) == (3 if pairs == "adjacent" else 6)
-    assert len(result.adjacent) == 3
+    assert (len(result.pairs), len(result.adjacent)) == (6, 3)
     for pair in result.pairs:
         cosines = oracle(maps[pair.first], maps[pair.second])
         assert pair.mean == pytest.approx(cosines.mean(), rel=1e-5)
@@ -90,11 +87,6 @@ def test_columns_of_zeros_are_left_out_and_counted() -> None:
     assert int(cosines.isnan().sum()) == 1
 
 
-def test_the_record_is_plain_json(images: Tensor) -> None:
-    record = map_similarity(make(), images).to_dict()
-    assert json.loads(json.dumps(record, allow_nan=False))["images"] == 5
-
-
 def test_what_cannot_be_compared_is_refused(images: Tensor) -> None:
     with pytest.raises(UserError, match="needs two layers"):
         map_similarity(make(), images, layers=0)
@@ -104,15 +96,13 @@ def test_what_cannot_be_compared_is_refused(images: Tensor) -> None:
         map_similarity(make(["softmax", "identity", "softmax", "softmax"]), images)
     with pytest.raises(UserError, match="at least one image"):
         map_similarity(make(), [])
-    with pytest.raises(UserError, match="pairs='every' must be one of adjacent, all"):
-        map_similarity(make(), images, pairs="every")  # type: ignore[arg-type]
 
 
 @pytest.mark.gpu
 def test_similarity_on_cuda_is_that_on_the_cpu(images: Tensor) -> None:
     model = make("re_attention").double()
-    wanted = map_similarity(model, images.double(), pairs="all", batch_size=2)
-    found = map_similarity(model.cuda(), images.double(), pairs="all", batch_size=2)
+    wanted = map_similarity(model, images.double(), batch_size=2)
+    found = map_similarity(model.cuda(), images.double(), batch_size=2)
     for one, other in zip(found.pairs, wanted.pairs, strict=True):
         assert one.mean == pytest.approx(other.mean, rel=1e-6)
         assert one.by_head == pytest.approx(other.by_head, rel=1e-6)

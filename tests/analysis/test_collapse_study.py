@@ -15,18 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from keymix.analysis.attention import attention_maps
+from keymix.analysis.capture import find_seats
 from keymix.analysis.similarity import PairTally, nearest_blocks
 from keymix.errors import UserError
 from keymix.hosts.attention_inputs import Layout
 from keymix.models import create_model
-from keymix.studies.collapse.layers import (
-    HeadTally,
+from keymix.studies.collapse.measure import (
+    LayerTally,
     block_of,
+    collapse,
     effective_rank,
-    token_cosines,
     tokens_of,
 )
-from keymix.studies.collapse.measure import collapse
 from keymix.studies.collapse.result import Collapse
 
 TAU, K = 0.7, 2
@@ -165,7 +165,6 @@ def test_effective_rank_counts_orthogonal_directions() -> None:
     assert effective_rank(four[None]).item() == pytest.approx(4)
     assert effective_rank(large[None]).item() == pytest.approx(3)
     assert effective_rank(torch.zeros(1, 3, 2)).isnan().all()
-    assert token_cosines(torch.zeros(1, 2, 3), torch.ones(1, 2, 3)).isnan().all()
 
 
 def same(a: object, b: object) -> None:
@@ -203,22 +202,22 @@ def test_images_cut_into_small_parts_give_the_same(monkeypatch, images: Tensor) 
     same(whole, collapse(model, images).to_dict())
 
 
+def layer_tally(threshold: float) -> LayerTally:
+    return LayerTally(next(iter(find_seats(vit()).values())), threshold)
+
+
 def test_nothing_of_a_batch_is_kept(images: Tensor) -> None:
-    tally, heads = PairTally(["a", "b"], threshold=TAU, nearest=1), HeadTally(TAU)
+    tally, layer = PairTally(["a", "b"], threshold=TAU, nearest=1), layer_tally(TAU)
 
     def numbers_kept() -> int:
-        return sum(
-            t.numel()
-            for sums in [tally, *tally._heads]
-            for t in vars(sums).values()
-            if isinstance(t, Tensor)
-        ) + sum(isinstance(v, Tensor) for v in vars(heads).values())
+        kept = [*vars(tally).values(), *vars(layer).values(), *layer._sums.values()]
+        return sum(each.numel() for each in kept if isinstance(each, Tensor))
 
     sizes = []
     for _ in range(3):
         maps = torch.rand(2, 4, 3, 9, 9)
         tally.add(list(maps))
-        heads.add(maps[0])
+        layer.add_heads(maps[0])
         sizes.append(numbers_kept())
     assert len(set(sizes)) == 1
 
@@ -245,12 +244,12 @@ def test_columns_of_just_the_threshold_are_not_similar() -> None:
     own = torch.eye(4, dtype=torch.float64).expand(2, 2, 4, 4)
     even = torch.full_like(own, 0.25)
     for tau, share in ((0.5, 0.0), (math.nextafter(0.5, 0.0), 1.0)):
-        tally, heads = PairTally(["a", "b"], threshold=tau, nearest=1), HeadTally(tau)
+        tally, layer = PairTally(["a", "b"], threshold=tau, nearest=1), layer_tally(tau)
         tally.add([own, even])
-        heads.add(torch.stack((own[:, 0], even[:, 0]), 1))
+        layer.add_heads(torch.stack((own[:, 0], even[:, 0]), 1))
         (pair,) = tally.pairs()
-        assert (pair.mean, pair.columns, heads.mean) == (0.5, 16, 0.5)
-        assert pair.similar_fraction == heads.similar_fraction == share
+        assert (pair.mean, pair.columns, layer.mean("head_similarity")) == (0.5, 16, 0.5)
+        assert pair.similar_fraction == layer.mean("heads_similar") == share
         assert tally.nearest() == {"a": share, "b": share}
 
 
@@ -318,7 +317,7 @@ def test_layers_without_a_map_are_left_out_and_named(images: Tensor) -> None:
     assert found.layers[1].effective_rank is not None
     assert found.neighbours[0].second == "blocks.2.attn.mixer"  # the next that can be compared
     assert found.shared_from is None
-    assert any("block 2 (" in line for line in found.verdict.caveats)
+    assert any("block 2 (" in line for line in found.sentences["model"])
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["images"] == 5
 
 
@@ -330,19 +329,38 @@ def test_stages_and_shifted_windows_are_compared_among_themselves() -> None:
     assert ends == [(1, 3), (2, 4)]
     assert found.pairs[0].columns == 2 * 16 * 16  # images, windows of 4x4, keys of one head
     assert [layer.stage for layer in found.layers] == [0, 0, 0, 0, 1, 1]
-    assert len(found.apart) == 2
-    assert "blocks.0.attn.mixer, layers.0.blocks.2.attn.mixer and" in found.apart[0]
-    assert "other windows" in found.apart[0]
+    assert any("blocks 1, 3; blocks 2, 4" in line for line in found.sentences["model"])
     # tokens of a stage are compared with those after its own last block
     assert found.layers[3].feature_similarity == pytest.approx(1)
     assert found.layers[5].feature_similarity == pytest.approx(1)
     assert found.layers[4].feature_similarity != pytest.approx(1)
 
 
+@pytest.mark.parametrize(
+    ("mixer", "remedy"),
+    [("re_attention", "Re-attention"), ("static_key_re_attention", "Re-attention"), ("ska", "")],
+)
+def test_remedies_come_from_the_mixers(mixer: str, remedy: str, images: Tensor) -> None:
+    assert {layer.remedy for layer in collapse(vit(mixer), images).layers} == {remedy}
+
+
+def test_shared_from_is_the_first_block_that_takes_a_map(images: Tensor) -> None:
+    model = vit(shared_from=2)
+    kinds = [layer.attention for layer in collapse(model, images).layers]
+    assert kinds == ["softmax"] * 2 + ["shared_map"] * 2
+
+
+def test_a_model_without_maps_has_tokens_alone(images: Tensor) -> None:
+    found = collapse(vit("pooling"), images)
+    assert (found.collapsed, found.pairs, found.shared_from) == (None, (), None)
+    assert any("pooling" in line for line in found.sentences["model"])
+    assert all(layer.effective_rank for layer in found.layers)
+
+
 def test_maps_of_other_shapes_are_not_compared(images: Tensor) -> None:
     found = collapse(vit(["softmax", "random", "softmax", "random"]), images)
     assert [layer.group for layer in found.layers] == [0, 1, 0, 1]
-    assert "differ in shape (3x16x16 and 1x16x16)" in found.apart[0]
+    assert any("blocks 1, 3; blocks 2, 4" in line for line in found.sentences["model"])
 
 
 def test_blocks_are_the_items_of_a_list_and_outputs_become_tokens() -> None:

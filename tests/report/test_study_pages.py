@@ -14,7 +14,7 @@ from test_html import read
 from test_memory_page import memory_record
 
 PAGES = {
-    "collapse": lambda: collapse_record.render(collapse_record.collapse_record()),
+    "collapse": lambda: collapse_record.three_models().html(),
     "complexity": lambda: cost_record.render(cost_record.cost_record()),
     "spikes": lambda: spikes_record.spikes_record().html(),
     "memory": lambda: memory_record({"a": [1.0, 2.0, 3.0], "b": [2.0, 4.0, 6.0]}).html(),

@@ -6,11 +6,11 @@ DeepViT, https://arxiv.org/abs/2103.11886.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -18,12 +18,9 @@ from torch import Tensor
 
 from keymix.analysis.capture import Call, Layers, Seat, run_once, select_layers
 from keymix.analysis.images import Images, Model, batches_of
-from keymix.analysis.study_record import PairSimilarity
 from keymix.arguments import checked, module_of, opened
 from keymix.errors import UserError
 from keymix.hosts.attention_inputs import Layout
-
-Pairs = Literal["adjacent", "all"]
 
 _BUDGET = 2**22
 """Numbers kept in float64 at a time, unless one image has more."""
@@ -33,12 +30,38 @@ _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
+class PairSimilarity:
+    """How alike the maps of two layers are, over images, heads and tokens.
+
+    Attributes:
+        first: Path of layer p.
+        second: Path of layer q.
+        mean: Mean of Eq. 2, the cosine of two columns; between -1 and 1.
+        by_head: The same mean per head.
+        centred: Mean cosine after each column's mean was taken off: what they share beyond even
+            attention, for which Eq. 2 is near 1 whatever the rest. Not the paper's.
+        similar_fraction: Share of columns whose cosine exceeds the threshold (appendix D, Eq. 7).
+        columns: Columns that entered: images x windows x heads x tokens.
+        left_out: Columns of zero length in either map, which have no cosine.
+    """
+
+    first: str
+    second: str
+    mean: float
+    centred: float
+    by_head: tuple[float, ...]
+    similar_fraction: float
+    columns: int
+    left_out: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Likeness:
     """How alike the maps of chosen layers are.
 
     Attributes:
         layers: Paths of the layers, in the model's order.
-        pairs: One entry a pair of layers.
+        pairs: One entry for every two layers, the earlier first.
         threshold: Cosine above which two columns count as similar.
         images: Images that were read.
     """
@@ -63,16 +86,6 @@ class Likeness:
         neighbours = self.adjacent
         return sum(p.similar_fraction > 0.8 for p in neighbours) / len(neighbours)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data, as JSON takes it: NaN becomes None."""
-        return {
-            "layers": list(self.layers),
-            "threshold": self.threshold,
-            "images": self.images,
-            "similar_blocks": self.similar_blocks,
-            "pairs": [pair.to_dict() for pair in self.pairs],
-        }
-
 
 @checked
 def map_similarity(
@@ -80,24 +93,15 @@ def map_similarity(
     images: Images,
     *,
     layers: Layers | None = None,
-    pairs: Pairs = "adjacent",
     threshold: float = 0.5,
     batch_size: int = 16,
 ) -> Likeness:
     r"""Measure DeepViT's cross-layer similarity alone, between layers that must be comparable.
 
     Eq. 2 on the map that multiplies V, column by column, averaged over images, heads and tokens;
-    batch after batch, so that only one batch's maps are ever in memory. :func:`collapse` measures
-    this and more, and leaves out what cannot be compared instead of refusing it.
-
-    Args:
-        model: A model whose chosen layers have maps of one shape.
-        images: Normalised images ``[B, C, H, W]``, or batches of them one after another, each
-            alone or first in a tuple ``(images, labels)``.
-        layers: Which, as in :func:`keymix.attention_maps`; all if None.
-        pairs: ``"adjacent"`` compares each chosen layer with the next, ``"all"`` every two.
-        threshold: Cosine above which columns count as similar; the paper takes 0.5.
-        batch_size: Images at a time where ``images`` is one tensor.
+    batch after batch, so that only one batch's maps are ever in memory. :func:`keymix.collapse`
+    measures this and more, and leaves out what cannot be compared instead of refusing it; there
+    the arguments are explained.
 
     Raises:
         NoAttentionMap: If a chosen layer has no map.
@@ -121,16 +125,11 @@ def map_similarity(
         seen += len(batch)
     if not seen:
         raise UserError("similarity across layers needs at least one image, got none")
-    found = Likeness(layers=paths, pairs=tuple(tally.pairs()), threshold=threshold, images=seen)
-    return found if pairs == "all" else replace(found, pairs=found.adjacent)
+    return Likeness(layers=paths, pairs=tuple(tally.pairs()), threshold=threshold, images=seen)
 
 
 def _keep(
-    maps: dict[str, Tensor],
-    cuts: dict[str, object],
-    seat: Seat,
-    call: Call,
-    layout: Layout | None,
+    maps: dict[str, Tensor], cuts: dict[str, object], seat: Seat, call: Call, layout: Layout | None
 ) -> None:
     maps[seat.path] = seat.map(call, None, "final")
     cuts[seat.path] = cut_of(layout)
@@ -231,84 +230,55 @@ class PairTally:
     def __init__(self, paths: Sequence[str], *, threshold: float, nearest: int) -> None:
         self.paths, self.threshold = tuple(paths), threshold
         self._near = nearest_blocks(len(paths), nearest)
-        self._heads: list[_HeadSums] = []
-        self._near_similar = torch.zeros(len(paths), dtype=torch.long)
-        self._near_columns = torch.zeros(len(paths), dtype=torch.long)
+        self._near_sums = torch.zeros(2, len(paths), dtype=torch.float64)
+        # by head: cosines, how many and how many above tau; centred ones, how many
+        self._sums = torch.zeros(0, 5, len(paths), len(paths), dtype=torch.float64)
+        self._columns = 0
 
     def add(self, maps: Sequence[Float[Tensor, "B *windows h N M"]]) -> None:
         """Add a batch: the map of each layer that multiplies V."""
         columns = [by_image(m) for m in maps]  # views where memory lets them
         batch, heads, count, rows = columns[0].shape
-        if not self._heads:
-            self._heads = [_HeadSums(len(maps)) for _ in range(heads)]
-        for head, sums in enumerate(self._heads):
+        if not len(self._sums):
+            self._sums = self._sums.new_zeros(heads, *self._sums.shape[1:])
+        self._columns += batch * heads * count
+        for head, sums in enumerate(self._sums):
             for some in some_images(batch, len(maps) * count * rows):
                 vectors = torch.stack([m[some, head] for m in columns], dim=-2)  # [b, M, L, N]
-                self._tally(cosines_among(vectors).flatten(0, 1), sums)
-                sums.add_centred(cosines_among(vectors, centred=True).flatten(0, 1))
-
-    def _tally(self, cosines: Float[Tensor, "columns L L"], sums: _HeadSums) -> None:
-        sums.add(cosines, self.threshold)
-        if not self._near.numel():
-            return
-        near = self._near.to(cosines.device)
-        average = cosines.gather(-1, near.expand(len(cosines), *near.shape)).mean(-1)
-        self._near_similar += (average > self.threshold).sum(0).cpu()
-        self._near_columns += (~average.isnan()).sum(0).cpu()
+                cosines = cosines_among(vectors).flatten(0, 1)
+                sums[2] += (cosines > self.threshold).sum(0).cpu()
+                sums[:2] += _sum_and_count(cosines)
+                sums[3:] += _sum_and_count(cosines_among(vectors, centred=True).flatten(0, 1))
+                if self._near.numel():
+                    near = self._near.to(cosines.device)
+                    mean = cosines.gather(-1, near.expand(len(cosines), *near.shape)).mean(-1)
+                    above = (mean > self.threshold).double()
+                    self._near_sums += _sum_and_count(above.masked_fill(mean.isnan(), math.nan))
 
     def pairs(self) -> list[PairSimilarity]:
         """Return every two layers, p before q."""
-        sums = torch.stack([head.sums for head in self._heads])
-        counts = torch.stack([head.counts for head in self._heads])
-        similar = torch.stack([head.similar for head in self._heads]).sum(0)
-        left_out = torch.stack([head.left_out for head in self._heads]).sum(0)
-        centred = torch.stack([head.centred for head in self._heads]).sum(0)
-        with_centred = torch.stack([head.with_centred for head in self._heads]).sum(0)
-        total, columns = sums.sum(0), counts.sum(0)
+        total, counts, similar, centred, with_centred = self._sums.sum(0)
+        by_head = self._sums[:, 0] / self._sums[:, 1]
         return [
             PairSimilarity(
                 first=self.paths[p],
                 second=self.paths[q],
-                mean=over(float(total[p, q]), int(columns[p, q])),
-                centred=over(float(centred[p, q]), int(with_centred[p, q])),
-                by_head=tuple((sums[:, p, q] / counts[:, p, q]).tolist()),
-                similar_fraction=over(int(similar[p, q]), int(columns[p, q])),
-                columns=int(columns[p, q]),
-                left_out=int(left_out[p, q]),
+                mean=float(total[p, q] / counts[p, q]),
+                centred=float(centred[p, q] / with_centred[p, q]),
+                by_head=tuple(by_head[:, p, q].tolist()),
+                similar_fraction=float(similar[p, q] / counts[p, q]),
+                columns=int(counts[p, q]),
+                left_out=self._columns - int(counts[p, q]),
             )
-            for p in range(len(self.paths))
-            for q in range(p + 1, len(self.paths))
+            for p, q in itertools.combinations(range(len(self.paths)), 2)
         ]
 
     def nearest(self) -> dict[str, float]:
         """Return, by layer, the share of columns like those of the nearest blocks (Fig. 3a)."""
-        return {
-            path: over(int(self._near_similar[i]), int(self._near_columns[i]))
-            for i, path in enumerate(self.paths)
-        }
+        shares = self._near_sums[0] / self._near_sums[1]
+        return dict(zip(self.paths, shares.tolist(), strict=True))
 
 
-class _HeadSums:
-    """Sums of one head over columns, ``[L, L]``."""
-
-    def __init__(self, count: int) -> None:
-        self.sums, self.centred = torch.zeros(2, count, count, dtype=torch.float64)
-        self.counts, self.similar, self.left_out, self.with_centred = torch.zeros(
-            4, count, count, dtype=torch.long
-        )
-
-    def add(self, cosines: Float[Tensor, "columns L L"], threshold: float) -> None:
-        lacking = cosines.isnan()
-        self.sums += cosines.nan_to_num().sum(0).cpu()
-        self.counts += (~lacking).sum(0).cpu()
-        self.similar += (cosines > threshold).sum(0).cpu()
-        self.left_out += lacking.sum(0).cpu()
-
-    def add_centred(self, cosines: Float[Tensor, "columns L L"]) -> None:
-        self.centred += cosines.nan_to_num().sum(0).cpu()
-        self.with_centred += (~cosines.isnan()).sum(0).cpu()
-
-
-def over(part: int | float, whole: int) -> float:
-    """Return a quotient; NaN of nothing."""
-    return part / whole if whole else math.nan
+def _sum_and_count(values: Tensor) -> Tensor:
+    """Add up values [n, *] that are not NaN, and count them: [2, *]."""
+    return torch.stack([values.nan_to_num().sum(0), (~values.isnan()).sum(0).double()]).cpu()

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from keymix.records import finite, to_json
-
 R = TypeVar("R")
 
 
@@ -40,36 +38,6 @@ class ModelOnImages(StudiedModel):
 
     origin: str  # where the images come from, in words
     left_out: Mapping[str, str]  # name and reason of each that could not be read
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairSimilarity:
-    """How alike the maps of two layers are, over images, heads and tokens.
-
-    Attributes:
-        first: Path of layer p.
-        second: Path of layer q.
-        mean: Mean of Eq. 2, the cosine of two columns; between -1 and 1.
-        by_head: The same mean per head.
-        centred: Mean cosine after each column's mean was taken off: what they share beyond even
-            attention, for which Eq. 2 is near 1 whatever the rest. Not the paper's.
-        similar_fraction: Share of columns whose cosine exceeds the threshold (appendix D, Eq. 7).
-        columns: Columns that entered: images x windows x heads x tokens.
-        left_out: Columns of zero length in either map, which have no cosine.
-    """
-
-    first: str
-    second: str
-    mean: float
-    centred: float
-    by_head: tuple[float, ...]
-    similar_fraction: float
-    columns: int
-    left_out: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data, as JSON takes it: NaN becomes None."""
-        return dict(finite(to_json(self)))
 
 
 UNNAMED = ModelOnImages(

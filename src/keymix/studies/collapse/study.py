@@ -13,6 +13,14 @@ from keymix.studies.inputs import Images, Loaded, refuse_frames, spikes_instead
 from keymix.studies.on_images import StudyOnImages
 from keymix.studies.study import Session, split_list
 
+OPTIONS = (
+    ("threshold", "TAU", 0.5, "cosine above which two columns are similar"),
+    ("similar", "SHARE", 0.8, "share of similar columns above which a block is like the last"),
+    ("unique", "SHARE", 0.9, "share of similar columns below which a block is unique"),
+    ("nearest", "K", 2, "blocks that a block is compared with, the nearest on both sides"),
+)
+"""Arguments of `keymix.collapse`, each with its unit and what it is."""
+
 
 class _Collapse(StudyOnImages[Collapses]):
     summary = "do deep layers repeat their attention: DeepViT's similarity, entropy, sinks, rank"
@@ -40,35 +48,9 @@ docs/collapse.md explains every measure with its equation."""
             help="with commas: numbers from 0, ranges such as 6-11, patterns of paths "
             "(default: all)",
         )
-        add(
-            "--threshold",
-            type=float,
-            default=0.5,
-            metavar="TAU",
-            help="cosine above which two columns are similar (default: 0.5)",
-        )
-        add(
-            "--similar",
-            type=float,
-            default=0.8,
-            metavar="SHARE",
-            help="share of similar columns above which a block is like the one before "
-            "(default: 0.8)",
-        )
-        add(
-            "--unique",
-            type=float,
-            default=0.9,
-            metavar="SHARE",
-            help="share of similar columns below which a block is unique (default: 0.9)",
-        )
-        add(
-            "--nearest",
-            type=int,
-            default=2,
-            metavar="K",
-            help="blocks that a block is compared with, the nearest on both sides (default: 2)",
-        )
+        for name, metavar, default, what in OPTIONS:
+            said = f"{what} (default: {default})"
+            add(f"--{name}", type=type(default), default=default, metavar=metavar, help=said)
 
     def prepare(self, loaded: Sequence[Loaded], given: argparse.Namespace) -> None:
         refuse_frames(loaded)
@@ -83,10 +65,7 @@ docs/collapse.md explains every measure with its equation."""
                 loaded.model,
                 images.batches(given.batch_size),
                 layers=split_list(given.layers),
-                threshold=given.threshold,
-                similar=given.similar,
-                unique=given.unique,
-                nearest=given.nearest,
+                **{name: getattr(given, name) for name, *_ in OPTIONS},
                 batch_size=given.batch_size,
                 progress=progress,
             )
