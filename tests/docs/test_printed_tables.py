@@ -3,22 +3,12 @@
 
 from __future__ import annotations
 
-import pytest
 from documents import DOCS, table
 
 from keymix.analysis.spikes import TABLE7
-from keymix.studies.memory.growth import TABLE_8
 
 
 def test_firing_rates_of_table_7_are_those_beside_which_rates_are_reported() -> None:
     rows = table((DOCS / "spikes.md").read_text(encoding="utf-8"), "firing-table")
     printed = {row[0]: (row[2], row[4]) for row in rows if row[2] != "–"}
     assert printed == {role: tuple(f"{r:.4f}" for r in rates) for role, rates in TABLE7.items()}
-
-
-def test_memory_of_table_8_is_that_beside_which_memory_is_reported() -> None:
-    rows = table((DOCS / "analyze.md").read_text(encoding="utf-8"), "memory -->")
-    assert len(rows) >= 6
-    for row in rows:
-        lines = [float(row[at].replace(",", "")) for at in (5, 6, 9)]
-        assert lines == pytest.approx(TABLE_8[int(row[0])], rel=6e-3), row[0]
