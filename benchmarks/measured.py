@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import keymix
-from keymix.analysis.complexity_sites import usable_device
 from keymix.analysis.measure import timed
+from keymix.analysis.mixer_alone import usable_device
 from keymix.analysis.timing import Samples, Turns, compare
 from keymix.errors import UserError
 from keymix.train.environment import cpu_model

@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from keymix.analysis.measure import measure_models
+from keymix.analysis.measure import measure_interleaved
 from keymix.analysis.memory import Build
 from keymix.errors import UserError
 from keymix.mixers.map_mixer import MapMixer
@@ -49,7 +49,7 @@ def builds(tokens: int, mixers: Sequence[str]) -> dict[str, Build]:
 
 def rows(made: Mapping[str, Build], tokens: int, repeats: int) -> Iterator[list[str]]:
     """Measure the mixers at one number of tokens."""
-    costs = measure_models(
+    costs = measure_interleaved(
         made, (tokens, DIM), batch_size=BATCH, repeats=repeats, baseline=BASELINE
     )
     base = costs[BASELINE].peak_training_mib

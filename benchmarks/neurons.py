@@ -26,7 +26,7 @@ from keymix.analysis.measure import timed
 from keymix.analysis.memory import MIB
 from keymix.analysis.timing import Samples, Turns, compare, quartiles
 from keymix.layers.neurons import LIF
-from keymix.studies.memory.growth import peak_bytes
+from keymix.studies.memory.measure import peak_bytes
 from measured import device_name
 
 BASELINE = "SpikingJelly"

@@ -3,11 +3,12 @@
 
     python benchmarks/paper_costs.py
     python benchmarks/paper_costs.py --dim 768 --heads 12 --at 196
+    python benchmarks/paper_costs.py --sides 10-200:10
 
 Prints, as Markdown, Tables 6 and 7 of Static Key Attention in Vision, Table 1 of key-value
-attention and Table 1 of QKFormer; docs/analyze.md holds the output. Every formula of Table 6 and of
-QKFormer's is compared with counts at all sizes of the study's figure; the exit code is 1 if one
-differs.
+attention, and Tables 1 and 8 of QKFormer; docs/analyze.md holds the output. Every formula of Table
+6 and of QKFormer's Table 1 is compared with counts at all sizes of the study's figure; the exit
+code is 1 if one differs. Memory is measured at the ``--sides`` of QKFormer's Table 8.
 """
 
 from __future__ import annotations
@@ -15,21 +16,34 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
-from keymix.analysis.attention_operation import Work, work
-from keymix.analysis.complexity_record import Setting
-from keymix.analysis.complexity_sites import Counted, SizedMixer, sized_mixers
-from keymix.analysis.complexity_weights import GLOBAL, NOT_SHARED
-from keymix.errors import UserError
+import torch
+
+from keymix.analysis.counting import Count
+from keymix.analysis.mixer_alone import (
+    GLOBAL,
+    NOT_SHARED,
+    SizedMixer,
+    Work,
+    counted,
+    make,
+    near_square,
+    sized_mixers,
+    work,
+)
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import get_mixer_class
 from keymix.mixers.spec import parse_mixer
 from keymix.report.tables import Column, Table
-from keymix.studies.complexity.measure import Ledger, complexity
-from keymix.studies.complexity.result import Complexity
+from keymix.studies.complexity.measure import complexity
+from keymix.studies.complexity.result import Complexity, Setting
+from keymix.studies.memory.measure import memory_growth
+from keymix.studies.memory.result import MemoryGrowth
+from keymix.studies.memory.study import sides
 from measured import begin, options
 
 Taken = Callable[[int, int], Work]
@@ -97,6 +111,34 @@ TABLE_1 = (
 """Table 1 of QKFormer, https://arxiv.org/abs/2403.16552; N tokens, D channels, h heads of ours."""
 
 
+TABLE_8: dict[int, tuple[float, float, float]] = {
+    10: (0.10, 0.14, 1.37),
+    20: (0.40, 1.00, 2.53),
+    30: (0.89, 3.97, 4.46),
+    40: (1.58, 12.19, 7.71),
+    50: (2.47, 26.44, 10.70),
+    60: (3.56, 53.52, 15.04),
+    70: (4.84, 97.64, 20.17),
+    80: (6.32, 162.50, 25.70),
+    90: (8.18, 258.19, 31.55),
+    100: (10.35, 391.77, 37.85),
+    110: (12.14, 570.69, 47.01),
+    120: (14.23, 806.06, 56.66),
+    130: (16.70, 1107.50, 66.33),
+    140: (20.22, 1485.14, 73.43),
+    150: (22.26, 1954.03, 87.79),
+    160: (26.29, 2525.00, 96.03),
+    170: (28.55, 3214.30, 112.57),
+    180: (32.37, 4036.88, 124.71),
+    190: (36.41, 5007.25, 137.51),
+    200: (40.46, 6143.06, 151.84),
+}
+"""Table 8 of QKFormer: "M" of QKTA and of SSA, and their quotient, by sqrt(N).
+
+At C = 256, T = B = 1, float32. The numbers fit MiB.
+"""
+
+
 def value(formula: str, **letters: int) -> Fraction:
     """Compute a formula as it is printed, such as ``N(2ND + 4D²)``."""
     product = re.sub(r"(?<=[\w²)])(?=[A-Za-z(])", "*", formula).replace("²", "**2")
@@ -123,17 +165,31 @@ def agreeing(sizes: Setting, equal: Callable[[int, int], bool]) -> str:
     return f"{sum(equal(n, d) for n, d in pairs)} of {len(pairs)}"
 
 
-def count(ledger: Ledger, sized: SizedMixer, tokens: int, dim: int | None = None) -> Counted:
-    """Return the count of one of the papers' mixers."""
-    found, reason = ledger.look(sized, tokens, dim=dim)
-    if found is None:
-        raise UserError(f"mixer {sized.label!r} at {tokens} tokens: {reason}")
-    return found
+class Counted(NamedTuple):
+    """What one of the papers' mixers costs, without biases that options switch off."""
+
+    whole: Count
+    biases: int  # that no option switches off
+
+    @property
+    def weights(self) -> int:
+        """Return the parameters without any biases."""
+        return self.whole.params - self.biases
 
 
-def weights(counted: Counted) -> int:
-    """Return the parameters without biases that no option switches off."""
-    return counted.params - sum(counted.biases.values())
+def count(sized: SizedMixer, tokens: int, dim: int) -> Counted:
+    """Count one of the papers' mixers."""
+    return _count(*(sized.label, sized.num_heads), tokens, dim)
+
+
+@cache
+def _count(label: str, num_heads: int, tokens: int, dim: int) -> Counted:
+    (sized,) = sized_mixers(label, dim=dim, num_heads=num_heads)
+    arguments = sized.arguments(near_square(tokens), biases=False)
+    with torch.device("meta"):
+        named = [*make(**arguments).named_parameters()]
+    biases = sum(p.numel() for name, p in named if name.rpartition(".")[2].endswith("bias"))
+    return Counted(counted(arguments), biases)
 
 
 def sized_mixer(name: str, sizes: Setting) -> SizedMixer:
@@ -154,19 +210,19 @@ def formulas(sizes: Setting) -> Table:
         Column("multiply-adds per parameter", "ratio"),
         Column("sizes where formula = count", "sites"),
     )
-    ledger, rows, at = Ledger(), [], {"N": sizes.at, "D": sizes.dim}
+    rows, at = [], {"N": sizes.at, "D": sizes.dim}
     for each in TABLE_6:
         sized = sized_mixer(each.mixer, sizes)
-        here = count(ledger, sized, sizes.at)
+        here = count(sized, sizes.at, sizes.dim)
 
         def equal(n: int, d: int, each: Formula = each, sized: SizedMixer = sized) -> bool:
-            found = count(ledger, sized, n, dim=d)
+            found = count(sized, n, d)
             wanted = value(each.macs, N=n, D=d), value(each.params, N=n, D=d)
-            return (found.macs, weights(found)) == wanted
+            return (found.whole.macs, found.weights) == wanted
 
         macs, params, ratio = (gives(text, **at) for text in (each.macs, each.params, each.ratio))
-        counted = here.macs, params, weights(here), sum(here.biases.values()), ratio
-        rows.append((each.mixer, each.printed, macs, *counted, agreeing(sizes, equal)))
+        here_so = here.whole.macs, params, here.weights, here.biases, ratio
+        rows.append((each.mixer, each.printed, macs, *here_so, agreeing(sizes, equal)))
     return Table("formulas", f"SKA Table 6 at N = {sizes.at}, D = {sizes.dim}", columns, rows)
 
 
@@ -203,27 +259,27 @@ def key_value(sizes: Setting) -> Table:
         Column("biases left", "biases_left", "whole"),
         Column("whole mixer", "params_total", "whole"),
     )
-    ledger, rows, at = Ledger(), [], {"n": sizes.at, "d": sizes.dim, "m": POS_DIM}
+    rows, at = [], {"n": sizes.at, "d": sizes.dim, "m": POS_DIM}
     for mixer, printed, macs, params in KEY_VALUE_TABLE_1:
         plain = sized_mixer(mixer.partition("(")[0], sizes)
-        base = count(ledger, plain, sizes.at)
-        whole = count(ledger, sized_mixer(mixer, sizes), sizes.at)
-        own_params, own_macs = queries_and_keys(plain, base)
-        own = own_macs + whole.macs - base.macs, own_params + weights(whole) - weights(base)
-        counted = own[0], whole.macs, gives(params, **at), own[1], sum(whole.biases.values())
-        rows.append((printed, mixer, gives(macs, **at), *counted, whole.params))
+        base = count(plain, sizes.at, sizes.dim)
+        whole = count(sized_mixer(mixer, sizes), sizes.at, sizes.dim)
+        own_params, own_macs = queries_and_keys(plain, base.whole)
+        own_macs += whole.whole.macs - base.whole.macs
+        own_params += whole.weights - base.weights
+        cells = own_macs, whole.whole.macs, gives(params, **at), own_params, whole.biases
+        rows.append((printed, mixer, gives(macs, **at), *cells, whole.whole.params))
     here = f"N = {sizes.at}, D = {sizes.dim}, m = {POS_DIM}"
     return Table("key_value", f"Table 1 of key-value attention at {here}", columns, rows)
 
 
-def queries_and_keys(sized: SizedMixer, counted: Counted) -> tuple[int, int]:
+def queries_and_keys(sized: SizedMixer, whole: Count) -> tuple[int, int]:
     """Take the share of V out of the joint projection's parameters and multiply-adds."""
     cls = get_mixer_class(sized.name)
     assert issubclass(cls, MapMixer)
-    assert cls.joint is not None
-    params, macs = counted.layers[cls.joint]
+    joint = next(layer for layer in whole.layers if layer.path == cls.joint)
     kept = len([role for role in cls.roles if role != "v"])
-    return params * kept // len(cls.roles), macs * kept // len(cls.roles)
+    return joint.params * kept // len(cls.roles), joint.macs * kept // len(cls.roles)
 
 
 def orders(sizes: Setting) -> Table:
@@ -253,7 +309,8 @@ def orders(sizes: Setting) -> Table:
 
         n, d = sizes.at, sizes.dim
         grown = taken(n, d), taken(2 * n, d), taken(n, 2 * d)
-        time, space = growth([g.operations for g in grown]), growth([g.formed for g in grown])
+        time = growth([g.macs + g.entries for g in grown])
+        space = growth([g.formed for g in grown])
         macs = "none" if each.macs == "0" else gives(each.macs, **at)
         cells = each.time, macs, gives(each.entries, **at), time
         cells += each.space or None, gives(each.formed, **at), space
@@ -266,6 +323,19 @@ def growth(at: Sequence[int]) -> str:
     """Write the exponents of N and of D, of numbers at (N, D), (2 N, D) and (N, 2 D)."""
     tokens, dim = (math.log2(more / at[0]) for more in at[1:])
     return f"N^{tokens:.2f} D^{dim:.2f}"
+
+
+def memory(measured: MemoryGrowth) -> Table:
+    """Put Table 8 next to the memory of attention that was measured."""
+    ours = measured.tables["mixers"]
+    there = (
+        Column("QKTA, paper", "qkta", "mib"),
+        Column("SSA, paper", "ssa", "mib"),
+        Column("× in the paper", "times", "ratio"),
+    )
+    columns = [*ours.columns, *there]
+    rows = [(*row, *TABLE_8.get(row[0], (None,) * 3)) for row in ours.rows]
+    return replace(ours, columns=columns, rows=rows)
 
 
 def tables(study: Complexity) -> Iterator[Table]:
@@ -282,6 +352,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dim", type=int, default=256, help="width D of the tokens")
     parser.add_argument("--heads", type=int, default=8, help="attention heads")
     parser.add_argument("--at", type=int, default=256, help="tokens N of the tables")
+    parser.add_argument("--sides", type=sides, default=(10, 20, 50), help="square roots of N")
     given = begin(parser, argv)
     study = complexity(dim=given.dim, num_heads=given.heads, at=given.at, tokens=())
     wrong = False
@@ -290,6 +361,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if table.key in ("formulas", "orders"):
             whole = len(sites(study.setting))
             wrong |= any(row[-1] != f"{whole} of {whole}" for row in table.rows)
+    *_, measured = memory_growth("qkta,ssa,ssa(order=linear)", sides=given.sides)
+    table = memory(measured)
+    print(f"QKFormer Table 8, in MiB: {table.title}\n\n{table.markdown()}")
     return int(wrong)
 
 

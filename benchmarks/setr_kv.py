@@ -19,7 +19,7 @@ import torch
 
 import keymix
 from keymix.analysis.counting import count
-from keymix.analysis.measure import measure_models
+from keymix.analysis.measure import measure_interleaved
 from keymix.analysis.memory import Build
 from keymix.models.match import trainable
 from measured import begin, options, table
@@ -50,7 +50,7 @@ def sizes(name: str, size: int) -> tuple[int, int]:
 def rows(names: Sequence[str], size: int, repeats: int) -> Iterator[list[str]]:
     """Measure the models of one encoder in turns; columns named after a measure are ratios."""
     builds = {name: Build(kwargs={"name": name, "img_size": size}) for name in names}
-    costs = measure_models(
+    costs = measure_interleaved(
         builds, (3, size, size), batch_size=4, repeats=repeats, baseline=names[0]
     )
     base, counted = costs[names[0]], sizes(names[0], size)

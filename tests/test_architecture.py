@@ -326,8 +326,7 @@ OPEN_ROOMS = {"layers", "mixers", "hosts", "models"}
 ALLOWED = {
     # options of mixers and models, on their way into these rooms
     "analysis/capture.py": 3,
-    "analysis/attention_operation.py": 1,
-    "analysis/complexity_sites.py": 3,
+    "analysis/mixer_alone.py": 4,
     "analysis/memory.py": 1,
     "cli/recipe_options.py": 2,
     "compare/costs.py": 1,
@@ -354,8 +353,6 @@ ALLOWED = {
     "report/result.py": 2,
     "studies/attention/result.py": 2,
     "studies/collapse/result.py": 3,
-    "studies/complexity/result.py": 1,
-    "studies/memory/result.py": 1,
     "studies/spikes/result.py": 2,
     # what a check of data found, which `keymix data check --json` prints
     "data/findings.py": 2,

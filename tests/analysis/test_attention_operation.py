@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from keymix.analysis.attention_operation import attention_operation
+from keymix.analysis.mixer_alone import attention_operation
 from keymix.errors import UserError
 from keymix.mixers.registry import create_mixer
 from keymix.mixers.spec import parse_mixer

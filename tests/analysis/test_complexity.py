@@ -10,7 +10,7 @@ from extra_mixers import registered
 
 import keymix
 from each import together
-from keymix.analysis.complexity_sites import counted, near_square, sized_mixers
+from keymix.analysis.mixer_alone import counted, near_square, sized_mixers
 from keymix.errors import UserError
 from keymix.mixers.registry import list_mixers
 from keymix.studies.complexity import measure as studying

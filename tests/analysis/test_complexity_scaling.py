@@ -10,25 +10,23 @@ import pytest
 import torch
 from extra_mixers import registered
 
-from keymix.analysis import complexity_scaling as scaling
 from keymix.analysis import memory
-from keymix.analysis.complexity_sites import counted, near_square, sized_mixers
 from keymix.analysis.memory import Build, Peak
+from keymix.analysis.mixer_alone import counted, near_square, sized_mixers
 from keymix.errors import UserError
 from keymix.mixers.registry import list_mixers
 from keymix.studies.complexity import measure as studying
 from keymix.studies.complexity.measure import complexity, complexity_parts
+from keymix.studies.complexity.result import Setting
 
 SMALL = {"dim": 12, "num_heads": 3, "at": 4, "repeats": 1}
 
 
 @pytest.fixture(autouse=True)
 def _few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Count the mixers and make no table of counts: these tests are of measurements."""
+    """Count few sizes: these tests are of measurements."""
     monkeypatch.setattr(studying, "SWEEP", (4, 9))
-    monkeypatch.setattr(studying, "HEAD_DIMS", (4,))
-    monkeypatch.setattr(studying, "ratio_points", lambda ledger, sized, sites: [])
-    monkeypatch.setattr(studying, "weight_rows", lambda ledger, chosen, sizes: ())
+    monkeypatch.setattr(studying, "HEAD_DIMS", ())
 
 
 @pytest.fixture
@@ -45,7 +43,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             for name, number in zip(builds, numbers, strict=True)
         }
 
-    monkeypatch.setattr(scaling, "peak_memory", peaks)
+    monkeypatch.setattr(studying, "peak_memory", peaks)
     return asked
 
 
@@ -78,7 +76,8 @@ def test_every_registered_mixer_is_measured_at_every_number_of_tokens(no_process
 
 
 def test_what_is_known_grows_part_by_part(no_process) -> None:
-    parts = list(complexity_parts("identity,ska", **SMALL, tokens=(4, 6, 4)))
+    setting = Setting(**SMALL, tokens=(4, 6, 4), batch_size=1, device="cpu", time_steps=4)
+    parts = list(complexity_parts("identity,ska", setting))
     assert [{row.tokens for row in part.scaling} for part in parts] == [set(), {4}, {4, 6}]
     assert [part.complete for part in parts] == [False, False, True]
     assert [entry.label for entry in parts[0].mixers] == ["identity", "static_key"]
@@ -118,7 +117,7 @@ def test_spiking_mixers_run_over_time(no_process) -> None:
 
 
 def test_what_would_not_fit_is_left_alone(no_process, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scaling, "available_bytes", lambda device: 2.0**20)
+    monkeypatch.setattr(studying, "available_bytes", lambda device: 2.0**20)
     study = complexity("identity,re_attention,random", **SMALL, tokens=(1024,))
     rows = {row.mixer: row for row in study.scaling}
     assert rows["identity"].reason is None
@@ -137,7 +136,7 @@ def needed(mixer: str, tokens: int, device: str = "cpu") -> int:
     (sized,) = sized_mixers(mixer, dim=16, num_heads=4)
     grid = near_square(tokens)
     cost = counted(sized.arguments(grid))
-    return scaling.needed_bytes(sized, cost, grid, 1, torch.device(device))
+    return studying.needed_bytes(sized, cost, grid, 1, torch.device(device))
 
 
 @pytest.mark.parametrize("name", ["conv_static_key", "re_attention"])
@@ -166,7 +165,7 @@ def test_a_mixer_of_no_file_is_timed_and_its_peak_unknown(monkeypatch: pytest.Mo
             raise UserError("unknown mixer 'square_only'.")
         return {n: Peak(inference_mib=1.0, training_mib=2.0, note="measured") for n in builds}
 
-    monkeypatch.setattr(scaling, "peak_memory", peaks)
+    monkeypatch.setattr(studying, "peak_memory", peaks)
     mixer = registered("square_only")
     own, identity = complexity(f"{mixer},identity", **SMALL, tokens=(4,)).scaling
     assert own.latency_ms > 0
@@ -184,7 +183,7 @@ def test_a_mixer_of_ones_own_file_goes_into_the_fresh_process(
         seen.update(builds)
         return {n: Peak(inference_mib=None, training_mib=None, note="") for n in builds}
 
-    monkeypatch.setattr(scaling, "peak_memory", peaks)
+    monkeypatch.setattr(studying, "peak_memory", peaks)
     file = tmp_path / "thrice.py"
     file.write_text(
         "from keymix import TokenMixer, Traits, register_mixer\n"

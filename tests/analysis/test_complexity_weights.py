@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from each import together
-from keymix.analysis.complexity_sites import sized_mixers
-from keymix.analysis.complexity_weights import SIDES, WeightFacts, trace, weight_facts
+from keymix.analysis.mixer_alone import SIDES, WeightFacts, sized_mixers, trace, weight_facts
 from keymix.mixers.base import TokenMixer
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import create_mixer, list_mixers

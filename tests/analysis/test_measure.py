@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from keymix.analysis import memory, timing
 from keymix.analysis.measure import (
     Cost,
-    measure,
     measure_interleaved,
     measure_model,
     measure_paired,
@@ -27,6 +26,11 @@ from keymix.analysis.measure import (
 from keymix.analysis.memory import Build, Peak, Phase, peak_memory
 from keymix.analysis.passes import Inputs, Passes
 from keymix.errors import UserError
+
+
+def measure(net: nn.Module, size: tuple[int, ...], **how: int) -> Cost:
+    return measure_interleaved({"net": net}, size, **how)["net"]
+
 
 needs_proc = pytest.mark.skipif(
     memory.cpu_peak_unknown() is not None, reason="peaks of CPU passes need Linux's /proc"

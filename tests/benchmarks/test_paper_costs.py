@@ -7,9 +7,7 @@ import pytest
 
 import paper_costs as papers
 from each import together
-from keymix.analysis.attention_operation import Work, work
-from keymix.analysis.complexity_sites import sized_mixers
-from keymix.analysis.complexity_weights import weight_facts
+from keymix.analysis.mixer_alone import Work, sized_mixers, weight_facts, work
 from keymix.mixers.spec import parse_mixer
 from keymix.studies.complexity import measure as studying
 
@@ -47,14 +45,28 @@ def test_orders_are_what_is_counted(order: papers.Order, n: int, d: int, h: int)
     assert work(spec.names[0], dict(spec.options[0]), n, d, h) == Work(**wanted)
 
 
+def test_table_8_agrees_with_itself() -> None:
+    assert sorted(papers.TABLE_8) == list(range(10, 201, 10))
+    for side, (token, ssa, ratio) in papers.TABLE_8.items():
+        low, high = (ssa - 0.005) / (token + 0.005), (ssa + 0.005) / (token - 0.005)
+        assert low - 0.005 <= ratio <= high + 0.005, side
+
+
 @pytest.mark.parametrize("name", ["TABLE_6", "TABLE_1"])
 def test_it_prints_every_table_and_a_formula_that_is_wrong_is_an_error(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--dim", "8", "--heads", "2", "--at", "4"]
+    words = ["--dim", "8", "--heads", "2", "--at", "4", "--sides", "10"]
     assert papers.main(words) == 0
     printed = capsys.readouterr().out
-    for title in ("SKA Table 6", "SKA Table 7", "Table 1 of key-value", "QKFormer Table 1"):
+    assert "| 0.10 | 0.14 | 1.37 |" in printed
+    for title in (
+        "SKA Table 6",
+        "SKA Table 7",
+        "Table 1 of key-value",
+        "QKFormer Table 1",
+        "QKFormer Table 8",
+    ):
         assert title in printed
     first = getattr(papers, name)[0]
     monkeypatch.setattr(papers, name, (first._replace(macs=f"{first.macs} + 1"),))

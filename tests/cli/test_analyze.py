@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from keymix.analysis import complexity_scaling as scaling
 from keymix.analysis.memory import Peak
 from keymix.cli import analyze, console, main
 from keymix.mixers.registry import list_mixers
@@ -33,7 +32,7 @@ def _cheap(monkeypatch: pytest.MonkeyPatch) -> None:
         one = Peak(inference_mib=1.5, training_mib=2.5, note="not measured in this test")
         return dict.fromkeys(builds, one)
 
-    monkeypatch.setattr(scaling, "peak_memory", peaks)
+    monkeypatch.setattr(studying, "peak_memory", peaks)
 
 
 def run(*words: str, code: int = 0) -> None:
@@ -148,14 +147,14 @@ def test_a_terminal_gets_drawn_tables(
 def test_ctrl_c_keeps_what_is_done(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    measured = scaling.measure_interleaved
+    measured = studying.measure_interleaved
 
     def stop_at_six(models: Any, size: Any, **how: Any) -> Any:
         if size[0] == 6:
             os.kill(os.getpid(), signal.SIGINT)
         return measured(models, size, **how)
 
-    monkeypatch.setattr(scaling, "measure_interleaved", stop_at_six)
+    monkeypatch.setattr(studying, "measure_interleaved", stop_at_six)
     out = tmp_path / "cost"
     run("--tokens", "4,6,9", "--mixers", "mhsa,ska", "--out", str(out), code=130)
     record = json.loads((out / "complexity.json").read_text())

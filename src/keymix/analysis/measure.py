@@ -22,7 +22,7 @@ from keymix.analysis.timing import Paired, Pass, Samples, Turns, compare, quarti
 from keymix.errors import UserError, check_positive
 
 _LEAST_ROUNDS = 3
-_NOT_HERE = "not measured: on a CPU a fresh process is needed; measure_models starts one"
+_NOT_HERE = "not measured: on a CPU a fresh process is needed, which a Build gets"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ class _Turns(Turns):
 
 
 def measure_interleaved(
-    models: Mapping[str, nn.Module],
+    models: Mapping[str, nn.Module | Build],
     input_size: Sequence[int] | None = None,
     *,
     batch_size: int = 64,
@@ -136,11 +136,12 @@ def measure_interleaved(
 
     Each round times every model, alone and in a batch, in an order that is drawn at random. All
     have the same number of inner repeats. Models run where they are, in their own precision, in
-    inference mode, and get their mode back. Peak memory is measured here on CUDA only. A batch of
-    one image is an image alone and is timed once.
+    inference mode, and get their mode back. Peak memory is measured here on CUDA only; on a CPU, in
+    a process of its own, of what is given as a `keymix.analysis.memory.Build`. A batch of one image
+    is an image alone and is timed once.
 
     Args:
-        models: Name to model.
+        models: Name to model, or to how it is made on the CPU.
         input_size: Shape without the batch; by default what the first model was made for.
         batch_size: Images a batch for images per second.
         repeats: Rounds.
@@ -154,24 +155,27 @@ def measure_interleaved(
         task: Name of the task whose example batch the models take; one tensor if empty.
 
     Raises:
-        UserError: If there are no models or a number is less than 1.
+        UserError: If there are no models, one cannot be made, or a number is less than 1.
     """
     if not models:
         raise UserError("there is no model to measure")
+    builds = {name: each for name, each in models.items() if isinstance(each, Build)}
+    task = task or next((build.task for build in builds.values()), "")
     check_positive(batch_size=batch_size, repeats=repeats, warmup=warmup)
     if threads is not None:
         check_positive(threads=threads)
+    made = {n: m.make() if isinstance(m, Build) else m for n, m in models.items()}
     if input_size is None:
-        input_size = default_input_size(next(iter(models.values())))
+        input_size = default_input_size(next(iter(made.values())))
     size = tuple(int(s) for s in input_size)
     with contextlib.ExitStack() as stack:
         used = stack.enter_context(use_threads(threads))
-        for model in models.values():
+        for model in made.values():
             stack.enter_context(inference_mode_of(model))
         stack.enter_context(torch.no_grad())
         sizes = dict.fromkeys((1, batch_size))
         passes = passes_of(task)
-        turns = [_Turns(models, size, images, warmup, passes=passes) for images in sizes]
+        turns = [_Turns(made, size, images, warmup, passes=passes) for images in sizes]
         for turn in range(repeats):
             for each in turns:
                 each.round()
@@ -179,30 +183,18 @@ def measure_interleaved(
                 on_round(turn + 1)
     alone, batch = turns[0].samples, turns[-1].samples
     costs = {}
-    for name, model in models.items():
+    for name, model in made.items():
         x = turns[-1].inputs[name]
         cost = _cost(x, size, alone[name], batch[name], repeats=repeats, threads=used)
         costs[name] = _with_cuda_peak(cost, model, x, passes)
         if baseline in alone and name != baseline:
             paired = compare(alone[baseline], alone[name], comparisons=len(models) - 1)
             costs[name] = replace(costs[name], against=paired)
-    return costs
-
-
-def training_ms(
-    models: Mapping[str, nn.Module],
-    input_size: Sequence[int],
-    *,
-    batch_size: int,
-    seconds: float,
-    threads: int | None = None,
-    task: str = "",
-) -> dict[str, float]:
-    """Return the medians of `training_quartiles_ms`."""
-    found = training_quartiles_ms(
-        models, input_size, batch_size=batch_size, seconds=seconds, threads=threads, task=task
-    )
-    return {name: median for name, (_, median, _) in found.items()}
+    if not builds:
+        return costs
+    del made, model, turns, each  # their memory is the fresh process's
+    peaks = peak_memory(builds, size, batch_size=batch_size, threads=threads)
+    return costs | {name: with_peak(costs[name], peak) for name, peak in peaks.items()}
 
 
 def training_quartiles_ms(
@@ -343,27 +335,6 @@ def _with_cuda_peak(cost: Cost, model: nn.Module, x: Inputs, passes: Passes) -> 
     )
 
 
-def measure(
-    model: nn.Module,
-    input_size: Sequence[int] | None = None,
-    *,
-    batch_size: int = 64,
-    repeats: int = 20,
-    warmup: int = 3,
-    threads: int | None = None,
-) -> Cost:
-    """Measure one model; see :func:`measure_interleaved`, which is fairer for several."""
-    costs = measure_interleaved(
-        {"model": model},
-        input_size,
-        batch_size=batch_size,
-        repeats=repeats,
-        warmup=warmup,
-        threads=threads,
-    )
-    return costs["model"]
-
-
 def with_peak(cost: Cost, peak: Peak) -> Cost:
     """Put a peak that another process measured into a cost."""
     return replace(
@@ -372,46 +343,6 @@ def with_peak(cost: Cost, peak: Peak) -> Cost:
         peak_training_mib=peak.training_mib,
         peak_note=peak.note,
     )
-
-
-def measure_models(
-    builds: Mapping[str, Build],
-    input_size: Sequence[int],
-    *,
-    batch_size: int = 64,
-    repeats: int = 20,
-    warmup: int = 3,
-    threads: int | None = None,
-    baseline: str | None = None,
-) -> dict[str, Cost]:
-    """Make models and measure them on the CPU: times here, peak memory in a process of its own.
-
-    Args:
-        builds: Name to how the model is made, all for one task.
-        input_size: Shape without the batch.
-        batch_size: Images a batch.
-        repeats: Rounds.
-        warmup: Passes before the first round, three at least.
-        threads: CPU threads within an operation; as they are if None.
-        baseline: Name of the model that the others' latencies are compared with; none if None.
-
-    Raises:
-        UserError: If a model cannot be made, or a number is less than 1.
-    """
-    models = {name: build.make() for name, build in builds.items()}
-    costs = measure_interleaved(
-        models,
-        input_size,
-        batch_size=batch_size,
-        repeats=repeats,
-        warmup=warmup,
-        threads=threads,
-        baseline=baseline,
-        task=next((build.task for build in builds.values()), ""),
-    )
-    del models
-    peaks = peak_memory(builds, input_size, batch_size=batch_size, threads=threads)
-    return {name: with_peak(cost, peaks[name]) for name, cost in costs.items()}
 
 
 def measure_model(
@@ -438,7 +369,7 @@ def measure_model(
         threads: CPU threads within an operation; as they are if None.
     """
     build = Build(kwargs={"name": name, **(kwargs or {})}, imports=tuple(imports))
-    costs = measure_models(
+    costs = measure_interleaved(
         {name: build},
         input_size,
         batch_size=batch_size,

@@ -48,7 +48,7 @@ class PlainUNet(EncoderDecoder):
     Shape: images ``[B, in_chans, H, W]`` -> logits ``[B, num_classes, H, W]``.
     Cost: at ``width=12`` and 96x96 pixels 66 M multiply-adds, 0.28 M parameters. A training step
     with batches of 4 takes as long as that of ``setr_micro``: 32.6 and 31.5 ms, medians of 40 in
-    turns on one CPU thread (`keymix.analysis.measure.training_ms`).
+    turns on one CPU thread (`keymix.analysis.measure.training_quartiles_ms`).
 
     Raises:
         UserError: If a value is out of its range.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from keymix.errors import UserError, whole_number
-from keymix.studies.complexity.result import Complexity
+from keymix.studies.complexity.result import Complexity, Setting
 from keymix.studies.study import Session, Study
 
 
@@ -56,24 +56,23 @@ examples:
         add("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1, … (default: cpu)")
 
     def check(self, given: argparse.Namespace) -> None:
-        given.at_tokens = _tokens(given.tokens)
+        given.setting = Setting(
+            dim=given.dim,
+            num_heads=given.heads,
+            at=given.at,
+            tokens=_tokens(given.tokens),
+            repeats=given.repeats,
+            batch_size=given.batch_size,
+            device=given.device,
+            time_steps=given.time_steps,
+        )
 
     def run(self, given: argparse.Namespace, session: Session) -> Iterator[Complexity]:
         from keymix.studies.complexity.measure import complexity_parts
 
         with session.working() as progress:
             yield from complexity_parts(
-                given.mixers,
-                dim=given.dim,
-                num_heads=given.heads,
-                at=given.at,
-                tokens=given.at_tokens,
-                repeats=given.repeats,
-                batch_size=given.batch_size,
-                device=given.device,
-                time_steps=given.time_steps,
-                imports=given.imports,
-                progress=progress,
+                given.mixers, given.setting, imports=given.imports, progress=progress
             )
 
     def so_far(self, found: Complexity) -> str:

@@ -15,11 +15,11 @@ MOST_SIDES = 1000
 
 
 class _Memory(Study[MemoryGrowth]):
-    summary = "peak memory of attention against tokens, next to QKFormer's Table 8"
+    summary = "peak memory of attention against the number of tokens"
     description = """\
 Measure the peak memory of mixers' attention alone, without projections and gradients, on one
-image in one time step, against the square root of the tokens; next to QKFormer's Table 8 and
-Fig. 4, Q-K token attention against spiking self-attention."""
+image in one time step, against the square root of the tokens, as QKFormer's Table 8 and Fig. 4 do:
+Q-K token attention against spiking self-attention."""
     examples = """\
 examples:
   keymix analyze memory
@@ -56,10 +56,10 @@ What does not fit into memory is reported and left out.
         add("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1, … (default: cpu)")
 
     def check(self, given: argparse.Namespace) -> None:
-        given.at_sides = None if given.sides is None else _sides(given.sides)
+        given.at_sides = None if given.sides is None else sides(given.sides)
 
     def run(self, given: argparse.Namespace, session: Session) -> Iterator[MemoryGrowth]:
-        from keymix.studies.memory.growth import memory_growth
+        from keymix.studies.memory.measure import memory_growth
 
         with session.working() as progress:
             yield from memory_growth(
@@ -80,7 +80,7 @@ What does not fit into memory is reported and left out.
 STUDY = _Memory()
 
 
-def _sides(text: str) -> tuple[int, ...]:
+def sides(text: str) -> tuple[int, ...]:
     """Read square roots of numbers of tokens."""
     found: list[int] = []
     try:

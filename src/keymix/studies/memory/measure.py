@@ -15,16 +15,20 @@ import torch
 from torch import Tensor
 from torch.autograd import profiler
 
-from keymix.analysis.attention_operation import AttentionOperation, attention_operation, work
-from keymix.analysis.complexity_scaling import Progress, no_progress
-from keymix.analysis.complexity_sites import (
+from keymix.analysis.memory import MIB, available_bytes, cuda_peak
+from keymix.analysis.mixer_alone import (
+    AttentionOperation,
+    Progress,
     SizedMixer,
     attempt,
+    attention_operation,
     check_site,
+    no_progress,
     sized_mixers,
+    too_large,
     usable_device,
+    work,
 )
-from keymix.analysis.memory import MIB, available_bytes, cuda_peak
 from keymix.errors import UserError, check_positive
 from keymix.mixers.base import Site
 from keymix.mixers.registry import build, get_mixer_class, import_file, option_hints
@@ -37,42 +41,11 @@ SIDES = tuple(range(10, 201, 10))
 CPU_SIDES = tuple(range(10, 81, 10))
 """Those measured on a CPU where none are named: the process stays within 1 GiB."""
 
-TABLE_8: dict[int, tuple[float, float, float]] = {
-    10: (0.10, 0.14, 1.37),
-    20: (0.40, 1.00, 2.53),
-    30: (0.89, 3.97, 4.46),
-    40: (1.58, 12.19, 7.71),
-    50: (2.47, 26.44, 10.70),
-    60: (3.56, 53.52, 15.04),
-    70: (4.84, 97.64, 20.17),
-    80: (6.32, 162.50, 25.70),
-    90: (8.18, 258.19, 31.55),
-    100: (10.35, 391.77, 37.85),
-    110: (12.14, 570.69, 47.01),
-    120: (14.23, 806.06, 56.66),
-    130: (16.70, 1107.50, 66.33),
-    140: (20.22, 1485.14, 73.43),
-    150: (22.26, 1954.03, 87.79),
-    160: (26.29, 2525.00, 96.03),
-    170: (28.55, 3214.30, 112.57),
-    180: (32.37, 4036.88, 124.71),
-    190: (36.41, 5007.25, 137.51),
-    200: (40.46, 6143.06, 151.84),
-}
-"""QKFormer, arXiv:2403.16552, Table 8: "M" of QKTA and of SSA, and their quotient, by sqrt(N).
-
-At C = 256, T = B = 1, float32. The numbers fit MiB.
-"""
-
-PAPER_DIM = 256
-_PRINTED = {"qk_token": 0, "spiking_self": 1, "spiking_self(order=quadratic)": 1}
-_SHARE = 0.8  # of the free memory that an attention may take
-
 
 def memory_growth(
     mixers: str | Sequence[str] = MIXERS,
     *,
-    dim: int = PAPER_DIM,
+    dim: int = 256,
     num_heads: int = 1,
     sides: Sequence[int] | None = None,
     order: Order = "quadratic",
@@ -152,30 +125,21 @@ def _operation(
 def _row(mixer: SizedMixer, side: int, device: torch.device) -> GrowthRow:
     tokens = side * side
     row = GrowthRow(mixer=mixer.label, side=side, tokens=tokens)
-    if side in TABLE_8 and mixer.dim == PAPER_DIM and mixer.label in _PRINTED:
-        column, printed = _PRINTED[mixer.label], TABLE_8[side]
-        ratio = printed[2] if column else None
-        row = replace(row, paper_mib=printed[column], paper_ratio=ratio)
     reason = _too_large(mixer, tokens, device)
-    if reason is not None:
-        return replace(row, reason=reason)
-    found, reason = attempt(lambda: _measured(mixer, tokens, device))
-    if found is None:
-        return replace(row, reason=reason)
-    return replace(row, mib=found[0] / MIB, seconds=found[1])
+    if reason is None:
+        found, reason = attempt(_measured, mixer, tokens, device)
+        if found is not None:
+            return replace(row, mib=found[0] / MIB, seconds=found[1])
+    return replace(row, reason=reason)
 
 
 def _too_large(mixer: SizedMixer, tokens: int, device: torch.device) -> str | None:
-    c = mixer
-    found, _ = attempt(lambda: work(c.name, c.options, tokens, c.dim, c.num_heads))
+    found, _ = attempt(work, mixer.name, mixer.options, tokens, mixer.dim, mixer.num_heads)
     if found is None:
         return None
     roles = len(getattr(get_mixer_class(mixer.name), "roles", ()))
     need = 4 * (found.formed + (roles + 4) * tokens * mixer.dim)
-    room = available_bytes(device)
-    if need <= _SHARE * room:
-        return None
-    return f"would need up to {need / 2**30:.1f} GiB, and {room / 2**30:.1f} GiB are free"
+    return too_large(need, available_bytes(device))
 
 
 def _measured(mixer: SizedMixer, tokens: int, device: torch.device) -> tuple[float, float]:
