@@ -14,7 +14,8 @@ from typing import Any
 from keymix.cli import console
 from keymix.cli.console import VerbParser
 from keymix.errors import UserError, one_line
-from keymix.studies.study import Found, Session, Study, get_study, list_studies
+from keymix.report.result import Result
+from keymix.studies.study import Session, Study, get_study, list_studies
 
 _HINT = "`keymix analyze attention --help` and so on say more."
 
@@ -70,7 +71,7 @@ def _imports(argv: list[str]) -> list[str]:
     return [*after, *(w.partition("=")[2] for w in argv if w.startswith("--import="))]
 
 
-def _stopped(study: Study[Any], known: Found | None, out: str | None) -> str:
+def _stopped(study: Study[Any], known: Result | None, out: str | None) -> str:
     """Say what is kept when a signal ends the work."""
     done = "" if known is None else study.so_far(known)
     if not done:
@@ -110,7 +111,7 @@ def _help() -> str:
     return "usage: " + "\n       ".join(usages) + "\n\n" + "\n".join(rows) + "\n\n" + _HINT
 
 
-def _deliver(found: Found, folder: Path | None, given: argparse.Namespace) -> int:
+def _deliver(found: Result, folder: Path | None, given: argparse.Namespace) -> int:
     """Write the files and print the result; return the exit code."""
     if folder is not None:
         _write(found, folder)
@@ -146,7 +147,7 @@ def _deliver(found: Found, folder: Path | None, given: argparse.Namespace) -> in
     return code
 
 
-def _write(found: Found, folder: Path) -> None:
+def _write(found: Result, folder: Path) -> None:
     """Write files; those of an earlier analysis that are not among them go."""
     from keymix.train.files import write_bytes
 

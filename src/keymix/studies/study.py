@@ -12,7 +12,7 @@ import importlib
 import pkgutil
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
@@ -21,26 +21,15 @@ from typing import Any, Generic, TypeVar
 from keymix import studies
 from keymix.errors import UserError, missing, unknown
 from keymix.report.charts import Chart
-from keymix.report.formats import listing
 from keymix.report.result import Result
 from keymix.report.tables import Table
 
 
-class Found(Result):
-    """An analysis."""
-
-    @property
-    def templates(self) -> str:  # type: ignore[override]
-        """Its folder."""
-        package = type(self).__module__.rpartition(".")[0]
-        return package if package.startswith("keymix.studies.") else ""
-
-
-class OfModel(Found):
+class OfModel(Result):
     """What an analysis found of one model: it is shown as a study of that model alone."""
 
     @property
-    def alone(self) -> Found:
+    def alone(self) -> Result:
         """This model as a study of its own."""
         raise NotImplementedError
 
@@ -64,9 +53,7 @@ class OfModel(Found):
         return self.alone.html()
 
 
-F = TypeVar("F", bound=Found)
-
-RANDOM_NOTE = "Random weights: this says nothing of a trained model."
+F = TypeVar("F", bound=Result)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,16 +153,6 @@ def file_words(labels: Iterable[str]) -> dict[str, str]:
 def split_list(text: str | None) -> list[str] | None:
     """Read words with commas between them; None if none were given."""
     return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
-
-
-def listed(parts: Sequence[str], most: int = 4) -> str:
-    """Write parts as a list within a sentence; of more than `most`, how many more there are."""
-    return listing(parts, most)
-
-
-def untrained(what: str, labels: Sequence[str]) -> str:
-    """Say that what was read of models with random weights means nothing."""
-    return f"Random weights: {what} of {listing(labels)} say nothing about a trained model"
 
 
 def machine_of(lines: Mapping[str, str], device: str) -> dict[str, str]:

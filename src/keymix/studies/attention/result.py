@@ -18,9 +18,9 @@ from keymix.analysis.study_record import StudiedModel
 from keymix.records import to_json
 from keymix.report import charts, tables
 from keymix.report.charts import Chart, Line, Look, short_labels
+from keymix.report.result import Result
 from keymix.report.tables import Column, Table
 from keymix.studies.attention.overlays import Cell, Drawn, Row, Scale
-from keymix.studies.study import Found
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 Shares = tuple[float, float]
@@ -108,7 +108,7 @@ class AttentionRecord:
     models: tuple[AttentionModel, ...]
 
 
-class Attention(Found):
+class Attention(Result):
     """Where models look: pictures over the images, or whole maps.
 
     The table is ``"layers"``, the figure ``"peaks"``. ``attention-maps.npz`` among its files has
@@ -116,6 +116,7 @@ class Attention(Found):
     """
 
     name = "attention"
+    templates = "keymix.studies.attention"
 
     def __init__(self, record: AttentionRecord, arrays: Arrays) -> None:
         self.record, self.arrays = record, arrays

@@ -14,8 +14,9 @@ from keymix.analysis.study_record import UNNAMED, ModelOnImages
 from keymix.records import finite, or_none, to_json
 from keymix.report import charts
 from keymix.report.charts import Chart, Line, Look
+from keymix.report.result import Result
 from keymix.report.tables import Column, Table
-from keymix.studies.study import Found, OfModel, file_words
+from keymix.studies.study import OfModel, file_words
 
 if TYPE_CHECKING:
     from keymix.analysis.similarity import PairSimilarity
@@ -193,6 +194,7 @@ class Collapse(OfModel):
     of: ModelOnImages = UNNAMED
 
     name = "collapse"
+    templates = "keymix.studies.collapse"
 
     @cached_property
     def alone(self) -> Collapses:
@@ -361,10 +363,11 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-class Collapses(Found):
+class Collapses(Result):
     """Attention collapse of several models, overlaid."""
 
     name = "collapse"
+    templates = "keymix.studies.collapse"
 
     def __init__(self, studies: Sequence[Collapse]) -> None:
         self.studies = tuple(studies)

@@ -12,8 +12,9 @@ from typing import Any
 from keymix.analysis.timing import SHORT, WORDS, Verdict
 from keymix.report import charts, formats
 from keymix.report.charts import Chart, Line, Look
+from keymix.report.result import Result
 from keymix.report.tables import Column, Table
-from keymix.studies.study import Found, machine_of
+from keymix.studies.study import machine_of
 
 BASELINE = "softmax"
 """What the others' latency and memory are given in multiples of."""
@@ -138,7 +139,7 @@ Point = tuple[str, int, float | None]  # of a curve: the mixer, and where
 
 
 @dataclass(kw_only=True, repr=False)
-class Complexity(Found):
+class Complexity(Result):
     """What token mixers cost, so far or in all.
 
     Tables are ``"multiples"`` and ``"scaling"`` where something was measured,
@@ -157,6 +158,7 @@ class Complexity(Found):
     """
 
     name = "complexity"
+    templates = "keymix.studies.complexity"
     baseline = BASELINE
     verdicts = WORDS
 

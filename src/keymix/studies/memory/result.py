@@ -10,8 +10,9 @@ from typing import Literal
 
 from keymix.report import charts, formats
 from keymix.report.charts import Chart, Line, Look
+from keymix.report.result import Result
 from keymix.report.tables import Column, Table
-from keymix.studies.study import Found, machine_of
+from keymix.studies.study import machine_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class GrowthRow:
 
 
 @dataclass(kw_only=True, repr=False)
-class MemoryGrowth(Found):
+class MemoryGrowth(Result):
     """What a study found, so far or in all.
 
     Tables are ``"mixers"``, a row for each number of tokens, and ``"rows"``, one for each
@@ -42,6 +43,7 @@ class MemoryGrowth(Found):
     """
 
     name = "memory"
+    templates = "keymix.studies.memory"
 
     mixers: tuple[str, ...]  # labels of the mixers; others are given as multiples of the first
     dim: int  # width C

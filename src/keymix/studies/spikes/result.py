@@ -15,9 +15,10 @@ from keymix.analysis.study_record import UNNAMED, ModelOnImages
 from keymix.records import to_json
 from keymix.report import charts, formats
 from keymix.report.charts import Chart, Dots, Line, Look, blank, raster
+from keymix.report.result import Result
 from keymix.report.svg import SIZE, colours
 from keymix.report.tables import Column, Table
-from keymix.studies.study import Found, OfModel, file_words
+from keymix.studies.study import OfModel, file_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -84,6 +85,7 @@ class Spikes(SpikeReadings, OfModel):
     """
 
     name = "spikes"
+    templates = "keymix.studies.spikes"
 
     of: ModelOnImages = UNNAMED  # which model and images
     chance: float | None = None  # the run's test accuracy where it is no better than chance
@@ -107,7 +109,7 @@ class Spikes(SpikeReadings, OfModel):
         return self.record()
 
 
-class SpikeStudies(Found):
+class SpikeStudies(Result):
     """Spikes and energy of several models, side by side.
 
     Tables are ``"total"``, ``"rates"``, ``"steps"``, ``"neurons"`` and ``"operations"``; figures
@@ -115,6 +117,7 @@ class SpikeStudies(Found):
     """
 
     name = "spikes"
+    templates = "keymix.studies.spikes"
 
     def __init__(self, studies: Sequence[Spikes]) -> None:
         self.labelled: Mapping[str, Spikes] = {study.of.label: study for study in studies}
