@@ -265,11 +265,13 @@ def _measured_at(
         rows[mixer.label] = replace(row, reason=reason)
     for label, cost in _costs(models, builds, tokens, setting, progress).items():
         rows[label] = replace(rows[label], **_from_cost(cost))
-    base = rows.get(BASELINE)
-    if base is not None:
+    if base := rows.get(BASELINE):
         if base.latency_ms is not None:
             rows[BASELINE] = replace(base, latency_ratio=1.0)
-        return [_with_ratio(row, base.peak_training_mib) for row in rows.values()]
+        for label, row in rows.items():
+            if row.peak_training_mib is not None and base.peak_training_mib:
+                ratio = row.peak_training_mib / base.peak_training_mib
+                rows[label] = replace(row, peak_ratio=ratio)
     return [*rows.values()]
 
 
@@ -286,11 +288,6 @@ def _from_cost(cost: Cost) -> dict[str, Any]:
         if cost.against.verdict != "busy":
             found["latency_ratio"] = cost.against.ratio
     return found
-
-
-def _with_ratio(row: ScalingRow, base: float | None) -> ScalingRow:
-    peak = row.peak_training_mib
-    return replace(row, peak_ratio=None if peak is None or not base else peak / base)
 
 
 def _state_bytes(model: nn.Module) -> int:
