@@ -182,7 +182,8 @@ class SwapReport(Result):
         drifts = _DRIFT_COLUMNS if self.output is not None else ()
         rows = [self._cells(row) for row in self.rows]
         columns = (*_COLUMNS, *drifts)
-        return {"layers": Table("layers", "What became of each block", columns, rows)}
+        title, note = "What became of each block", "; ".join(self.notes)
+        return {"layers": Table("layers", title, columns, rows, note=note)}
 
     def _cells(self, row: LayerRow) -> Sequence[Any]:
         drifts = _DRIFTS if self.output is not None else ()
