@@ -34,7 +34,7 @@ COLUMNS = (
     Column("block", "block", "whole"),
     Column("like the block before, %", "before", "percent"),
     Column("cosine with the block before", "before_mean", "ratio"),
-    Column("the same, centred", "before_centred", "ratio"),
+    Column("centred cosine with it", "before_centred", "ratio"),
     Column("like the nearest, %", "nearest", "percent"),
     Column("cosine of heads", "head_similarity", "ratio"),
     Column("cosine of tokens with the last", "feature_similarity", "ratio"),
