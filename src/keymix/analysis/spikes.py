@@ -188,6 +188,10 @@ class FiringTally:
         flat = spikes.flatten(1)
         totals = flat.sum(1, dtype=torch.float64).tolist()
         known = self._totals or [0.0] * len(totals)
+        if len(totals) != len(known):
+            raise UserError(
+                f"batches of {len(known)} and of {len(totals)} time steps: read them one by one"
+            )
         self._totals = [a + b for a, b in zip(known, totals, strict=True)]
         if spikes.ndim < 2 or spikes.shape[1] != images:
             self._fired = None
