@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from keymix.analysis.counting import default_input_size
+from keymix.analysis.study_record import UNNAMED, ModelOnImages
 from keymix.arguments import Trained, described, module_of, unwrapped
 from keymix.data.decode import fit
 from keymix.data.kinds import IMAGE, InputKind
@@ -73,6 +74,14 @@ class View:
         """Read, resize, crop and normalise a picture, as the evaluation does: ``[C, H, W]``."""
         pixels = torch.from_numpy(picture_pixels(picture, self.in_chans, self.white_level).copy())
         return self.normalised(fit(pixels, self.size, self.crop_pct))
+
+
+def named(given: Model, network: nn.Module) -> ModelOnImages:
+    """Name a model that is given in Python: a run's folder, timm's name of it, or its class."""
+    config = getattr(network, "pretrained_cfg", None) or {}
+    of_model = config.get("architecture") or type(network).__name__
+    name = str(given) if isinstance(given, str | Path) else str(of_model)
+    return replace(UNNAMED, label=name, name=name)
 
 
 def batches_of(

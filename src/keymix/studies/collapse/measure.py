@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keymix.analysis.capture import Call, Layers, Seat, find_seats, run_once, select_layers
-from keymix.analysis.images import Images, Model, batches_of
+from keymix.analysis.images import Images, Model, batches_of, named
 from keymix.analysis.similarity import (
     PairTally,
     by_image,
@@ -145,6 +145,7 @@ def collapse(
         unique=unique,
         nearest=nearest,
         images=seen,
+        of=named(model, network),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from keymix.analysis.energy import Energy, energy_of
-from keymix.analysis.images import Images, Model, batches_of
+from keymix.analysis.images import Images, Model, batches_of, named
 from keymix.analysis.spikes import read_spikes
 from keymix.arguments import checked, module_of, opened
 from keymix.errors import check_positive
@@ -71,8 +71,10 @@ def spike_study(
     batches = batches_of(images, trained, batch_size, frames=True)
     if progress is not None:
         batches = _counted(batches, progress)
-    found = read_spikes(module_of(trained), batches, cost=cost, batch_norm=batch_norm)
-    return Spikes(**vars(found))
+    network = module_of(trained)
+    found = Spikes(**vars(read_spikes(network, batches, cost=cost, batch_norm=batch_norm)))
+    found.of = named(model, network)
+    return found
 
 
 def _counted(batches: Iterable[Tensor], progress: Callable[[int], None]) -> Iterator[Tensor]:
