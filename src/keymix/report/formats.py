@@ -124,8 +124,9 @@ def share(value: float | None, of: float | None) -> str:
 
 
 def ratio(value: float) -> str:
-    """Write a multiple with three digits: 1.25, 12.5, 1,250."""
-    return f"{value:,.{2 if value < 10 else 1 if value < 1000 else 0}f}"
+    """Write a multiple with three digits: 1.25, 12.5, 1,250; nothing is minus zero."""
+    digits = 2 if value < 10 else 1 if value < 1000 else 0
+    return f"{round(value, digits) + 0.0:,.{digits}f}".replace("-", "−")
 
 
 def duration(seconds: float) -> str:
