@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from keymix.data.sample import Size
-from keymix.errors import Attempt, UserError, one_line, reason
+from keymix.errors import Attempt, UserError, one_line
 from keymix.hosts.base import find_mixers
 from keymix.layers.folding import fold_for_inference, is_folded
 from keymix.mixers.resize import GridBound
@@ -200,5 +200,7 @@ def _words(error: BaseException | None) -> list[str]:
 def _refused(error: BaseException | None, where: str) -> UserError:
     """Make the one line for what cannot be exported."""
     root = [*_causes(error)][-1] if error is not None else RuntimeError("no reason was given")
-    why = root if isinstance(root, UserError) else type(root)(str(root).split("\n\n")[0])
-    return UserError(f"{where or 'the model'} cannot be exported: {one_line(reason(why))}")
+    first = str(root).strip().partition("\n\n")[0]  # advice to developers of PyTorch follows
+    why = first if isinstance(root, UserError) else f"{type(root).__name__}: {first}"
+    line = one_line(" ".join(why.split()))[:300]
+    return UserError(f"{where or 'the model'} cannot be exported: {line}")

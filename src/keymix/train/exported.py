@@ -14,7 +14,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -125,9 +125,9 @@ def check_packages(*modules: str) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Let exporters and readers warn of nothing: what came out is checked."""
-    before = logging.root.manager.disable
-    with warnings.catch_warnings():
+    """Let exporters and readers say nothing: what came out is checked."""
+    before, said = logging.root.manager.disable, io.StringIO()
+    with warnings.catch_warnings(), redirect_stdout(said), redirect_stderr(said):
         warnings.simplefilter("ignore")
         logging.disable(logging.CRITICAL)
         try:
