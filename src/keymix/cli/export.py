@@ -37,7 +37,7 @@ def parser() -> VerbParser:
         "--format",
         choices=("onnx", "torch"),
         default="onnx",
-        help="onnx, or torch for a .pt2 file of torch.export (default: onnx)",
+        help="format of the file: onnx, or torch for a .pt2 of torch.export (default: onnx)",
     )
     made.add_out("the file", metavar="FILE", required=True)
     made.add_argument(
@@ -48,7 +48,7 @@ def parser() -> VerbParser:
     )
     made.add_argument(
         "--resize",
-        choices=("interpolate",),
+        choices=("interpolate", "pool_values"),
         help="with --dynamic size, what mixers with learned positions do at another size "
         "(default: as trained)",
     )

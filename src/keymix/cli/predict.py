@@ -144,7 +144,7 @@ def parser() -> VerbParser:
     made.add_argument(
         "--format",
         choices=("table", "csv", "json"),
-        help="how the predictions are printed, or written to a file (default: table)",
+        help="format of predictions, printed or in a file (default: table)",
     )
     made.add_json()
     made.add_argument(

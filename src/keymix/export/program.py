@@ -105,11 +105,7 @@ def for_inference(model: nn.Module, *, half: bool) -> nn.Module:
 
 
 def traced(model: nn.Module, images: Tensor, *, batch: bool, sides: bool) -> ExportedProgram:
-    """Follow a model's operations on some images; batch and sides may be free.
-
-    Raises:
-        UserError: If something cannot be followed, with its layer.
-    """
+    """Follow a model's operations on some images; batch and sides may be free."""
     last = images.ndim - 1
     free = ((0,) if batch else ()) + ((last - 1, last) if sides else ())
     shapes = (dict.fromkeys(free, Dim.DYNAMIC),)
@@ -122,11 +118,7 @@ def traced(model: nn.Module, images: Tensor, *, batch: bool, sides: bool) -> Exp
 
 
 def onnx_file(program: ExportedProgram, metadata: str) -> tuple[bytes, int]:
-    """Return an ONNX file and its number of nodes.
-
-    Raises:
-        UserError: If ONNX has not an operation, with its layer.
-    """
+    """Return an ONNX file and its number of nodes."""
     made = None
     with quiet(), Attempt() as attempt:
         made = torch.onnx.export(

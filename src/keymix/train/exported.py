@@ -157,11 +157,7 @@ class FileModel(nn.Module):
 
 
 def read_exported(path: Path, content: bytes | None = None) -> tuple[FileModel, FileFacts]:
-    """Open an exported file, or the content of one that is not written yet.
-
-    Raises:
-        UserError: If it is missing, damaged, of another format, or was not exported by keymix.
-    """
+    """Open an exported file, or the content of one that is not written yet."""
     where, kind = repr(str(path)), ENDINGS[path.suffix]
     if content is None:
         if not path.is_file():
