@@ -25,6 +25,7 @@ from keymix.models.image_size import set_image_size, without_memory
 from keymix.train.exported import KEY, quiet
 
 OPSET = 20
+STRIDE = 32  # of the coarsest map of models in stages
 IMAGES, OUTPUTS = "images", "outputs"
 FIXED = "export it with --dynamic batch, one file for each size"
 
@@ -54,14 +55,15 @@ def at(model: nn.Module, size: Size, resize: str | None) -> nn.Module:
 def step_of(model: nn.Module, size: Size, resize: str | None) -> int:
     """Return the least number of pixels by which height and width may grow.
 
-    It divides both, so that sizes are its multiples.
+    It divides both, so that sizes are its multiples. Convolutional stems take any size, but round
+    what their strides do not divide in ways that a graph does not follow.
     """
     common = math.gcd(*size)
     for step in (n for n in range(1, common) if common % n == 0):
         with Attempt() as attempt:
             set_image_size(without_memory(model), larger(size, step), resize=resize)
         if attempt.error is None:
-            return step
+            return step if step > 1 else math.gcd(common, STRIDE)
     set_image_size(without_memory(model), larger(size, common), resize=resize)  # says why not
     return common
 

@@ -56,11 +56,17 @@ class _Subject:
     data: DataRecord | None
     images: Tensor  # those that it is checked on, as it takes them
     origin: str  # where these come from, in words
+    resize: str | None  # what mixers do at other sizes
+    limit: float  # how far outputs may differ
 
     @property
     def size(self) -> Size:
         """Height and width of the images."""
         return self.images.shape[-2], self.images.shape[-1]
+
+    def at(self, size: Size) -> nn.Module:
+        """Return the model for images of a size."""
+        return self.model if size == self.size else program.at(self.model, size, self.resize)
 
     def answers(self, outputs: Tensor) -> Tensor:
         """Return what outputs mean: a class for each image or pixel, or several."""
@@ -113,10 +119,9 @@ def export(
         check_packages("onnx", "onnxscript", "onnxruntime")
     if resize is not None and dynamic != "size":
         raise UserError(f"resize={resize!r} acts on images of other sizes: give dynamic='size' too")
-    subject = _subject(opened(model), images)
     precision: Literal["32", "16"] = "16" if half else "32"
-    limit = TOLERANCE[precision]
-    _refuse_constant(subject, limit)
+    subject = _subject(opened(model), images, resize, TOLERANCE[precision])
+    _refuse_constant(subject)
 
     step, sizes, example = None, [subject.size], subject.images[:2]
     made = copy.deepcopy(subject.model)
@@ -127,7 +132,7 @@ def export(
         height, width = subject.size
         # other numbers than those of the model, so that none of them is taken for fixed
         example = _resized(example, (2 * height, 3 * width))
-        _refuse_fixed(subject, made, example, resize, limit)
+        _refuse_fixed(subject, made, example)
     example = example if dynamic else example[:1]
     made = program.for_inference(made, half=half)
     trace = program.traced(made, example, batch=bool(dynamic), sides=step is not None)
@@ -144,14 +149,11 @@ def export(
     content, nodes = written(trace, json.dumps(to_json(facts)))
 
     found, _ = read_exported(path, content)
-    checks = [
-        _check(subject, reference, found, images, limit)
-        for size in sizes
-        for reference in [
-            subject.model if size == subject.size else program.at(subject.model, size, resize)
-        ]
-        for images in _batches(_resized(subject.images, size), dynamic)
-    ]
+    checks = []
+    for size in sizes:
+        reference, shown = subject.at(size), _resized(subject.images, size)
+        batches = torch.split(shown, [*BATCHES] if dynamic else 1)
+        checks += [_check(subject, reference, found, batch) for batch in batches]
     files.write_bytes(path, content)
     return Exported(
         file=path,
@@ -185,7 +187,8 @@ def _check_path(path: Path, format: Format, *, overwrite: bool) -> None:
 # ---- what is exported -----------------------------------------------------------------------
 
 
-def _subject(given: object, images: Images | None) -> _Subject:
+def _subject(given: object, images: Images | None, resize: str | None, limit: float) -> _Subject:
+    """Take a model, or what `keymix.load` returns, and the images that it is checked on."""
     model = copy.deepcopy(module_of(given)).cpu().float().eval()
     trained = given if isinstance(given, TrainedModel) else None
     if trained is None:
@@ -213,7 +216,15 @@ def _subject(given: object, images: Images | None) -> _Subject:
     if len(shown) < 2:
         raise UserError("one image does not show whether outputs vary: give two or more as images=")
     shown = torch.cat([shown] * most)[:most] if len(shown) < most else shown
-    return _Subject(model=model, facts=facts, data=record, images=shown.cpu(), origin=origin)
+    return _Subject(
+        model=model,
+        facts=facts,
+        data=record,
+        images=shown.cpu(),
+        origin=origin,
+        resize=resize,
+        limit=limit,
+    )
 
 
 def _validation(trained: TrainedModel, most: int) -> Tensor:
@@ -275,11 +286,6 @@ def _resized(images: Tensor, size: Size) -> Tensor:
     return flat.reshape(*images.shape[:-2], *size)
 
 
-def _batches(images: Tensor, dynamic: Dynamic | None) -> tuple[Tensor, ...]:
-    """Return batches of `BATCHES`, or single images where a batch is one."""
-    return torch.split(images, [*BATCHES] if dynamic else 1)
-
-
 def _difference(found: Tensor, wanted: Tensor) -> float:
     """Return the largest difference, as a share of the largest output that is wanted."""
     if found.shape != wanted.shape or not bool(torch.isfinite(found).all()):
@@ -287,12 +293,12 @@ def _difference(found: Tensor, wanted: Tensor) -> float:
     return float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30))
 
 
-def _refuse_constant(subject: _Subject, limit: float) -> None:
+def _refuse_constant(subject: _Subject) -> None:
     """Refuse outputs that are alike for all images: equal ones of a file would prove nothing."""
     outputs = _outputs(subject.model, subject.images)
     if not bool(torch.isfinite(outputs).all()):
         raise UserError("the model's outputs are NaN or infinite: train it again before its export")
-    if _difference(outputs[:1].expand_as(outputs), outputs) <= limit:
+    if _difference(outputs[:1].expand_as(outputs), outputs) <= subject.limit:
         raise UserError(
             "the model's outputs do not vary from image to image, so that equal outputs of the "
             "file would prove nothing: train it first (a spiking model that has seen no training "
@@ -300,31 +306,23 @@ def _refuse_constant(subject: _Subject, limit: float) -> None:
         )
 
 
-def _refuse_fixed(
-    subject: _Subject, made: nn.Module, images: Tensor, resize: str | None, limit: float
-) -> None:
+def _refuse_fixed(subject: _Subject, made: nn.Module, images: Tensor) -> None:
     """Refuse dynamic sizes of a model that holds its grid; before the long work of a trace."""
     height, width = images.shape[-2:]
-    wanted = _outputs(program.at(subject.model, (height, width), resize), images)
+    wanted = _outputs(subject.at((height, width)), images)
     found = None
     with Attempt() as attempt:
         found = _outputs(made, images)
     why = f"outputs at {height}x{width} are others" if found is not None else ""
     why = why or reason(attempt.error or RuntimeError())
-    if found is None or _difference(found, wanted) > limit:
+    if found is None or _difference(found, wanted) > subject.limit:
         raise UserError(
             f"{type(made).__name__} does not follow the size of its images batch by batch ({why}): "
             f"{program.FIXED}"
         )
 
 
-def _check(
-    subject: _Subject,
-    reference: nn.Module,
-    file: nn.Module,
-    images: Tensor,
-    limit: float,
-) -> Check:
+def _check(subject: _Subject, reference: nn.Module, file: nn.Module, images: Tensor) -> Check:
     """Compare file and model on a batch, and refuse the file if they differ."""
     batch, (height, width) = len(images), images.shape[-2:]
     wanted, found = _outputs(reference, images), None
@@ -335,10 +333,10 @@ def _check(
         why = reason(attempt.error or RuntimeError())
         raise UserError(f"the exported file fails {where} ({why}): nothing was written")
     difference = _difference(found, wanted)
-    if not difference <= limit:
+    if not difference <= subject.limit:
         raise UserError(
             f"the exported file computes something else {where}: outputs differ by "
-            f"{difference:.1e} of the largest one, more than {limit:g}; nothing was written"
+            f"{difference:.1e} of the largest one, more than {subject.limit:g}; nothing was written"
         )
     same = subject.answers(found) == subject.answers(wanted)
     return Check(
