@@ -12,7 +12,7 @@ from pathlib import Path
 
 FLOORS = (
     ("cli", "one thin file for each command"),
-    ("compare, studies", "comparisons; the analyses of keymix analyze"),
+    ("compare, studies, export", "comparisons; the analyses of keymix analyze; models as files"),
     ("swap", "mixers into trained models"),
     ("tasks", "facts, training, answers and page of each task"),
     ("report, recipes", "tables, charts, pages; the papers’ runs"),

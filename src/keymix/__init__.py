@@ -12,10 +12,16 @@ from keymix._version import __version__
 
 if TYPE_CHECKING:
     from keymix.compare.run import compare as compare
+    from keymix.export.run import export as export
     from keymix.swap.run import swap as swap
     from keymix.train.engine import train as train
 
-_ROOMS_TO_CALL = ("compare", "swap", "train")  # rooms that are also functions of the public API
+_ROOMS_TO_CALL = (
+    "compare",
+    "export",
+    "swap",
+    "train",
+)  # rooms that are also functions of the public API
 
 _getattr, __dir__, _public = attach(
     __name__,

@@ -24,7 +24,6 @@ from keymix.tasks.segmentation.predict_masks import COLUMNS, predict_masks
 from keymix.train.evaluation import data_for
 from keymix.train.files import read_weights, weights_file, write_weights
 from keymix.train.predict_folder import MANIFEST
-from keymix.train.recipe import DataConfig, ModelConfig, Recipe
 from keymix.train.runs import Run
 from made_masks import ORGANS, write_uwgi
 from written_masks_run import written_masks_run
@@ -366,12 +365,11 @@ def test_two_images_of_one_name_are_refused_before_anything_is_written(
     assert len(predict_masks(runs["exclusive"], twice, out=tmp_path / "out")) == 1
 
 
-def test_runs_that_do_not_fit_are_refused(runs: dict[str, Run], tmp_path: Path) -> None:
-    recipe = Recipe(
-        name="digits", data=DataConfig(spec="digits"), model=ModelConfig(name="vit_nano_p2_12")
-    )
+def test_runs_that_do_not_fit_are_refused(
+    runs: dict[str, Run], tiny_run: Path, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match="classifies images"):
-        predict_masks(Run(tmp_path, recipe), out=tmp_path / "out")
+        predict_masks(tiny_run, out=tmp_path / "out")
     with pytest.raises(UserError, match="not both"):
         predict_masks(runs["exclusive"], [tmp_path], out=tmp_path / "out", split="val")
     with pytest.raises(UserError, match="split='validation'"):

@@ -25,6 +25,7 @@ VERBS = {
     "train": "train one model from a recipe",
     "eval": "evaluate a trained run on its test split or on other data",
     "predict": "classify images, or predict their masks, with a trained run",
+    "export": "write a trained run as a file for ONNX Runtime or PyTorch, checked",
     "swap": "replace attention in a trained model, keeping its behaviour close",
     "count": "parameters, multiply-adds and activation memory of a model, layer by layer",
     "analyze": "where a model looks, whether its layers collapse, what mixers cost",

@@ -28,6 +28,7 @@ EXAMPLES = """\
 examples:
   keymix predict my-run some-image.png a-folder --format csv
   keymix predict my-run a-folder --top 2 --json --out answers.json
+  keymix predict model.onnx a-folder     a file that keymix export wrote
   keymix predict my-masks-run            its own test split, into predictions/
   keymix predict my-masks-run case20_day0/scans --out case20
   keymix predict my-masks-run --data uwgi:PATH --split val --out val-masks
@@ -51,13 +52,15 @@ def main(argv: list[str]) -> int:
     size = image_size_of(given)
     VerbParser.run_imports(given)
 
+    from keymix.train.exported import is_exported
     from keymix.train.files import write_text
     from keymix.train.parts import answers_of
-    from keymix.train.predict import predict
+    from keymix.train.predict import load, predict
     from keymix.train.runs import load_run
 
-    run = load_run(given.run)
-    task = get_task(task_name(run.recipe.data.spec))
+    file = load(given.run) if is_exported(given.run) else None
+    spec = load_run(given.run).recipe.data.spec if file is None else file.data.spec
+    task = get_task(task_name(spec)) if file is None else file.task
     part = answers_of(task)
     for name in sorted(OPTIONS - part.predict_options):
         if (value := getattr(given, name)) is not None:
@@ -68,7 +71,7 @@ def main(argv: list[str]) -> int:
         raise UserError(f"no IMAGE: name image files or folders: {given.run!r} {task.does}.")
     target = console.checked_file(given)
     answers = predict(
-        run,
+        given.run,
         given.images,
         which=given.weights,
         top=5 if given.top is None else given.top,
@@ -78,7 +81,7 @@ def main(argv: list[str]) -> int:
     )
     good = [answer for answer in answers if answer.error is None]
     if given.format == "table" and target is None:
-        _table(part.table(good, kind_of_spec(run.recipe.data.spec).noun))
+        _table(part.table(good, kind_of_spec(spec).noun))
     else:
         text = _json(part, answers) if given.format == "json" else _csv(part.csv(good))
         if target is None:
@@ -134,12 +137,14 @@ def parser() -> VerbParser:
         "Broken images are named, the others are predicted, and the exit code is then 2.",
         epilog=EXAMPLES,
     )
-    made.add_argument("run", metavar="RUN", help="the folder given as --out to train")
+    made.add_argument(
+        "run", metavar="RUN", help="the folder given as --out to train, or an exported file"
+    )
     made.add_argument("images", metavar="IMAGE", nargs="*", help="image files and folders")
     made.add_argument(
         "--format",
         choices=("table", "csv", "json"),
-        help="how the predictions are printed, or written to a file (default: table)",
+        help="format of predictions, printed or in a file (default: table)",
     )
     made.add_json()
     made.add_argument(

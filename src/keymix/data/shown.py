@@ -19,7 +19,6 @@ from keymix.data.files import is_image
 from keymix.data.kinds import RECORDING
 from keymix.data.sample import Size
 from keymix.data.slices import id_and_spacing, read_stack, scaled
-from keymix.data.specs import parse
 from keymix.data.view import view_of
 from keymix.errors import UserError
 
@@ -121,7 +120,7 @@ def fitted(pixels: Pixels, record: DataRecord, size: Size) -> Tensor:
 
 def of_scans(record: DataRecord) -> bool:
     """Whether images are slices, scaled from their least and largest value."""
-    return record.multilabel is not None and parse(record.spec)[0].name == "uwgi"
+    return record.multilabel is not None and record.spec.partition(":")[0] == "uwgi"
 
 
 def _wanted(channels: int, *, scans: bool) -> str:

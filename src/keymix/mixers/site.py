@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import nn
 
 from keymix.errors import UserError
@@ -18,7 +19,7 @@ Grid = tuple[int, int]
 def as_grid(name: str, value: object) -> Grid:
     """Check two sides in tokens; a refusal names the argument."""
     sides = tuple(value) if isinstance(value, Sequence) else ()
-    if len(sides) != 2 or any(not isinstance(s, int) or s < 1 for s in sides):
+    if len(sides) != 2 or any(not isinstance(s, int | torch.SymInt) or s < 1 for s in sides):
         raise UserError(f"{name}={value!r} must be (height, width) in tokens, each >= 1")
     return sides[0], sides[1]
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +33,7 @@ from keymix.data.shown import (
 from keymix.errors import UserError
 from keymix.models.image_size import take_time_steps
 from keymix.task import Task
+from keymix.train.exported import ExportedFile, is_exported, read_exported, size_for
 from keymix.train.folder import Which
 from keymix.train.model import device_of_this_machine, enough_memory
 from keymix.train.parts import Answered, Prediction, answers_of
@@ -46,28 +47,29 @@ class TrainedModel:
     """A run's model, the classes it knows, and what prepares its images; see `load`.
 
     Args:
-        run: The run: its folder, recipe and records.
+        source: The run: its folder, recipe and records; or the exported file.
         model: In eval mode, on this machine's GPU if it has one. ``model.to(...)`` moves it.
         data: The record of the data it was trained on.
         image_size: Height and width, pixels, at which it sees images.
     """
 
-    run: Run
+    source: Run | ExportedFile
     model: nn.Module
     data: DataRecord
     image_size: Size
 
     def __repr__(self) -> str:
         """Say in a few lines which model it is, what it was trained on, and what it scores."""
-        config, data = self.run.recipe.model, self.data
+        source, data = self.source, self.data
+        config = source.facts.model if isinstance(source, ExportedFile) else source.recipe.model
         classes = f", {len(data.classes)} classes" if data.classes else ""
         lines = [
-            f"TrainedModel of {str(self.run.folder)!r}",
+            f"TrainedModel of {self.place!r}",
             f"  model: {config.name}" + (f" with {config.mixer}" if config.mixer else ""),
             f"  task: {self.task.name}, {self.task.does}{classes}",
             f"  data: {data.spec}, {data.kind.nouns} of {self.image_size[0]}x{self.image_size[1]}",
         ]
-        with suppress(UserError):  # of a run that is not done
+        with suppress(UserError):  # of a run that is not done, or of a file
             score, summary = self.task.score, self.run.summary
             tested = {"last": summary.last.test.scores, "best": summary.best.test.scores}
             said = [
@@ -75,6 +77,26 @@ class TrainedModel:
             ]
             lines.append(f"  test {score.name}: {', '.join(said)}")
         return "\n".join(lines)
+
+    @property
+    def place(self) -> str:
+        """The run's folder, or the exported file."""
+        source = self.source
+        return str(source.path if isinstance(source, ExportedFile) else source.folder)
+
+    @property
+    def run(self) -> Run:
+        """The run.
+
+        Raises:
+            UserError: If it was loaded from an exported file, which has no run.
+        """
+        if isinstance(self.source, ExportedFile):
+            raise UserError(
+                f"{self.place!r} is an exported file, and this needs the run that it came from: "
+                "name its folder"
+            )
+        return self.source
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -88,7 +110,7 @@ class TrainedModel:
 
     @property
     def recipe(self) -> Recipe:
-        """How it was trained."""
+        """How it was trained; an exported file does not say it."""
         return self.run.recipe
 
     @property
@@ -158,7 +180,9 @@ class TrainedModel:
         device = next((each.device for each in self.model.parameters()), torch.device("cpu"))
         whole = self.data.task_kind.whole_images
         batch: Any = [each.to(device) for each in shown] if whole else torch.stack([*shown])
-        with torch.inference_mode(), autocast(device, self.run.recipe.precision):
+        source = self.source
+        precision = "32" if isinstance(source, ExportedFile) else source.recipe.precision
+        with torch.inference_mode(), autocast(device, precision):
             return self.model(batch if whole else batch.to(device))
 
     def prepare(self, pixels: Pixels) -> Tensor:
@@ -262,13 +286,15 @@ def load(
     resize: str | None = None,
     time_steps: int | None = None,
 ) -> TrainedModel:
-    """Load a trained run, ready to predict: its model, classes and transform.
+    """Load a trained run, or a file exported of one, ready to predict: model, classes, transform.
 
-    `keymix.load_run` opens the folder alone, of runs that are not finished too.
+    `keymix.load_run` opens the folder alone, of runs that are not finished too. An exported file
+    is as it was exported: of the options it takes ``image_size``, if its size is dynamic.
 
     Args:
         run: The run's folder: that given as ``--out`` to ``keymix train``, or one of a
-            comparison, such as ``keymix-compare/runs/static_key/seed0``.
+            comparison, such as ``keymix-compare/runs/static_key/seed0``; or a file that
+            ``keymix export`` wrote, ``.onnx`` or ``.pt2``.
         which: Weights of the ``last`` or the ``best`` epoch.
         image_size: As in `evaluate`.
         resize: As in `evaluate`.
@@ -286,6 +312,9 @@ def load(
         >>> answer.classes[0], answer.probabilities[0]  # doctest: +SKIP
         ('7', 0.98)
     """
+    if not isinstance(run, Run) and is_exported(run):
+        given = {"which": None if which == "last" else which, "resize": resize}
+        return _of_exported(Path(run), image_size, {**given, "time_steps": time_steps})
     refuse_lone(resize, image_size)
     run = run if isinstance(run, Run) else load_run(run)
     with enough_memory(image_size):
@@ -293,10 +322,27 @@ def load(
         if time_steps is not None:
             take_time_steps(model, time_steps)
         model = model.to(device_of_this_machine())
-    trained = TrainedModel(run=run, model=model, data=seen, image_size=size)
+    trained = TrainedModel(source=run, model=model, data=seen, image_size=size)
     if time_steps is None or not trained.takes_events:
         return trained
     return replace(trained, data=replace(seen, time_steps=time_steps))
+
+
+def _of_exported(
+    path: Path, image_size: int | Size | None, fixed: Mapping[str, object]
+) -> TrainedModel:
+    """Open an exported file; what is `fixed` in it cannot be asked for."""
+    model, facts = read_exported(path)
+    for name, value in fixed.items():
+        if value is not None:
+            raise UserError(f"{name}={value!r}: {str(path)!r} is as it was exported. Leave it out.")
+    if facts.data is None:
+        raise UserError(
+            f"{str(path)!r} was exported from a model in memory that does not say its classes and "
+            "preprocessing: run it in ONNX Runtime or PyTorch, or export a run"
+        )
+    size, file = size_for(path, facts, image_size, facts.data.image_size), ExportedFile(path, facts)
+    return TrainedModel(source=file, model=model.eval(), data=facts.data, image_size=size)
 
 
 @checked
@@ -316,7 +362,7 @@ def predict(
     model for more, and `keymix.predict_masks` writes masks into a folder.
 
     Args:
-        run: The run, or its folder.
+        run: The run, or its folder; or an exported file.
         paths: Files, folders or images in memory, as `TrainedModel.predict` takes them; recordings
             of events for a run on those.
         which: Weights of the ``last`` or the ``best`` epoch.

@@ -23,16 +23,14 @@ from keymix.data.decode import Pixels
 from keymix.data.record import DataRecord
 from keymix.data.sample import Size
 from keymix.data.shown import file_pixels, image_files
-from keymix.data.specs import task_name
 from keymix.errors import UserError
-from keymix.task import Task, get_task
+from keymix.task import Task
 from keymix.train import files
 from keymix.train.evaluation import data_for
 from keymix.train.model import enough_memory
 from keymix.train.parts import Answered, AnswersPart, Prediction, Wanted
 from keymix.train.predict import TrainedModel, load
 from keymix.train.recipe import is_part
-from keymix.train.runs import Run, load_run, refuse_lone
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData, Split
@@ -46,7 +44,7 @@ class FolderManifest:
 
     Args:
         keymix: Version of keymix.
-        run: The run's folder.
+        run: The run's folder, or the exported file.
         weights: Weights of the ``last`` or the ``best`` epoch.
         data: Spec of the data; None of image files.
         split: Split of the data; None of image files.
@@ -134,25 +132,23 @@ class FolderWriter(ABC, Generic[PredictionT]):
     def write_results(self, found: Sequence[PredictionT]) -> None:
         """Write what is of all images together."""
 
-    def predict(self, run: Run) -> list[PredictionT]:
-        """Predict by a run; a broken image is answered by its error.
+    def predict(self) -> list[PredictionT]:
+        """Predict by the run; a broken image is answered by its error.
 
         Nothing is written before task, folder, names, weights and memory are known to fit.
         """
-        wanted = self.wanted
-        refuse_lone(wanted.resize, wanted.image_size)
-        task = get_task(task_name(run.recipe.data.spec))
+        wanted, size = self.wanted, self.wanted.image_size
+        trained = load(wanted.run, which=wanted.which, image_size=size, resize=wanted.resize)
+        self.seen, task = (seen := trained.data), trained.task
         if task.name != self.task.name:
-            folder = str(run.folder)
-            raise UserError(f"the run {folder!r} {task.does}: name one that {self.task.does}.")
+            raise UserError(
+                f"the run {trained.place!r} {task.does}: name one that {self.task.does}."
+            )
         if wanted.paths and (wanted.data is not None or wanted.split is not None):
             raise UserError("give either image files or a data set and its split, not both.")
         self.folder = files.checked_output(
             wanted.out, manifest=MANIFEST, what=self.what, overwrite=wanted.overwrite
         )
-        size = wanted.image_size
-        trained = load(run, which=wanted.which, image_size=size, resize=wanted.resize)
-        self.seen = seen = trained.data
         data, split = None, None
         with enough_memory(size):
             if wanted.paths:
@@ -161,7 +157,7 @@ class FolderWriter(ABC, Generic[PredictionT]):
                     for path in dict.fromkeys(image_files(wanted.paths))
                 ]
             else:
-                data = data_for(run.recipe.data, seen, wanted.data, trained.image_size)[0]
+                data = data_for(trained.recipe.data, seen, wanted.data, trained.image_size)[0]
                 split = wanted.split or "test"
                 splits = {each.name: each for each in data.splits}
                 if split not in splits:
@@ -174,7 +170,7 @@ class FolderWriter(ABC, Generic[PredictionT]):
                 files.make_folder(self.folder / name)
             about = FolderManifest(
                 keymix=__version__,
-                run=str(run.folder),
+                run=trained.place,
                 weights=wanted.which,
                 data=None if data is None else data.spec,
                 split=split,
@@ -259,7 +255,7 @@ class FolderAnswers(AnswersPart, Generic[PredictionT]):
     def write(self, wanted: Wanted) -> tuple[Sequence[PredictionT], str]:
         """Write predictions as the public function that is named as ``writer``."""
         writer = self.folder_writer(wanted)
-        found = writer.predict(load_run(wanted.run))
+        found = writer.predict()
         good = sum(each.error is None for each in found)
         content = writer.content.format(images=f"{good} image{'s' * (good != 1)}")
         return found, f"{content}: {wanted.out}"

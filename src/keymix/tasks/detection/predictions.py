@@ -39,7 +39,7 @@ from keymix.train.predict_folder import (
     write_picture,
 )
 from keymix.train.recipe import as_name
-from keymix.train.runs import Run, load_run
+from keymix.train.runs import Run
 
 if TYPE_CHECKING:
     from keymix.data.dataset import Split
@@ -321,9 +321,8 @@ def predict_instances(
             exist, two images have one name, a number is out of range, weights or data are unfit, or
             the model, or the memory, cannot take the image size.
     """
-    run = run if isinstance(run, Run) else load_run(run)
     wanted = Wanted(
-        run=run.folder,
+        run=run.folder if isinstance(run, Run) else Path(run),
         paths=paths,
         out=Path(out),
         data=data,
@@ -334,4 +333,4 @@ def predict_instances(
         score_threshold=score_threshold,
         overwrite=overwrite,
     )
-    return InstanceWriter(wanted).predict(run)
+    return InstanceWriter(wanted).predict()

@@ -42,7 +42,7 @@ from keymix.train.predict_folder import (
     write_picture,
 )
 from keymix.train.recipe import is_part
-from keymix.train.runs import Run, load_run
+from keymix.train.runs import Run
 
 if TYPE_CHECKING:
     from keymix.data.dataset import Split
@@ -237,7 +237,8 @@ def predict_masks(
     - ``predictions.json``, the manifest: what was predicted by which run.
 
     Args:
-        run: The run, or its folder.
+        run: The run, or its folder; or an exported file, of which image files alone are
+            predicted.
         paths: Image files and folders. A run on stacks of slices finds a file's neighbours
             next to it, by the number in its name.
         out: The folder to write.
@@ -254,9 +255,8 @@ def predict_masks(
             two images have one name, weights or data are unfit, or the model, or the memory,
             cannot take the image size.
     """
-    run = run if isinstance(run, Run) else load_run(run)
     wanted = Wanted(
-        run=run.folder,
+        run=run.folder if isinstance(run, Run) else Path(run),
         paths=paths,
         out=Path(out),
         data=data,
@@ -266,7 +266,7 @@ def predict_masks(
         resize=resize,
         overwrite=overwrite,
     )
-    return MaskWriter(wanted).predict(run)
+    return MaskWriter(wanted).predict()
 
 
 def at_native_size(logits: Tensor, size: Size, *, multilabel: bool) -> Pixels:

@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file of any family computes what the model does, and what does not is never written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import keymix
+from keymix import Traits, UserError, fold_for_inference
+from keymix.mixers.base import TokenMixer
+from keymix.mixers.registry import register_mixer
+from mixer_cases import stir
+from shrunk import images, shrunk
+from tolerances import close
+
+FEWER: dict[str, dict[str, Any]] = {  # blocks: one of each kind
+    "vit": {"depth": 1},
+    "cait": {"depth": 1},
+    "deepvit": {"depth": 1},
+    "swin": {"depths": (1, 2, 2)},
+    "cvt": {"depths": (1, 1, 1)},
+    "caformer": {"depths": (1, 1, 1, 1)},
+    "qkformer": {"depths": (1, 1, 1)},
+}
+SHIFTED = ["softmax", "re_attention", "softmax", "softmax", "softmax"]  # no mask where one mixes
+CASES = [
+    ("vit_micro_p4_32", "static_key"),
+    *(("vit_micro_p4_32", mixer) for mixer in ("softmax", "re_attention", "key_value")),
+    *(("cait_micro_p4_32", m) for m in ("softmax", "static_key", "re_attention", "key_value")),
+    *(("swin_micro_p2_32", m) for m in ("softmax", "static_key", "key_value")),
+    *(("cvt_micro_32", m) for m in ("softmax", "static_key", "re_attention", "key_value")),
+    *(("caformer_micro_32", m) for m in ("softmax", "static_key", "re_attention", "key_value")),
+    *(("deepvit_micro_p4_32", m) for m in ("softmax", "static_key", "re_attention", "key_value")),
+    ("qkformer_micro_32", None),
+]
+
+
+@pytest.fixture(autouse=True)
+def _without_hook(shapes_checked: bool) -> None:
+    if shapes_checked:
+        pytest.skip("exporters cannot see through the shape checks")
+    pytest.importorskip("onnxscript")
+
+
+def small(name: str, mixer: Any = None, **options: Any) -> nn.Module:
+    """A small model whose answers vary; a spiking one with the statistics of a batch."""
+    model = shrunk(name, mixer=mixer, **FEWER[name.partition("_")[0]], **options).eval()
+    stir(model)
+    return model
+
+
+def answers(path: Path, x: Tensor, **options: Any) -> Tensor:
+    found: Tensor = keymix.load(path, **options).outputs([*x])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "mixer"),
+    [pytest.param(*case, marks=[pytest.mark.slow] * (i > 0)) for i, case in enumerate(CASES)],
+)
+def test_a_file_answers_as_its_model_does(name: str, mixer: str | None, tmp_path: Path) -> None:
+    model, file = small(name, mixer), tmp_path / "model.onnx"
+    found = keymix.export(model, file, images=images(name, 4))
+    assert found.same
+    assert [check.batch for check in found.checks] == [1, 3]
+    x = images(name, 5, seed=3)
+    with torch.no_grad():
+        close(answers(file, x), model(x))
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+
+@pytest.mark.slow
+def test_mixers_that_take_no_mask_are_exported_next_to_those_that_do(tmp_path: Path) -> None:
+    name, file = "swin_micro_p2_32", tmp_path / "model.onnx"
+    model = small(name, SHIFTED)
+    keymix.export(model, file, images=images(name, 4))
+    x = images(name, 5, seed=3)
+    with torch.no_grad():
+        close(answers(file, x), model(x))
+
+
+@pytest.mark.slow
+def test_a_file_of_pytorch_answers_as_its_model_does(tmp_path: Path) -> None:
+    model, file = small("vit_micro_p4_32", "static_key"), tmp_path / "model.pt2"
+    keymix.export(model, file, format="torch")
+    x = images("vit_micro_p4_32", 5)
+    with torch.no_grad():
+        close(answers(file, x), model(x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", ["batch", None])
+def test_halves_are_near_and_inputs_stay_floats(dynamic: Any, tmp_path: Path) -> None:
+    model, file = small("vit_micro_p4_32", "softmax"), tmp_path / "model.onnx"
+    whole = keymix.export(model, tmp_path / "whole.onnx")
+    half = keymix.export(model, file, half=True, dynamic=dynamic)
+    assert 1e-5 < half.difference < 2e-2
+    assert half.bytes < whole.bytes
+    x = images("vit_micro_p4_32", 5)
+    with torch.no_grad():
+        close(answers(file, x), model(x), torch.float16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "mixer", "step"),
+    [
+        ("vit_micro_p4_32", "static_key", 4),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in [
+                ("vit_micro_p4_32", "key_value", 4),
+                ("deepvit_micro_p4_32", "re_attention", 4),
+                ("cvt_micro_32", "static_key", 32),
+                ("caformer_micro_32", "static_key", 32),
+            ]
+        ),
+    ],
+)
+def test_images_of_other_sizes_are_answered_as_by_the_model_at_their_size(
+    name: str, mixer: str, step: int, tmp_path: Path
+) -> None:
+    model, file = small(name, mixer), tmp_path / "model.onnx"
+    resize = "interpolate" if mixer == "static_key" else None
+    found = keymix.export(model, file, dynamic="size", resize=resize, images=images(name, 4))
+    assert found.step == (step, step)
+    height, width = images(name).shape[-2:]
+    own, other = (height, width), (height + 5 * step, width + 3 * step)
+    assert own in {(check.height, check.width) for check in found.checks}
+    assert len({(check.height, check.width) for check in found.checks}) == 2
+    for size in (own, other):
+        x = torch.randn(2, 3, *size)
+        there = small(name, mixer)
+        there.load_state_dict(model.state_dict())
+        keymix.models.set_image_size(there, size, resize=resize)
+        with torch.no_grad():
+            close(answers(file, x, image_size=size), there(x))
+    with pytest.raises(UserError, match=rf"{step}x{step}"):
+        keymix.load(file, image_size=(height + 1, width))
+
+
+@pytest.mark.parametrize(
+    ("name", "mixer", "resize", "culprit"),
+    [
+        ("vit_micro_p4_32", "static_key", None, "interpolate"),
+        ("vit_micro_p4_32", "static_key", "pool_values", "interpolate"),
+        ("cait_micro_p4_32", "softmax", None, "--dynamic batch"),
+        ("swin_micro_p2_32", "softmax", None, "--dynamic batch"),
+    ],
+)
+def test_what_cannot_follow_the_size_is_refused_with_the_remedy(
+    name: str, mixer: str, resize: str | None, culprit: str, tmp_path: Path
+) -> None:
+    model = small(name, mixer)
+    with pytest.raises(UserError, match=culprit):
+        keymix.export(model, tmp_path / "model.onnx", dynamic="size", resize=resize)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("model", ["a silent spiking model", "a model of zeros"])
+def test_outputs_that_do_not_vary_are_refused(model: str, tmp_path: Path) -> None:
+    options = {"embed_dim": 32, "num_heads": 2, "depths": (1, 1, 1), "time_steps": 2}
+    if model == "a silent spiking model":
+        made = keymix.create_model("qkformer_micro_32", **options).eval()
+    else:
+        made = small("vit_micro_p4_32")
+        torch.nn.init.zeros_(made.head.weight)
+    with pytest.raises(UserError, match="do not vary"):
+        keymix.export(made, tmp_path / "model.onnx")
+    assert not [*tmp_path.iterdir()]
+
+
+class _Passing(TokenMixer):
+    traits = Traits(maskable=False)
+
+    def __init__(self, site: keymix.Site) -> None:
+        super().__init__(site)
+        self.proj = nn.Linear(site.dim, site.dim)
+
+
+def registered(change: Any) -> str:
+    """Register a mixer whose forward pass ends in a change of the test's."""
+
+    @register_mixer("of_this_test")
+    class Changed(_Passing):
+        def forward(self, x: Tensor, grid: Any = None, bias: Any = None) -> Tensor:
+            made: Tensor = change(self.proj(x + x.mean(-2, keepdim=True)))
+            return made
+
+    return "of_this_test"
+
+
+def interrupted(x: Tensor) -> Tensor:
+    if torch.compiler.is_exporting():
+        os.kill(os.getpid(), signal.SIGINT)
+    return x
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["onnx", "torch"])
+@pytest.mark.parametrize(
+    ("change", "error", "culprit"),
+    [
+        (
+            lambda x: x * (1 + 1e-3 * torch.compiler.is_exporting()),
+            UserError,
+            "computes something else",
+        ),
+        (lambda x: x * 2 if x.sum() > 0 else x, UserError, r"blocks\.0\.attn\.mixer"),
+        (interrupted, KeyboardInterrupt, None),
+    ],
+    ids=["differs", "branches", "interrupted"],
+)
+def test_nothing_is_left_of_an_export_that_fails(
+    change: Any, error: type[BaseException], culprit: str | None, format: Any, tmp_path: Path
+) -> None:
+    model = small("vit_micro_p4_32", registered(change))
+    ending = {"onnx": "onnx", "torch": "pt2"}[format]
+    with pytest.raises(error, match=culprit):
+        keymix.export(model, tmp_path / f"model.{ending}", format=format)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.slow
+def test_an_operation_that_onnx_lacks_is_named_with_its_layer(tmp_path: Path) -> None:
+    model = small("vit_micro_p4_32", registered(torch.special.airy_ai))
+    with pytest.raises(UserError, match=r"blocks\.0\.attn\.mixer.*special_airy_ai"):
+        keymix.export(model, tmp_path / "model.onnx")
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.slow
+def test_an_interrupted_check_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*given: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("keymix.export.run._check", stop)
+    with pytest.raises(KeyboardInterrupt):
+        keymix.export(small("vit_micro_p4_32"), tmp_path / "model.onnx")
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_up_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(UserError, match="No space left"):
+        keymix.export(small("vit_micro_p4_32"), tmp_path / "model.onnx")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_path_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.export.export", None)  # what would be the work
+    model, there = small("vit_micro_p4_32"), tmp_path / "there.onnx"
+    there.write_text("mine")
+    for path, culprit in [
+        (tmp_path / "gone" / "model.onnx", "gone"),
+        (tmp_path / "model.bin", r"model\.bin.*\.onnx"),
+        (there, r"there\.onnx"),
+        (tmp_path, re.escape(str(tmp_path))),
+    ]:
+        with pytest.raises(UserError, match=culprit):
+            keymix.export(model, path)
+    assert there.read_text() == "mine"
+
+
+def test_missing_packages_are_named_with_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keymix.train.exported.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"onnxruntime.*keymix\[onnx\]"):
+        keymix.export(small("vit_micro_p4_32"), tmp_path / "model.onnx")
+
+
+@pytest.mark.slow
+def test_a_folded_model_and_one_in_training_are_exported_as_they_evaluate(tmp_path: Path) -> None:
+    model = small("vit_micro_p4_32", "re_attention")
+    x = images("vit_micro_p4_32", 3)
+    with torch.no_grad():
+        wanted = model(x)
+    keymix.export(fold_for_inference(model), tmp_path / "folded.onnx")
+    keymix.export(model.train(), tmp_path / "training.onnx")
+    assert model.training
+    for name in ("folded", "training"):
+        close(answers(tmp_path / f"{name}.onnx", x), wanted)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("file") / "model.onnx"
+    keymix.export(small("vit_micro_p4_32", "static_key"), path)
+    return path
+
+
+def test_a_file_that_keymix_cannot_read_is_refused_in_a_line(file: Path, tmp_path: Path) -> None:
+    import onnx
+
+    def changed(name: str, value: str | None) -> Path:
+        model, path = onnx.load(file), tmp_path / f"{name}.onnx"
+        del model.metadata_props[:]
+        if value is not None:
+            onnx.helper.set_model_props(model, {"keymix": value})
+        onnx.save(model, path)
+        return path
+
+    (facts,) = (p.value for p in onnx.load(file).metadata_props if p.key == "keymix")
+    newer = json.dumps({**json.loads(facts), "format": 99})
+    (tmp_path / "damaged.onnx").write_bytes(file.read_bytes()[:-2000])
+    (tmp_path / "damaged.pt2").write_bytes(b"PK")
+    for path, culprit in [
+        (changed("elsewhere", None), "elsewhere.*not exported by keymix"),
+        (changed("newer", newer), "newer.*99"),
+        (changed("odd", "[]"), "odd"),
+        (tmp_path / "damaged.onnx", "damaged"),
+        (tmp_path / "damaged.pt2", "damaged"),
+        (tmp_path / "gone.onnx", "gone"),
+    ]:
+        with pytest.raises(UserError, match=culprit) as raised:
+            keymix.load(path)
+        assert "\n" not in str(raised.value)
+
+
+@pytest.mark.slow
+def test_a_part_of_a_file_that_might_run_code_is_refused(tmp_path: Path) -> None:
+    import zipfile
+
+    path = tmp_path / "model.pt2"
+    keymix.export(small("vit_micro_p4_32"), path, format="torch")
+    keymix.load(path)
+    with zipfile.ZipFile(path, "a") as archive:
+        root = archive.namelist()[0].partition("/")[0]
+        archive.writestr(f"{root}/data/constants/opaque_obj_0", b"")
+    with pytest.raises(UserError, match="opaque_obj_0"):
+        keymix.load(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("which", "best"), ("resize", "interpolate"), ("time_steps", 2), ("image_size", 64)],
+)
+def test_what_a_file_has_fixed_cannot_be_asked_for(file: Path, option: str, value: Any) -> None:
+    with pytest.raises(UserError, match=rf"{option}.*model\.onnx"):
+        keymix.load(file, **{option: value})
+
+
+@pytest.mark.slow
+def test_what_needs_the_run_or_the_layers_names_the_file(file: Path) -> None:
+    loaded = keymix.load(file)
+    assert "vit_micro_p4_32" in repr(loaded)
+    for ask in (
+        lambda: loaded.run,
+        lambda: loaded.recipe,
+        lambda: fold_for_inference(file),
+        lambda: keymix.export(file, file.with_name("again.onnx")),
+    ):
+        with pytest.raises(UserError, match=r"model\.onnx"):
+            ask()
+
+
+def test_a_model_of_several_outputs_is_refused(tmp_path: Path) -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x, x
+
+    with pytest.raises(UserError, match="tuple"):
+        keymix.export(Two(), tmp_path / "model.onnx", images=torch.randn(2, 3, 8, 8))
+
+
+@pytest.mark.slow
+def test_a_model_that_does_not_say_its_classes_is_exported_and_not_loaded(tmp_path: Path) -> None:
+    file = tmp_path / "model.onnx"
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    keymix.export(model, file, images=torch.randn(4, 3, 8, 8))
+    with pytest.raises(UserError, match=r"model\.onnx"):
+        keymix.load(file)

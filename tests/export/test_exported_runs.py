@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``keymix export`` of runs: the file predicts as the run does, and says nothing private."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import typing
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import keymix
+from keymix import UserError
+from keymix.cli import main
+from keymix.data.record import DataRecord, LeftOutImage
+from keymix.train.exported import public_model, public_record
+from keymix.train.recipe import ModelConfig
+from made_masks import write_uwgi
+from written_masks_run import written_masks_run
+
+PLACE, NAME = "ward_of_miller", "patient_0815"
+
+
+@pytest.fixture(autouse=True)
+def _without_hook(shapes_checked: bool) -> None:
+    if shapes_checked:
+        pytest.skip("exporters cannot see through the shape checks")
+    pytest.importorskip("onnxscript")
+
+
+@pytest.fixture(scope="module")
+def ward(made_once: Callable[..., Path]) -> Path:
+    """A folder with ``photos`` and a ``run`` trained on them by its command."""
+
+    def write(place: Path) -> None:
+        numbers = np.random.default_rng(0)
+        photos = place / PLACE / "photos"
+        for label, light in (("dark", 60), ("light", 200)):
+            (photos / label).mkdir(parents=True)
+            for i in range(20):
+                pixels = numbers.normal(light, 40, (12, 12, 3)).clip(0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(photos / label / f"{NAME}_{i}.png")
+        small = ["--model.options.depth", "1", "--model.options.embed_dim", "16"]
+        few = ["--schedule.epochs", "1", "--data.batch_size", "8"]
+        words = ["train", "digits_vit", "--data", f"folder:{photos}", "--data.image_size", "12"]
+        assert main([*words, *small, *few, "--out", str(place / PLACE / "run")]) == 0
+
+    return made_once("ward", write) / PLACE
+
+
+@pytest.fixture(scope="module")
+def file(ward: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("file") / "model.onnx"
+    assert main(["export", str(ward / "run"), "--out", str(path)]) == 0
+    return path
+
+
+def predicted(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
+    capsys.readouterr()
+    assert main(["predict", *words, "--json"]) == 0
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.slow
+def test_predictions_of_a_file_are_those_of_its_run(
+    ward: Path, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos = str(ward / "photos")
+    own, other = (predicted(capsys, str(place), photos) for place in (ward / "run", file))
+    assert len(own) == 40
+    for a, b in zip(own, other, strict=True):
+        assert a["image"] == b["image"]
+        assert [each["class"] for each in a["top"]] == [each["class"] for each in b["top"]]
+        shares = [each["probability"] for each in b["top"]]
+        assert [each["probability"] for each in a["top"]] == pytest.approx(shares, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_the_command_shows_its_checks_and_refuses_what_is_there(
+    ward: Path, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = str(ward / "run"), str(tmp_path / "model.pt2")
+    words = ["export", run, "--format", "torch", "--out", out]
+    assert main([*words, "--images", str(ward / "photos"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [check["batch"] for check in found["checks"]] == [1, 3]
+    assert "given" in found["images"]
+    assert main(words) == 2
+    assert "model.pt2" in capsys.readouterr().err
+    assert main([*words, "--overwrite"]) == 0
+    shown = capsys.readouterr().out
+    assert "validation" in shown
+    assert "difference" in shown
+    assert main(["predict", str(file), str(ward / "photos"), "--weights", "best"]) == 2
+    assert "model.onnx" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["onnx", "torch"])
+def test_a_file_holds_no_path_and_no_name(ward: Path, tmp_path: Path, format: Any) -> None:
+    path = tmp_path / ("model.onnx" if format == "onnx" else "model.pt2")
+    keymix.export(ward / "run", path, format=format)
+    content = path.read_bytes()
+    if format == "torch":
+        with zipfile.ZipFile(path) as archive:
+            content += b"".join(archive.read(name) for name in archive.namelist())
+    assert b"dark" in content  # a class
+    source = Path(keymix.__file__).parent
+    for secret in (PLACE, NAME, ".png", "photos", str(tmp_path), str(source), str(Path.home())):
+        assert secret.encode() not in content, secret
+    assert b"site-packages" not in content
+
+
+def test_no_field_of_a_public_record_can_name_a_file() -> None:
+    """Each field of text is known; who adds one decides whether it is public."""
+    words = {"spec", "unfit", "notes", "left_out", "classes", "task"}
+    words |= {"frames_by", "split_by", "masks", "event_split", "compared_by"}  # names of ours
+    words |= {"mean_std_of", "fingerprint_of", "fingerprint"}  # sentences of ours, a hash
+    words |= {"sizes", "index_sha256", "cases", "empty", "class_images"}  # by splits
+    hints = typing.get_type_hints(DataRecord)
+    assert {name for name, hint in hints.items() if "str" in str(hint)} | {"left_out"} == words
+    secret = f"/home/{PLACE}/{NAME}"
+    record = DataRecord(
+        spec=f"folder:{secret}",
+        classes=("a", "b"),
+        image_size=(8, 8),
+        in_chans=3,
+        mean=(0.5,) * 3,
+        std=(0.5,) * 3,
+        crop_pct=1.0,
+        cached=True,
+        sizes={"train": 1, "val": 1, "test": 1},
+        index_sha256={"train": "", "val": "", "test": ""},
+        task="classification",
+        unfit=secret,
+        notes=(secret,),
+        left_out=(LeftOutImage(id=secret, reason=secret),),
+        left_out_count=1,
+    )
+    public = public_record(record)
+    assert PLACE not in str(public)
+    assert public == dataclasses.replace(record, spec="folder", unfit=None, notes=(), left_out=())
+
+
+def test_options_of_a_model_that_are_paths_stay_out() -> None:
+    options = {"depth": 2, "weights": f"/{PLACE}/x", "overlay": {"file": f"{PLACE}/{NAME}"}}
+    public = public_model(
+        ModelConfig(name=f"local-dir:/{PLACE}/vit", options=options, weights=f"/{PLACE}")
+    )
+    assert public.options == {"depth": 2}
+    assert PLACE not in str(public)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("masks", ["exclusive", "multilabel"])
+def test_masks_of_a_file_are_those_of_its_run(masks: str, tmp_path: Path) -> None:
+    scans = write_uwgi(tmp_path / "uwgi", cases=5, slices=4, side=31)
+    run = written_masks_run(tmp_path / "run", f"uwgi:{scans}", masks=masks)
+    file = tmp_path / "model.onnx"
+    found = keymix.export(run, file)
+    assert found.same
+    assert found.checks[0].answers == 24 * 24 * (1 if masks == "exclusive" else 3)
+    paths = sorted(scans.rglob("*.png"))[:4]
+    for place, name in ((tmp_path / "run", "own"), (file, "other")):
+        words = ["predict", str(place), *map(str, paths), "--out", str(tmp_path / name)]
+        assert main(words) == 0
+    own, other = (sorted((tmp_path / name).rglob("*.png")) for name in ("own", "other"))
+    assert len(own) == len(other) >= 8
+    for a, b in zip(own, other, strict=True):
+        assert a.relative_to(tmp_path / "own") == b.relative_to(tmp_path / "other")
+        assert np.array_equal(np.asarray(Image.open(a)), np.asarray(Image.open(b)))
+    with pytest.raises(UserError, match=r"model\.onnx"):  # a split is the run's
+        keymix.predict_masks(file, out=tmp_path / "split")
+
+
+@pytest.mark.slow
+def test_data_that_are_gone_are_named_with_the_remedy(ward: Path, tmp_path: Path) -> None:
+    shutil.copytree(ward / "run", tmp_path / "run")
+    recipe = tmp_path / "run" / "recipe.json"
+    recipe.write_text(recipe.read_text("utf-8").replace(f"{PLACE}/photos", "gone"), "utf-8")
+    with pytest.raises(UserError, match=r"gone.*--images"):
+        keymix.export(tmp_path / "run", tmp_path / "model.onnx")
+    keymix.export(tmp_path / "run", tmp_path / "model.onnx", images=torch.randn(4, 3, 12, 12))
