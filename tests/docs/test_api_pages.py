@@ -53,7 +53,8 @@ def hints_of(thing: Any) -> dict[str, Any]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("__future__"):
             module = importlib.import_module(node.module or "")
-            late |= {each.name: getattr(module, each.name) for each in node.names}
+            there = (each.name for each in node.names if hasattr(module, each.name))
+            late |= {name: getattr(module, name) for name in there}
     return typing.get_type_hints(thing, localns=late)
 
 
