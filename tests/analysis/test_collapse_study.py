@@ -317,7 +317,7 @@ def test_layers_without_a_map_are_left_out_and_named(images: Tensor) -> None:
     assert found.layers[1].effective_rank is not None
     assert found.neighbours[0].second == "blocks.2.attn.mixer"  # the next that can be compared
     assert found.shared_from is None
-    assert any("block 2 (" in line for line in found.sentences["model"])
+    assert any("block 2 (" in line for line in found.sentences[found.of.label])
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["images"] == 5
 
 
@@ -329,7 +329,7 @@ def test_stages_and_shifted_windows_are_compared_among_themselves() -> None:
     assert ends == [(1, 3), (2, 4)]
     assert found.pairs[0].columns == 2 * 16 * 16  # images, windows of 4x4, keys of one head
     assert [layer.stage for layer in found.layers] == [0, 0, 0, 0, 1, 1]
-    assert any("blocks 1, 3; blocks 2, 4" in line for line in found.sentences["model"])
+    assert any("blocks 1, 3; blocks 2, 4" in line for line in found.sentences[found.of.label])
     # tokens of a stage are compared with those after its own last block
     assert found.layers[3].feature_similarity == pytest.approx(1)
     assert found.layers[5].feature_similarity == pytest.approx(1)
@@ -353,14 +353,14 @@ def test_shared_from_is_the_first_block_that_takes_a_map(images: Tensor) -> None
 def test_a_model_without_maps_has_tokens_alone(images: Tensor) -> None:
     found = collapse(vit("pooling"), images)
     assert (found.collapsed, found.pairs, found.shared_from) == (None, (), None)
-    assert any("pooling" in line for line in found.sentences["model"])
+    assert any("pooling" in line for line in found.sentences[found.of.label])
     assert all(layer.effective_rank for layer in found.layers)
 
 
 def test_maps_of_other_shapes_are_not_compared(images: Tensor) -> None:
     found = collapse(vit(["softmax", "random", "softmax", "random"]), images)
     assert [layer.group for layer in found.layers] == [0, 1, 0, 1]
-    assert any("blocks 1, 3; blocks 2, 4" in line for line in found.sentences["model"])
+    assert any("blocks 1, 3; blocks 2, 4" in line for line in found.sentences[found.of.label])
 
 
 def test_blocks_are_the_items_of_a_list_and_outputs_become_tokens() -> None:
