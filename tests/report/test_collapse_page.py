@@ -228,7 +228,7 @@ def test_the_table_holds_what_was_read_of_each_block() -> None:
     table = three_models().tables["blocks"]
     assert table.cells()[0][:6] == ["vit", "1", "–", "–", "–", "75.0"]
     assert table.cells()[1] == [
-        *("vit", "2", "95.5", "0.90", "-0.30", "75.0", "0.25", "0.20", "38.0", "79.2", "0.81"),
+        *("vit", "2", "95.5", "0.90", "−0.30", "75.0", "0.25", "0.20", "38.0", "79.2", "0.81"),
         *("12.5", "50.0"),
     ]
     assert table.plain()[2][-1] == "blocks.1.attn"
