@@ -265,7 +265,7 @@ class Values:
         self.histogram = torch.zeros(LARGEST + 1, dtype=torch.int64)
 
     def add(self, x: Tensor, fan_out: int = 0) -> None:
-        """Count the values of a tensor, each of which goes into so many results."""
+        """Count the values of a tensor, each of which goes into a number of results."""
         nonzero, total = int(torch.count_nonzero(x)), float(x.sum(dtype=torch.float64))
         self.elements += x.numel()
         self.nonzero += nonzero
