@@ -140,3 +140,7 @@ def test_any_result_draws_saves_and_opens(tmp_path: Path, monkeypatch: pytest.Mo
     page = Path(url2pathname(urlsplit(shown[0]).path)).read_text(encoding="utf-8")
     for text in ("<h1>Yes.</h1>", "A line.", "<svg", "<dt>machine</dt>"):
         assert text in page
+
+
+def test_a_result_that_says_nothing_has_its_name_as_heading() -> None:
+    assert "<h1>result</h1>" in Result().html()

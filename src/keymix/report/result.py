@@ -133,7 +133,7 @@ class Result:
     def html(self) -> str:
         """Return its HTML page."""
         figures, view = self.figures, self.view()
-        answer, *more = self.answer.splitlines()
+        answer, *more = self.answer.splitlines() or [self.name]
         shared = {"name": self.name, "result": self, "answer": answer, "looks": self.looks}
         record = {"r": self.data, "frame": self.framed(), "facts": [*more, *self.facts]}
         drawn = {"tables": self.tables, "figures": figures, "charts": [*figures.values()][:2]}
