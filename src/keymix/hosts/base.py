@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from keymix.errors import UserError
+from keymix.errors import GridNeeded, UserError
 from keymix.hosts.attention_inputs import Layout, Reading
 from keymix.mixers.base import Grid, Site, TokenMixer
 from keymix.mixers.registry import build, get_mixer_class, list_mixers, resolve
@@ -407,3 +407,40 @@ def put_mixers(
     for place, made in zip(places, built, strict=True):
         host.put(model, place, made)
     return [f"{place.path}.mixer" for place in places]
+
+
+def plans_in(model: nn.Module) -> list[Plan]:
+    """Return what was swapped into a model, in its order."""
+    found = (getattr(mixer, PLAN, None) for mixer in find_mixers(model).values())
+    return [plan for plan in found if isinstance(plan, Plan)]
+
+
+def install(model: nn.Module, plans: Sequence[Plan]) -> dict[str, TokenMixer]:
+    """Build all mixers of a plan, then put them in; return them by the path of their place.
+
+    If one cannot be built or cannot sit there, nothing was put, unless the host itself refused
+    while putting.
+    """
+    host = find_host(model)
+    places = {place.path: place for place in host.places(model)}
+    for plan in plans:
+        if plan.path not in places:
+            raise UserError(f"{plan.path} is no layer of this model with attention")
+    built = {plan.path: _built(host, model, places[plan.path], plan) for plan in plans}
+    for path, mixer in built.items():
+        host.put(model, places[path], mixer)
+    return built
+
+
+def _built(host: Host, model: nn.Module, place: Place, plan: Plan) -> TokenMixer:
+    anchor = next(model.get_submodule(place.path).parameters(), next(model.parameters()))
+    factory = {"device": anchor.device, "dtype": anchor.dtype}
+    try:
+        mixer = build_for(host, place, plan.mixer, plan.options, **factory)
+    except GridNeeded as error:
+        raise UserError(
+            f"{error}; how tokens lie at {place.path} is not known: choose other layers (layers=) "
+            "or another mixer"
+        ) from error
+    setattr(mixer, PLAN, plan)
+    return mixer

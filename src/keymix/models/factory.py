@@ -222,7 +222,7 @@ def _create(
             elif mixer_options is not None:
                 chosen = {"mixer_options": mixer_options}
             with fetched:
-                model: nn.Module = model_entrypoint(name)(**given, **chosen)
+                model: nn.Module = timm.create_model(name, **given, **chosen)
             return model
         check_model(name)
         with fetched:

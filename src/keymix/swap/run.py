@@ -17,7 +17,7 @@ from keymix.analysis.counting import run_counting
 from keymix.analysis.images import Images
 from keymix.arguments import Trained, checked, module_of, opened
 from keymix.errors import UserError, check_positive
-from keymix.hosts.base import MixerOptions, Plan, find_host
+from keymix.hosts.base import MixerOptions, Plan, find_host, install
 from keymix.hosts.layers import Layer, find_layers, unread_attention
 from keymix.layers.folding import refuse_folded
 from keymix.mixers.base import TokenMixer
@@ -28,7 +28,6 @@ from keymix.swap.images import CalibrationImages, input_size, read_pictures
 from keymix.swap.plans import (
     Layers,
     choose,
-    install,
     learned_keys_of,
     plans_for,
     refuse_shared,

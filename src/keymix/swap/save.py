@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from keymix._version import __version__
 from keymix.arguments import module_of
 from keymix.errors import UserError, WriteError
-from keymix.hosts.base import Plan, find_host, find_mixers
+from keymix.hosts.base import Plan, find_host, find_mixers, install, plans_in
 from keymix.layers.folding import refuse_folded
 from keymix.mixers.map_mixer import MapMixer
 from keymix.models.family import MixerModel
 from keymix.models.preprocessing import describe, described
-from keymix.swap.plans import install, plans_in, shadow
+from keymix.swap.plans import shadow
 
 # Hugging Face's methods that write weights and a configuration which knows of no mixer
 LOSING = ("save_pretrained", "push_to_hub")
