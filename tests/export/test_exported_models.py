@@ -89,9 +89,15 @@ def test_mixers_that_take_no_mask_are_exported_next_to_those_that_do(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_file_of_pytorch_answers_as_its_model_does(tmp_path: Path) -> None:
-    model, file = small("vit_micro_p4_32", "static_key"), tmp_path / "model.pt2"
-    keymix.export(model, file, format="torch")
+@pytest.mark.parametrize(("format", "ending"), [("torch", ".pt2"), ("openvino", ".xml")])
+def test_a_file_of_another_format_answers_as_its_model_does(
+    format: Any, ending: str, tmp_path: Path
+) -> None:
+    if format == "openvino":
+        pytest.importorskip("openvino")
+    model, file = small("vit_micro_p4_32", "static_key"), tmp_path / f"model{ending}"
+    found = keymix.export(model, file, format=format)
+    assert found.bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
     x = images("vit_micro_p4_32", 5)
     with torch.no_grad():
         close(answers(file, x), model(x))

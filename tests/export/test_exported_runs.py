@@ -105,11 +105,23 @@ def test_the_command_shows_its_checks_and_refuses_what_is_there(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", ["onnx", "torch"])
-def test_a_file_holds_no_path_and_no_name(ward: Path, tmp_path: Path, format: Any) -> None:
-    path = tmp_path / ("model.onnx" if format == "onnx" else "model.pt2")
-    keymix.export(ward / "run", path, format=format)
-    content = path.read_bytes()
+@pytest.mark.parametrize(
+    ("format", "ending", "int8"),
+    [
+        ("onnx", ".onnx", False),
+        ("onnx", ".onnx", True),
+        ("torch", ".pt2", False),
+        ("openvino", ".xml", False),
+    ],
+)
+def test_a_file_holds_no_path_and_no_name(
+    ward: Path, tmp_path: Path, format: Any, ending: str, int8: bool
+) -> None:
+    if format == "openvino":
+        pytest.importorskip("openvino")
+    path = tmp_path / f"model{ending}"
+    keymix.export(ward / "run", path, format=format, int8=int8)
+    content = b"".join(each.read_bytes() for each in tmp_path.iterdir())
     if format == "torch":
         with zipfile.ZipFile(path) as archive:
             content += b"".join(archive.read(name) for name in archive.namelist())

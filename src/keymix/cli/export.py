@@ -16,28 +16,30 @@ EXAMPLES = """\
 examples:
   keymix export my-run --out model.onnx
   keymix export my-run --out model.onnx --dynamic size --resize interpolate
-  keymix export my-run --out model.pt2 --format torch
+  keymix export my-run --out model.onnx --int8 --keep-float auto
+  keymix export my-run --out model.pt2 --format torch --measure
   keymix predict model.onnx some-image.png
 
 The file computes what the run's model does: it is folded for inference, exported, and checked on
 batches of 1 and 3 images of the validation split, with --dynamic size at another size too. If
 outputs differ, nothing is written. Inside are classes and preprocessing, and no path, name of a
-file or image. ONNX needs `pip install 'keymix[onnx]'`."""
+file or image. ONNX needs `pip install 'keymix[onnx]'`, OpenVINO 'keymix[openvino]'."""
 
 
 def parser() -> VerbParser:
     """Return the parser of the command line."""
     made = VerbParser(
         prog="keymix export",
-        description="Export a trained run as a file for ONNX Runtime or PyTorch.",
+        description="Export a trained run as a file for ONNX Runtime, PyTorch or OpenVINO.",
         epilog=EXAMPLES,
     )
     made.add_argument("run", metavar="RUN", help="the folder given as --out to train")
     made.add_argument(
         "--format",
-        choices=("onnx", "torch"),
+        choices=("onnx", "torch", "openvino"),
         default="onnx",
-        help="format of the file: onnx, or torch for a .pt2 of torch.export (default: onnx)",
+        help="format of the file: onnx; torch for a .pt2 of torch.export; openvino for an .xml "
+        "with its .bin (default: onnx)",
     )
     made.add_out("the file", metavar="FILE", required=True)
     made.add_argument(
@@ -53,6 +55,25 @@ def parser() -> VerbParser:
         "(default: as trained)",
     )
     made.add_argument("--half", action="store_true", help="compute in 16 bits")
+    made.add_argument(
+        "--int8",
+        action="store_true",
+        help="compute linear maps and convolutions in 8 bits, calibrated on training images, and "
+        "score the file on the test split",
+    )
+    made.add_argument(
+        "--keep-float",
+        nargs="+",
+        metavar="BLOCK",
+        default=[],
+        help="with --int8, blocks that stay in float; auto: those that cost most, where 8 bits "
+        "cost more than a point",
+    )
+    made.add_argument(
+        "--measure",
+        action="store_true",
+        help="time the model in PyTorch and as a file, 1 image and 32",
+    )
     made.add_argument(
         "--weights",
         choices=("last", "best"),
@@ -87,6 +108,9 @@ def main(argv: list[str]) -> int:
         format=given.format,
         dynamic=given.dynamic,
         half=given.half,
+        int8=given.int8,
+        keep_float="auto" if given.keep_float == ["auto"] else given.keep_float,
+        measure=given.measure,
         resize=given.resize,
         images=given.images,
         overwrite=given.overwrite,
@@ -94,7 +118,8 @@ def main(argv: list[str]) -> int:
     if given.json:
         console.say_json(found.to_dict())
         return 0
-    console.show(found.tables["checks"])
+    for table in found.tables.values():
+        console.show(table)
     console.prose(found.answer)
     console.say(f"{path}: " + ", ".join(found.facts))
     return 0

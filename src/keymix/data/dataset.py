@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from torchvision import tv_tensors
 
@@ -215,6 +216,12 @@ class ImageData:
         Images are normalised. Frames ``[B, T, C, H, W]`` stay the counts that they are.
         """
         return prepared(pixels, self.kind, mean=self.mean, std=self.std)
+
+    def some(self, split: Split, number: int) -> Tensor:
+        """Read so many images, or all, spread over a split, as a model is given them."""
+        number = min(number, len(split))
+        rows = [i * len(split) // number for i in range(number)]
+        return self.prepared(torch.stack([split.read(i) for i in rows]))
 
     def record(self) -> DataRecord:
         """Everything about the data that a result depends on.

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import io
 import math
 import re
+import tempfile
 import traceback
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,11 +25,12 @@ from keymix.hosts.base import find_mixers
 from keymix.layers.folding import fold_for_inference, is_folded
 from keymix.mixers.resize import GridBound
 from keymix.models.image_size import set_image_size, without_memory
-from keymix.train.exported import KEY, quiet
+from keymix.train.exported import KEY, PARTS, quiet
 
 OPSET = 20
 STRIDE = 32  # of the coarsest map of models in stages
 IMAGES, OUTPUTS = "images", "outputs"
+_SCOPES = "pkg.torch.onnx.name_scopes"
 FIXED = "export it with --dynamic batch, one file for each size"
 
 
@@ -120,7 +124,7 @@ def traced(model: nn.Module, images: Tensor, *, batch: bool, sides: bool) -> Exp
 
 
 def onnx_file(program: ExportedProgram, metadata: str) -> tuple[bytes, int]:
-    """Return an ONNX file and its number of nodes."""
+    """Return an ONNX file, whose nodes are named by their layers, and its number of nodes."""
     made = None
     with quiet(), Attempt() as attempt:
         made = torch.onnx.export(
@@ -136,7 +140,10 @@ def onnx_file(program: ExportedProgram, metadata: str) -> tuple[bytes, int]:
         raise _refused(attempt.error, _node_of(program, attempt.error))
     nodes = [*made.model.graph.all_nodes()]
     nodes += [node for each in made.model.functions.values() for node in each.all_nodes()]
-    for node in nodes:
+    for number, node in enumerate(nodes):
+        scopes = ast.literal_eval(node.metadata_props.get(_SCOPES, "['', '']"))
+        layer = scopes[-2] if len(scopes) > 1 else ""
+        node.name = f"{layer.removeprefix('model.')}/{node.op_type}_{number}"
         node.metadata_props.clear()  # where its line of code stands on this machine
     made.model.metadata_props[KEY] = metadata
     return made.model_proto.SerializeToString(), len(nodes)
@@ -153,6 +160,17 @@ def torch_file(program: ExportedProgram, metadata: str) -> tuple[bytes, int]:
     with quiet():
         torch.export.save(program, stream, extra_files={KEY: metadata})
     return stream.getvalue(), sum(node.op == "call_function" for node in nodes)
+
+
+def openvino_files(content: bytes) -> dict[str, bytes]:
+    """Return OpenVINO's two files of an ONNX file, its metadata included."""
+    import openvino
+
+    with quiet(), tempfile.TemporaryDirectory() as folder:
+        graph = Path(folder) / "model.xml"
+        read = openvino.Core().read_model(content)
+        openvino.save_model(read, graph, compress_to_fp16=False)
+        return {ending: graph.with_suffix(ending).read_bytes() for ending in PARTS["openvino"]}
 
 
 # ---- why not --------------------------------------------------------------------------------

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,24 +19,31 @@ from torch import Tensor, nn
 from keymix._version import __version__
 from keymix.analysis.counting import default_input_size
 from keymix.analysis.images import Images, Model, View, one_batch
+from keymix.analysis.measure import measure_interleaved
 from keymix.arguments import checked, module_of, opened
+from keymix.data.dataset import ImageData
 from keymix.data.record import DataRecord
 from keymix.data.sample import Size
 from keymix.errors import Attempt, UserError, reason
 from keymix.export import program
-from keymix.export.result import Check, Exported
+from keymix.export.int8 import KeepFloat, Quantiser
+from keymix.export.result import Backend, Check, Exported
 from keymix.records import to_json
 from keymix.task import DEFAULT
 from keymix.train import files
 from keymix.train.evaluation import data_for
 from keymix.train.exported import (
     ENDINGS,
+    PARTS,
     FileFacts,
+    FileModel,
     Format,
     ModelFacts,
+    Precision,
     check_packages,
     public_model,
     public_record,
+    quiet,
     read_exported,
 )
 from keymix.train.predict import TrainedModel
@@ -42,9 +52,18 @@ from keymix.train.runs import Run
 Dynamic = Literal["batch", "size"]
 BATCHES = (1, 3)
 """Images of the batches that a file is checked on."""
-TOLERANCE = {"32": 1e-4, "16": 2e-2}
+TIMED = 32
+"""Images of the larger batch that is timed."""
+TOLERANCE: Mapping[Precision, float] = {"32": 1e-4, "16": 2e-2, "8": 1.0}
 """Largest difference of outputs, as a share of the largest: rounding in another order, and in 11
-bits. Layers that are left out or another way to pad move outputs by far more."""
+bits. Layers that are left out or another way to pad move outputs by far more. What 8 bits cost is
+measured on the test split."""
+_RUNS_IN: Mapping[Format, str] = {
+    "onnx": "ONNX Runtime",
+    "torch": "torch.export",
+    "openvino": "OpenVINO",
+}
+_EIGHT = "8 bits"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +101,9 @@ def export(
     format: Format = "onnx",
     dynamic: Dynamic | None = "batch",
     half: bool = False,
+    int8: bool = False,
+    keep_float: KeepFloat = (),
+    measure: bool = False,
     resize: str | None = None,
     images: Images | None = None,
     overwrite: bool = False,
@@ -94,11 +116,17 @@ def export(
 
     Args:
         model: The folder of a run, what `keymix.load` returns, or any model; it is not changed.
-        path: The file, ``.onnx`` or ``.pt2``.
-        format: ``onnx``, or ``torch`` for a file of ``torch.export``.
+        path: The file: ``.onnx``, ``.pt2`` or ``.xml``.
+        format: ``onnx``, ``torch`` for a file of ``torch.export``, ``openvino`` for OpenVINO's
+            ``.xml`` with its ``.bin``.
         dynamic: ``batch`` for batches of any number of images, ``size`` for images of other sizes
             too; None for single images of one size.
         half: Compute in 16 bits; inputs and outputs keep 32.
+        int8: Compute linear maps and convolutions of a run in 8 bits, calibrated on 128 training
+            images, and score the file on the test split, next to the float one.
+        keep_float: With ``int8``, blocks that stay in float, such as ``blocks.0``; ``"auto"``
+            chooses them where 8 bits cost more than one point.
+        measure: Time the model in PyTorch and as a file, one image and 32, all in turns.
         resize: Where sizes are dynamic, the policy of mixers that hold something per position,
             ``"interpolate"``, in place of their own.
         images: Those it is checked on, two or more, as `keymix.attention_maps` takes them; None for
@@ -109,18 +137,28 @@ def export(
         The checks and facts of the file; it prints in a few lines.
 
     Raises:
-        UserError: If the file cannot be written, a package is missing, the model or its mixers
-            cannot be exported, its outputs do not vary from image to image, or the file computes
-            something else.
+        UserError: If the file cannot be written, a package is missing, options exclude each other,
+            the model or its mixers cannot be exported, its outputs do not vary from image to image,
+            or the file computes something else.
     """
     path = Path(path)
     _check_path(path, format, overwrite=overwrite)
-    if format == "onnx":
-        check_packages("onnx", "onnxscript", "onnxruntime")
+    if format != "torch":
+        packages = ("onnx", "onnxscript", "onnxruntime", "openvino")
+        check_packages(*packages[: 4 if format == "openvino" else 3], extra=format)
+    if int8 and (half or format == "torch"):
+        other = "half=True" if half else f"format={format!r}"
+        raise UserError(f"int8=True and {other} exclude each other: leave one out")
+    if keep_float and not int8:
+        raise UserError(f"keep_float={keep_float!r} is of 8 bits: give int8=True (--int8) too")
     if resize is not None and dynamic != "size":
         raise UserError(f"resize={resize!r} acts on images of other sizes: give dynamic='size' too")
-    precision: Literal["32", "16"] = "16" if half else "32"
-    subject = _subject(opened(model), images, resize, TOLERANCE[precision])
+    precision: Precision = "8" if int8 else "16" if half else "32"
+    given = opened(model)
+    trained = given if isinstance(given, TrainedModel) else None
+    subject = _subject(given, images, resize, TOLERANCE["16" if half else "32"])
+    if int8 and trained is None:
+        raise UserError("int8=True needs a run: its training images for ranges, its test images")
     _refuse_constant(subject)
 
     step, sizes, example = None, [subject.size], subject.images[:2]
@@ -143,34 +181,79 @@ def export(
         data=subject.data,
         batch=bool(dynamic),
         step=None if step is None else (step, step),
-        precision=precision,
+        precision="16" if half else "32",
     )
-    written = program.onnx_file if format == "onnx" else program.torch_file
+    written = program.torch_file if format == "torch" else program.onnx_file
     content, nodes = written(trace, json.dumps(to_json(facts)))
+    floats = _opened(path, content)
+    batches = [*BATCHES] if dynamic else 1
+    checks = _checks(subject, floats, sizes, batches)
 
-    found, _ = read_exported(path, content)
-    checks = []
-    for size in sizes:
-        reference, shown = subject.at(size), _resized(subject.images, size)
-        batches = torch.split(shown, [*BATCHES] if dynamic else 1)
-        checks += [_check(subject, reference, found, batch) for batch in batches]
-    files.write_bytes(path, content)
+    models: dict[str, nn.Module] = _in_memory(subject) if measure else {}
+    models[_RUNS_IN[format]], cost = floats, None
+    if measure and format == "onnx" and find_spec("openvino") is not None:
+        models[_RUNS_IN["openvino"]] = _opened(path.with_suffix(".xml"), content)
+    if int8 and trained is not None:
+        quantiser = Quantiser(
+            content=content,
+            metadata=json.dumps(to_json(replace(facts, precision="8"))),
+            trained=trained,
+            data=_data_of(trained),
+            opened=partial(_opened, path),
+            batch=bool(dynamic),
+        )
+        content, nodes, cost = quantiser.quantised(keep_float)
+        models[_EIGHT] = _opened(path, content)
+        checks = _checks(replace(subject, limit=TOLERANCE["8"]), models[_EIGHT], sizes, batches)
+    scores = {} if cost is None else {_RUNS_IN[format]: cost.before, _EIGHT: cost.after}
+    backends = _timed(subject, models, scores) if measure or int8 else ()
     return Exported(
         file=path,
         format=format,
-        half=half,
-        bytes=len(content),
+        precision=precision,
+        bytes=_write(path, _parts(format, content)),
         nodes=nodes,
         batch=facts.batch,
         step=facts.step,
         images=subject.origin,
-        checks=tuple(checks),
+        checks=checks,
+        int8=cost,
+        backends=backends,
     )
+
+
+# ---- files ----------------------------------------------------------------------------------
+
+
+def _parts(format: Format, content: bytes) -> Mapping[str, bytes]:
+    """Return the files of a format, by ending, of the graph that was exported."""
+    if format == "openvino":
+        return program.openvino_files(content)
+    return {PARTS[format][0]: content}
+
+
+def _opened(path: Path, content: bytes) -> FileModel:
+    """Open a graph as the files at a path will be opened."""
+    return read_exported(path, _parts(ENDINGS[path.suffix], content))[0]
+
+
+def _write(path: Path, parts: Mapping[str, bytes]) -> int:
+    """Write all files or none, the one that is named last; return their bytes."""
+    made: list[Path] = []
+    try:
+        for ending, part in reversed([*parts.items()]):
+            files.write_bytes(path.with_suffix(ending), part)
+            made.append(path.with_suffix(ending))
+    except BaseException:
+        for each in made:
+            each.unlink(missing_ok=True)
+        raise
+    return sum(map(len, parts.values()))
 
 
 def _check_path(path: Path, format: Format, *, overwrite: bool) -> None:
     """Refuse a file that could not be written in the end."""
-    ending = next(ending for ending, each in ENDINGS.items() if each == format)
+    ending = PARTS[format][0]
     if path.suffix != ending:
         raise UserError(f"path={str(path)!r}: a file of format {format!r} ends in {ending}")
     if path.exists() and not (overwrite and path.is_file()):
@@ -227,19 +310,21 @@ def _subject(given: object, images: Images | None, resize: str | None, limit: fl
     )
 
 
+def _data_of(trained: TrainedModel) -> tuple[ImageData, Tensor]:
+    """Load a run's data, with the run's number of each class."""
+    return data_for(trained.run.recipe.data, trained.data, None, trained.image_size)
+
+
 def _validation(trained: TrainedModel, most: int) -> Tensor:
     """Read some images of the validation split, as the model takes them."""
-    run = trained.run
     try:
-        data = data_for(run.recipe.data, trained.data, None, trained.image_size)[0]
+        data = _data_of(trained)[0]
     except UserError as error:
         text = str(error).rstrip(".")
         raise UserError(
             f"{text}; to check the file on other images, give images= (--images)"
         ) from None
-    split, number = data.val, min(most, len(data.val))
-    rows = [i * len(split) // number for i in range(number)]
-    return data.prepared(torch.stack([split.read(i) for i in rows]))
+    return data.some(data.val, most)
 
 
 def _record_of(model: nn.Module) -> DataRecord | None:
@@ -322,6 +407,17 @@ def _refuse_fixed(subject: _Subject, made: nn.Module, images: Tensor) -> None:
         )
 
 
+def _checks(
+    subject: _Subject, file: nn.Module, sizes: Sequence[Size], batches: list[int] | int
+) -> tuple[Check, ...]:
+    """Compare file and model at each size on each batch, and refuse the file if they differ."""
+    found = []
+    for size in sizes:
+        reference, shown = subject.at(size), _resized(subject.images, size)
+        found += [_check(subject, reference, file, each) for each in torch.split(shown, batches)]
+    return tuple(found)
+
+
 def _check(subject: _Subject, reference: nn.Module, file: nn.Module, images: Tensor) -> Check:
     """Compare file and model on a batch, and refuse the file if they differ."""
     batch, (height, width) = len(images), images.shape[-2:]
@@ -346,4 +442,37 @@ def _check(subject: _Subject, reference: nn.Module, file: nn.Module, images: Ten
         difference=difference,
         same=int(same.sum()),
         answers=same.numel(),
+    )
+
+
+# ---- times ----------------------------------------------------------------------------------
+
+
+def _in_memory(subject: _Subject) -> dict[str, nn.Module]:
+    """Return the model as PyTorch runs it, and compiled where that can be done here."""
+    compiled: Any = torch.compile(copy.deepcopy(subject.model))
+    with quiet(), Attempt() as attempt:
+        _outputs(compiled, subject.images)
+    more = {"PyTorch, compiled": compiled} if attempt.error is None else {}
+    return {"PyTorch": subject.model, **more}
+
+
+def _timed(
+    subject: _Subject, models: Mapping[str, nn.Module], scores: Mapping[str, float | None]
+) -> tuple[Backend, ...]:
+    """Time models on one image and on 32, in turns; the first is what others are compared with."""
+    first = next(iter(models))
+    size = subject.images.shape[1:]
+    with quiet():
+        found = measure_interleaved(models, size, batch_size=TIMED, baseline=first)
+    return tuple(
+        Backend(
+            name=name,
+            bytes=getattr(models[name], "bytes", None),
+            score=scores.get(name),
+            alone_ms=cost.latency_ms,
+            batch_ms=1e3 * TIMED / cost.images_per_s,
+            against="" if cost.against is None else cost.against.ratio_text(),
+        )
+        for name, cost in found.items()
     )

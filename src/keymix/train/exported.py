@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exported files: what they say of themselves, and how they run in place of a run's model.
 
-A file has one JSON text under the key ``keymix``: in the ``metadata_props`` of ONNX, in the extra
-files of PyTorch's ``.pt2``. Nothing of it is a path, a name of a file or of a patient.
+A file has one JSON text under the key ``keymix``: in the ``metadata_props`` of ONNX, which OpenVINO
+keeps in its ``rt_info``, and in the extra files of PyTorch's ``.pt2``. Nothing of it is a path, a
+name of a file or of a patient.
 """
 
 from __future__ import annotations
@@ -30,8 +31,15 @@ from keymix.errors import Attempt, UserError, reason
 from keymix.records import from_json
 from keymix.train.recipe import ModelConfig
 
-Format = Literal["onnx", "torch"]
-ENDINGS: Mapping[str, Format] = {".onnx": "onnx", ".pt2": "torch"}
+Format = Literal["onnx", "torch", "openvino"]
+Precision = Literal["32", "16", "8"]
+PARTS: Mapping[Format, tuple[str, ...]] = {
+    "onnx": (".onnx",),
+    "torch": (".pt2",),
+    "openvino": (".xml", ".bin"),
+}
+"""Endings of the files of a format; the first names it."""
+ENDINGS: Mapping[str, Format] = {endings[0]: name for name, endings in PARTS.items()}
 KEY = "keymix"
 Call = Callable[[Tensor], Tensor]
 _PROVIDERS = ("CUDAExecutionProvider", "CPUExecutionProvider")
@@ -64,7 +72,8 @@ class FileFacts:
             does not say it.
         batch: Whether a batch may have any number of images; else it is one.
         step: Height and width may be any multiples of these; None where they are fixed.
-        precision: Bits of the numbers inside; inputs and outputs have 32.
+        precision: Bits of the numbers inside; inputs and outputs have 32, and with 8 what
+            `keymix.export` keeps in float.
         format: Number of this format.
     """
 
@@ -74,7 +83,7 @@ class FileFacts:
     data: DataRecord | None
     batch: bool
     step: Size | None
-    precision: Literal["32", "16"]
+    precision: Precision
     format: int = 1
 
 
@@ -114,12 +123,12 @@ def is_exported(path: object) -> bool:
     )
 
 
-def check_packages(*modules: str) -> None:
-    """Refuse ONNX where what it needs is not installed."""
+def check_packages(*modules: str, extra: str = "onnx") -> None:
+    """Refuse a format where what it needs is not installed."""
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
         raise UserError(
-            f"ONNX files need {' and '.join(missing)}: install it with `pip install 'keymix[onnx]'`"
+            f"{' and '.join(missing)} must be installed for this: `pip install 'keymix[{extra}]'`"
         )
 
 
@@ -139,9 +148,9 @@ def quiet() -> Iterator[None]:
 class FileModel(nn.Module):
     """Runs an exported file as a model: a batch in, what the run's model gives out."""
 
-    def __init__(self, call: Call, where: str, *, batch: bool) -> None:
+    def __init__(self, call: Call, where: str, *, batch: bool, size: int) -> None:
         super().__init__()
-        self.where, self.batch = where, batch
+        self.where, self.batch, self.bytes = where, batch, size
         self.call = (call,)  # no submodule: an exported program refuses eval()
 
     def forward(self, images: Tensor) -> Tensor:
@@ -156,18 +165,22 @@ class FileModel(nn.Module):
         )
 
 
-def read_exported(path: Path, content: bytes | None = None) -> tuple[FileModel, FileFacts]:
-    """Open an exported file, or the content of one that is not written yet."""
+def read_exported(
+    path: Path, content: Mapping[str, bytes] | None = None
+) -> tuple[FileModel, FileFacts]:
+    """Open an exported file, or the content, by ending, of what is not written yet."""
     where, kind = repr(str(path)), ENDINGS[path.suffix]
     if content is None:
-        if not path.is_file():
-            raise UserError(f"there is no file {where}: name what `keymix export` wrote.")
-        content = path.read_bytes()
-    if kind == "onnx":
-        check_packages("onnxruntime")
+        files = [path.with_suffix(ending) for ending in PARTS[kind]]
+        gone = next((str(file) for file in files if not file.is_file()), None)
+        if gone is not None:
+            raise UserError(f"there is no file {gone!r}: name what `keymix export` wrote.")
+        content = {file.suffix: file.read_bytes() for file in files}
+    if kind != "torch":
+        check_packages("openvino" if kind == "openvino" else "onnxruntime", extra=kind)
     opened: tuple[Call, str | None] | None = None
     with quiet(), Attempt() as attempt:
-        opened = _onnx(content) if kind == "onnx" else _torch(content)
+        opened = _READERS[kind](*content.values())
     if opened is None:
         why = reason(attempt.error) if attempt.error else "nothing was read"
         raise UserError(f"{where} is damaged, or no file of this kind ({why}): export it again")
@@ -182,7 +195,8 @@ def read_exported(path: Path, content: bytes | None = None) -> tuple[FileModel, 
     except ValueError as error:
         raise UserError(f"{where} is damaged ({error}): export it again") from None
     facts = from_json(FileFacts, values, where=where)
-    return FileModel(call, where, batch=facts.batch), facts
+    size = sum(map(len, content.values()))
+    return FileModel(call, where, batch=facts.batch, size=size), facts
 
 
 def _onnx(content: bytes) -> tuple[Call, str | None]:
@@ -202,6 +216,23 @@ def _onnx(content: bytes) -> tuple[Call, str | None]:
     return call, session.get_modelmeta().custom_metadata_map.get(KEY)
 
 
+def _openvino(graph: bytes, weights: bytes) -> tuple[Call, str | None]:
+    import openvino
+
+    core = openvino.Core()
+    model = core.read_model(graph, weights)
+    place = ["framework", KEY]
+    text = model.get_rt_info(place).astype(str) if model.has_rt_info(place) else None
+    threads = {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    # or it computes in 16 bits where the processor can
+    compiled = core.compile_model(model, "CPU", {**threads, "INFERENCE_PRECISION_HINT": "f32"})
+
+    def call(images: Tensor) -> Tensor:
+        return torch.from_numpy(compiled([images.numpy()])[0])
+
+    return call, text
+
+
 def _torch(content: bytes) -> tuple[Call, str | None]:
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         for name in archive.namelist():
@@ -216,6 +247,13 @@ def _torch(content: bytes) -> tuple[Call, str | None]:
     program = torch.export.load(io.BytesIO(content), extra_files=extra)
     text = extra[KEY]
     return program.module().forward, text.decode() if isinstance(text, bytes) else text
+
+
+_READERS: Mapping[Format, Callable[..., tuple[Call, str | None]]] = {
+    "onnx": _onnx,
+    "torch": _torch,
+    "openvino": _openvino,
+}
 
 
 def size_for(path: Path, facts: FileFacts, image_size: int | Size | None, own: Size) -> Size:
