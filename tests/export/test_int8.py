@@ -101,7 +101,7 @@ def test_the_block_that_costs_most_is_found_and_kept(run: Path, tmp_path: Path) 
     kept = keymix.export(trained, file, int8=True, keep_float="auto", overwrite=True)
     assert kept.int8 is not None
     assert kept.int8.kept == ("blocks.1",)
-    assert not kept.int8.lossy
+    assert (kept.int8.difference or 0) > -0.05 > (lossy.int8.difference or 0)
     types = weights(file)
     assert {str(kind) for layer, kind in types.items() if "blocks.1" in layer} == {"float32"}
     assert {str(kind) for layer, kind in types.items() if "blocks.0" in layer} == {"int8"}
