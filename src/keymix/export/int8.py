@@ -38,23 +38,14 @@ _BLOCK = re.compile(r".*\bblocks\.\d+|[^./]+\.\d+|[^./]+")
 
 @dataclass(frozen=True, kw_only=True)
 class Quantiser:
-    """Makes 8-bit files of a float one.
+    """Makes 8-bit files of a float one."""
 
-    Args:
-        content: The float ONNX file; its nodes begin with the paths of their layers.
-        metadata: What the 8-bit file says of itself.
-        trained: The run's model.
-        data: The run's data, and the model's number of each class.
-        opened: Opens the content of a file as it will be used.
-        batch: Whether files take more than one image.
-    """
-
-    content: bytes
-    metadata: str
-    trained: TrainedModel
-    data: tuple[ImageData, Tensor]
-    opened: Callable[[bytes], nn.Module]
-    batch: bool
+    content: bytes  # the float ONNX file; its nodes begin with the paths of their layers
+    metadata: str  # what the 8-bit file says of itself
+    trained: TrainedModel  # the run
+    data: tuple[ImageData, Tensor]  # its data, and the run's number of each class
+    opened: Callable[[bytes], nn.Module]  # opens a file's content as it will be used
+    batch: bool  # whether files take more than one image
 
     def quantised(self, keep_float: KeepFloat) -> tuple[bytes, int, Int8]:
         """Return the 8-bit file, its number of nodes, and what it costs.

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -239,15 +240,11 @@ def _opened(path: Path, content: bytes) -> FileModel:
 
 def _write(path: Path, parts: Mapping[str, bytes]) -> int:
     """Write all files or none, the one that is named last; return their bytes."""
-    made: list[Path] = []
-    try:
+    with ExitStack() as undo:
         for ending, part in reversed([*parts.items()]):
             files.write_bytes(path.with_suffix(ending), part)
-            made.append(path.with_suffix(ending))
-    except BaseException:
-        for each in made:
-            each.unlink(missing_ok=True)
-        raise
+            undo.callback(path.with_suffix(ending).unlink, missing_ok=True)
+        undo.pop_all()
     return sum(map(len, parts.values()))
 
 
