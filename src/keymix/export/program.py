@@ -15,12 +15,15 @@ import torch
 from timm.layers import Format, PatchEmbed
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.utils._pytree import tree_map
 
 from keymix.data.sample import Size
 from keymix.errors import Attempt, UserError, one_line
 from keymix.hosts.base import find_mixers
 from keymix.layers.folding import fold_for_inference, is_folded
 from keymix.mixers.resize import GridBound
+from keymix.models.detectors import Detector
+from keymix.models.family import MixerModel
 from keymix.models.image_size import set_image_size, without_memory
 from keymix.train.exported import KEY, quiet
 
@@ -37,9 +40,29 @@ class _Halves(nn.Module):
         super().__init__()
         self.model = model.half()
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Any:
         """Run the model."""
-        return self.model(images.half()).float()  # type: ignore[no-any-return]
+        return tree_map(Tensor.float, self.model(images.half()))
+
+
+class Pyramid(MixerModel):
+    """A detector's backbone and feature pyramid, without the heads that follow what they find."""
+
+    def __init__(self, detector: Detector) -> None:
+        super().__init__()
+        self.encoder, self.pyramid = detector.encoder, detector.decoder.pyramid
+        self.img_size = detector.img_size
+        finest = self.pyramid.reductions[0].bit_length() - 1
+        count = len(detector.decoder.rpn.anchor_generator.sizes)
+        self.levels = tuple(f"p{finest + i}" for i in range(count))
+
+    def set_input_size(self, img_size: Size) -> None:
+        """Take any size, as the detector does."""
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """Return the maps by level, the finest first."""
+        maps = self.pyramid(self.encoder(images))
+        return dict(zip(self.levels, maps.values(), strict=True))
 
 
 # ---- sizes ----------------------------------------------------------------------------------
@@ -80,12 +103,14 @@ def follow_size(model: nn.Module, resize: str | None) -> None:
     """
     for path, mixer in find_mixers(model).items():
         if isinstance(mixer, GridBound):
-            if resize is not None:
+            chosen = getattr(mixer, "chosen_key_grid", None) is not None  # which takes no other
+            if resize is not None and not chosen:
                 mixer.take_policy(resize)  # type: ignore[arg-type] # one of its policies
-            if mixer.keeps_grid:
+            if mixer.tied_to_grid or mixer.keeps_grid:
+                policy = "give it resize='interpolate' (--resize interpolate), or "
                 raise UserError(
-                    f"{path} averages values onto a grid, which no exported file does at every "
-                    f"size: give it resize='interpolate' (--resize interpolate), or {FIXED}"
+                    f"{path} {mixer.holds} on a grid of {mixer.key_grid}, which a file for images of "
+                    f"any size does not have: {'' if chosen else policy}{FIXED}"
                 )
     for module in model.modules():
         if isinstance(module, PatchEmbed):
@@ -121,7 +146,8 @@ def traced(model: nn.Module, images: Tensor, *, batch: bool, sides: bool) -> Exp
 
 def onnx_file(program: ExportedProgram, metadata: str) -> tuple[bytes, int]:
     """Return an ONNX file and its number of nodes."""
-    made = None
+    made, outputs = None, program.call_spec.out_spec
+    names = outputs.context if outputs.type is dict else [OUTPUTS]
     with quiet(), Attempt() as attempt:
         made = torch.onnx.export(
             program,
@@ -129,7 +155,7 @@ def onnx_file(program: ExportedProgram, metadata: str) -> tuple[bytes, int]:
             external_data=False,
             opset_version=OPSET,
             input_names=[IMAGES],
-            output_names=[OUTPUTS],
+            output_names=names,
             verbose=False,
         )
     if made is None:

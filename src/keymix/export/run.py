@@ -22,13 +22,15 @@ from keymix.data.sample import Size
 from keymix.errors import Attempt, UserError, reason
 from keymix.export import program
 from keymix.export.result import Check, Exported
+from keymix.models.detectors import Detector, padded
 from keymix.records import to_json
-from keymix.task import DEFAULT
+from keymix.task import DEFAULT, get_task
 from keymix.train import files
 from keymix.train.evaluation import data_for
 from keymix.train.exported import (
     ENDINGS,
     FileFacts,
+    FileModel,
     Format,
     ModelFacts,
     check_packages,
@@ -66,7 +68,8 @@ class _Subject:
 
     def at(self, size: Size) -> nn.Module:
         """Return the model for images of a size."""
-        return self.model if size == self.size else program.at(self.model, size, self.resize)
+        own = size == self.size and self.resize is None
+        return self.model if own else program.at(self.model, size, self.resize)
 
     def answers(self, outputs: Tensor) -> Tensor:
         """Return what outputs mean: a class for each image or pixel, or several."""
@@ -126,9 +129,9 @@ def export(
     step, sizes, example = None, [subject.size], subject.images[:2]
     made = copy.deepcopy(subject.model)
     if dynamic == "size":
-        step = program.step_of(made, subject.size, resize)
-        sizes.append(program.larger(subject.size, step))
         program.follow_size(made, resize)
+        step = program.step_of(subject.model, subject.size, resize)
+        sizes.append(program.larger(subject.size, step))
         height, width = subject.size
         # other numbers than those of the model, so that none of them is taken for fixed
         example = _resized(example, (2 * height, 3 * width))
@@ -191,43 +194,44 @@ def _subject(given: object, images: Images | None, resize: str | None, limit: fl
     """Take a model, or what `keymix.load` returns, and the images that it is checked on."""
     model = copy.deepcopy(module_of(given)).cpu().float().eval()
     trained = given if isinstance(given, TrainedModel) else None
+    task = get_task(getattr(model, "task", DEFAULT)) if trained is None else trained.task
+    if task.whole_images:
+        if not isinstance(model, Detector):
+            raise UserError(f"{type(model).__name__} is no detector of keymix's: export its parts")
+        model = program.Pyramid(model)
     if trained is None:
         record = _record_of(model)
         name = (getattr(model, "pretrained_cfg", None) or {}).get("architecture", "")
         facts = ModelFacts(name=str(name) or type(model).__name__)
     else:
-        task = trained.task
-        if task.whole_images:
-            raise UserError(
-                f"{trained.place!r} {task.does}, of images of their own sizes: such models are not "
-                "exported yet"
-            )
         record, facts = public_record(trained.data), public_model(trained.recipe.model)
-        record = replace(record, image_size=trained.image_size)
     most = sum(BATCHES)
     if images is not None:
-        shown, origin = one_batch(images, given)[:most], "the images that were given"
+        shown, origin = [*one_batch(images, given)[:most]], "the images that were given"
     elif trained is not None:
         shown, origin = _validation(trained, most), "images of the run's validation split"
     else:
         noise = torch.Generator().manual_seed(0)
-        shown = torch.randn(most, *default_input_size(model), generator=noise)
+        shown = [*torch.randn(most, *default_input_size(model), generator=noise)]
         origin = "random numbers in place of images"
     if len(shown) < 2:
         raise UserError("one image does not show whether outputs vary: give two or more as images=")
-    shown = torch.cat([shown] * most)[:most] if len(shown) < most else shown
+    shown = (shown * most)[:most]
+    batch = padded(shown)[0] if task.whole_images else torch.stack(shown)
+    if trained is not None:
+        record = replace(record, image_size=tuple(batch.shape[-2:]))
     return _Subject(
         model=model,
-        facts=facts,
+        facts=replace(facts, levels=getattr(model, "levels", ())),
         data=record,
-        images=shown.cpu(),
+        images=batch.cpu(),
         origin=origin,
         resize=resize,
         limit=limit,
     )
 
 
-def _validation(trained: TrainedModel, most: int) -> Tensor:
+def _validation(trained: TrainedModel, most: int) -> list[Tensor]:
     """Read some images of the validation split, as the model takes them."""
     run = trained.run
     try:
@@ -239,7 +243,7 @@ def _validation(trained: TrainedModel, most: int) -> Tensor:
         ) from None
     split, number = data.val, min(most, len(data.val))
     rows = [i * len(split) // number for i in range(number)]
-    return data.prepared(torch.stack([split.read(i) for i in rows]))
+    return [data.prepared(split.read(i)) for i in rows]
 
 
 def _record_of(model: nn.Module) -> DataRecord | None:
@@ -270,6 +274,8 @@ def _record_of(model: nn.Module) -> DataRecord | None:
 @torch.inference_mode()
 def _outputs(model: nn.Module, images: Tensor) -> Tensor:
     found: Any = model(images)
+    if isinstance(found, dict) and isinstance(model, program.Pyramid | FileModel):
+        found = torch.cat([level.flatten(2) for level in found.values()], 2)
     if not isinstance(found, Tensor):
         raise UserError(
             f"the model returns {type(found).__name__}: only models that return one tensor are "

@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from keymix.arguments import whole_size
 from keymix.data.record import DataRecord
@@ -33,7 +34,7 @@ from keymix.train.recipe import ModelConfig
 Format = Literal["onnx", "torch"]
 ENDINGS: Mapping[str, Format] = {".onnx": "onnx", ".pt2": "torch"}
 KEY = "keymix"
-Call = Callable[[Tensor], Tensor]
+Call = Callable[[Tensor], Any]
 _PROVIDERS = ("CUDAExecutionProvider", "CPUExecutionProvider")
 _PARTS = re.compile(
     r"[^/]+/(archive_format|archive_version|byteorder|\.data/\w+|extra/keymix|models/model\.json"
@@ -50,6 +51,7 @@ class ModelFacts:
     name: str
     mixer: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    levels: tuple[str, ...] = ()  # outputs of a detector: maps of its pyramid, in place of answers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,10 +146,11 @@ class FileModel(nn.Module):
         self.where, self.batch = where, batch
         self.call = (call,)  # no submodule: an exported program refuses eval()
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Run the file, one by one where it takes single images."""
+    def forward(self, images: Tensor) -> Any:
+        """Run the file, one by one where it takes single images; several outputs are by name."""
         parts = (images,) if self.batch else torch.split(images, 1)
-        return torch.cat([self.call[0](part.float().cpu()) for part in parts]).to(images.device)
+        found = [self.call[0](part.float().cpu()) for part in parts]
+        return tree_map(lambda *each: torch.cat(each).to(images.device), *found)
 
     def __deepcopy__(self, memo: object) -> FileModel:
         raise UserError(
@@ -194,10 +197,11 @@ def _onnx(content: bytes) -> tuple[Call, str | None]:
     there = onnxruntime.get_available_providers()
     providers = [name for name in _PROVIDERS if name in there]
     session = onnxruntime.InferenceSession(content, options, providers=providers)
-    name = session.get_inputs()[0].name
+    name, names = session.get_inputs()[0].name, [each.name for each in session.get_outputs()]
 
-    def call(images: Tensor) -> Tensor:
-        return torch.from_numpy(session.run(None, {name: images.numpy()})[0])
+    def call(images: Tensor) -> Any:
+        found = [torch.from_numpy(each) for each in session.run(None, {name: images.numpy()})]
+        return found[0] if len(found) == 1 else dict(zip(names, found, strict=True))
 
     return call, session.get_modelmeta().custom_metadata_map.get(KEY)
 
