@@ -51,7 +51,6 @@ class Pyramid(MixerModel):
     def __init__(self, detector: Detector) -> None:
         super().__init__()
         self.encoder, self.pyramid = detector.encoder, detector.decoder.pyramid
-        self.img_size = detector.img_size
         finest = self.pyramid.reductions[0].bit_length() - 1
         count = len(detector.decoder.rpn.anchor_generator.sizes)
         self.levels = tuple(f"p{finest + i}" for i in range(count))
@@ -109,8 +108,8 @@ def follow_size(model: nn.Module, resize: str | None) -> None:
             if mixer.tied_to_grid or mixer.keeps_grid:
                 policy = "give it resize='interpolate' (--resize interpolate), or "
                 raise UserError(
-                    f"{path} {mixer.holds} on a grid of {mixer.key_grid}, which a file for images of "
-                    f"any size does not have: {'' if chosen else policy}{FIXED}"
+                    f"{path} {mixer.holds} on a grid of {mixer.key_grid}, which a file for images "
+                    f"of any size does not have: {'' if chosen else policy}{FIXED}"
                 )
     for module in model.modules():
         if isinstance(module, PatchEmbed):
@@ -204,17 +203,14 @@ def _layer_of(model: nn.Module, error: BaseException | None) -> str:
 
 def _node_of(program: ExportedProgram, error: BaseException | None) -> str:
     """Name layer and operator of the node that ONNX could not take."""
-    found = re.search(r"translating node %(\w+) .*?target=([\w.]+)", " ".join(_words(error)))
+    said = " ".join(" ".join(str(each).split()) for each in _causes(error))
+    found = re.search(r"translating node %(\w+) .*?target=([\w.]+)", said)
     if found is None:
         return ""
     node = next((each for each in program.graph.nodes if each.name == found[1]), None)
     stack: Mapping[str, Any] = {} if node is None else node.meta.get("nn_module_stack") or {}
     path = next((str(path) for path, _ in reversed([*stack.values()])), "")
     return ", ".join(filter(None, (path.removeprefix("model."), found[2])))
-
-
-def _words(error: BaseException | None) -> list[str]:
-    return [" ".join(str(each).split()) for each in _causes(error)]
 
 
 def _refused(error: BaseException | None, where: str) -> UserError:

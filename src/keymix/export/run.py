@@ -24,7 +24,7 @@ from keymix.export import program
 from keymix.export.result import Check, Exported
 from keymix.models.detectors import Detector, padded
 from keymix.records import to_json
-from keymix.task import DEFAULT, get_task
+from keymix.task import DEFAULT
 from keymix.train import files
 from keymix.train.evaluation import data_for
 from keymix.train.exported import (
@@ -194,17 +194,18 @@ def _subject(given: object, images: Images | None, resize: str | None, limit: fl
     """Take a model, or what `keymix.load` returns, and the images that it is checked on."""
     model = copy.deepcopy(module_of(given)).cpu().float().eval()
     trained = given if isinstance(given, TrainedModel) else None
-    task = get_task(getattr(model, "task", DEFAULT)) if trained is None else trained.task
-    if task.whole_images:
-        if not isinstance(model, Detector):
-            raise UserError(f"{type(model).__name__} is no detector of keymix's: export its parts")
-        model = program.Pyramid(model)
     if trained is None:
         record = _record_of(model)
         name = (getattr(model, "pretrained_cfg", None) or {}).get("architecture", "")
         facts = ModelFacts(name=str(name) or type(model).__name__)
     else:
+        if trained.task.whole_images and not isinstance(model, Detector):
+            raise UserError(
+                f"{trained.place!r} {trained.task.does}, of images of their own sizes: of such "
+                "models detectors of keymix alone are exported"
+            )
         record, facts = public_record(trained.data), public_model(trained.recipe.model)
+        record = replace(record, image_size=trained.image_size)
     most = sum(BATCHES)
     if images is not None:
         shown, origin = [*one_batch(images, given)[:most]], "the images that were given"
@@ -217,14 +218,14 @@ def _subject(given: object, images: Images | None, resize: str | None, limit: fl
     if len(shown) < 2:
         raise UserError("one image does not show whether outputs vary: give two or more as images=")
     shown = (shown * most)[:most]
-    batch = padded(shown)[0] if task.whole_images else torch.stack(shown)
-    if trained is not None:
-        record = replace(record, image_size=tuple(batch.shape[-2:]))
+    if isinstance(model, Detector):
+        shown, model = [*padded(shown)[0]], program.Pyramid(model)
+        facts = replace(facts, levels=model.levels)
     return _Subject(
         model=model,
-        facts=replace(facts, levels=getattr(model, "levels", ())),
+        facts=facts,
         data=record,
-        images=batch.cpu(),
+        images=torch.stack(shown).cpu(),
         origin=origin,
         resize=resize,
         limit=limit,
