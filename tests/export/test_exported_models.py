@@ -221,7 +221,7 @@ def test_the_pyramid_of_a_detector_is_exported_by_level(
         wanted = model.forward_features(x)
     maps = file(x)
     assert [each.shape[-2:] for each in maps.values()] == [
-        (sides[0] >> i, sides[1] >> i) for i in range(2, 7)
+        (-(-sides[0] // 2**i), -(-sides[1] // 2**i)) for i in range(2, 7)
     ]
     for level, each in zip(facts.model.levels, wanted.values(), strict=True):
         close(maps[level], each, torch.float16 if "half" in options else torch.float32)
