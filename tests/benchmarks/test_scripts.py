@@ -34,6 +34,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {  # options, and the first cells of th
         "--per-class 10 --events 200",
         ["first start", "second start", "an epoch of 81 recordings in batches of 16"],
     ),
+    "export_table": ("--models plain_unet --mixers own", ["plain_unet"]),
     "few_tokens": ("--rounds 1 --sides 2", ["to 49,152"]),
     "folding": ("--models re_attention plain* --rounds 1", ["re_attention", "plain_convnet"]),
     "mixers": (

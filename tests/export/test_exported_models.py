@@ -7,6 +7,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,11 @@ from torch import Tensor, nn
 
 import keymix
 from keymix import Traits, UserError, fold_for_inference
+from keymix.hosts.base import find_mixers
 from keymix.mixers.base import TokenMixer
 from keymix.mixers.registry import register_mixer
+from keymix.mixers.static_key import StaticKeyAttention
+from keymix.train.exported import read_exported
 from mixer_cases import stir
 from shrunk import images, shrunk
 from tolerances import close
@@ -30,6 +35,16 @@ FEWER: dict[str, dict[str, Any]] = {  # blocks: one of each kind
     "cvt": {"depths": (1, 1, 1)},
     "caformer": {"depths": (1, 1, 1, 1)},
     "qkformer": {"depths": (1, 1, 1)},
+    "setr": {"depth": 1},
+    "plain": {},
+}
+DETECTOR: dict[str, Any] = {
+    "backbone": "caformer_micro_32",
+    "backbone_options": {"depths": (1, 1, 1, 1)},
+    "backbone_size": 64,
+    "mixer": "static_key",
+    "num_classes": 3,
+    "out_channels": 8,
 }
 SHIFTED = ["softmax", "re_attention", "softmax", "softmax", "softmax"]  # no mask where one mixes
 CASES = [
@@ -154,6 +169,70 @@ def test_images_of_other_sizes_are_answered_as_by_the_model_at_their_size(
         keymix.load(file, image_size=(height + 1, width))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "mixer", "step"),
+    [("setr_micro", "static_key", 8), ("plain_unet", None, 16), ("qkformer_micro_32", None, 16)],
+)
+def test_masks_and_spikes_follow_the_size_of_images(
+    name: str, mixer: str | None, step: int, tmp_path: Path
+) -> None:
+    model, file = small(name, mixer), tmp_path / "model.onnx"
+    resize = "interpolate" if mixer else None
+    found = keymix.export(model, file, dynamic="size", resize=resize, images=images(name, 4))
+    assert found.step == (step, step)
+    height, width = images(name).shape[-2:]
+    x = torch.randn(2, 3, height + 5 * step, width + 3 * step)
+    keymix.models.set_image_size(model, (x.shape[-2], x.shape[-1]), resize=resize)
+    with torch.no_grad():
+        close(read_exported(file)[0](x), model(x))
+
+
+@pytest.mark.parametrize("resize", ["interpolate", None])
+def test_keys_on_a_grid_of_their_own_are_refused_without_a_policy(
+    resize: str | None, tmp_path: Path
+) -> None:
+    model = small("vit_micro_p4_32", "static_key", mixer_options={"key_grid": "1/4"})
+    with pytest.raises(UserError, match=r"blocks\.0\.attn\.mixer.*--dynamic batch") as raised:
+        keymix.export(model, tmp_path / "model.onnx", dynamic="size", resize=resize)
+    assert "resize" not in str(raised.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("model.onnx", {"dynamic": "batch"}),
+        ("model.onnx", {"dynamic": "size", "resize": "interpolate"}),
+        ("model.pt2", {"dynamic": "batch", "half": True, "format": "torch"}),
+    ],
+)
+def test_the_pyramid_of_a_detector_is_exported_by_level(
+    name: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = keymix.create_model("mask_rcnn", **DETECTOR).eval()
+    given = images("caformer_micro_32", 4)[..., :50]
+    found = keymix.export(model, tmp_path / name, images=given, **options)
+    assert {(check.height, check.width) for check in found.checks} >= {(64, 64)}
+    file, facts = read_exported(tmp_path / name)
+    assert facts.model.levels == ("p2", "p3", "p4", "p5", "p6")
+    sides = (96, 64) if options["dynamic"] == "size" else (64, 64)
+    x = torch.randn(2, 3, *sides)
+    if options["dynamic"] == "size":
+        for mixer in find_mixers(model).values():
+            if isinstance(mixer, StaticKeyAttention):
+                mixer.take_policy("interpolate")
+    with torch.no_grad():
+        wanted = model.forward_features(x)
+    maps = file(x)
+    assert [each.shape[-2:] for each in maps.values()] == [
+        (-(-sides[0] // 2**i), -(-sides[1] // 2**i)) for i in range(2, 7)
+    ]
+    for level, each in zip(facts.model.levels, wanted.values(), strict=True):
+        close(maps[level], each, torch.float16 if "half" in options else torch.float32)
+
+
 @pytest.mark.parametrize(
     ("name", "mixer", "resize", "culprit"),
     [
@@ -257,17 +336,31 @@ def test_an_interrupted_check_leaves_nothing(
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.slow
-def test_a_disk_that_fills_up_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 KiB, where mounting one is allowed."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(place)]
+    try:
+        done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    except OSError as error:
+        pytest.skip(f"a small disk cannot be mounted: {error}")
+    if done.returncode:
+        pytest.skip(f"a small disk cannot be mounted: {done.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
 
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(UserError, match="No space left"):
-        keymix.export(small("vit_micro_p4_32"), tmp_path / "model.onnx")
-    assert not [*tmp_path.iterdir()]
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["onnx", "torch"])
+def test_a_disk_that_fills_up_leaves_nothing(full_disk: Path, format: Any) -> None:
+    path = full_disk / {"onnx": "model.onnx", "torch": "model.pt2"}[format]
+    with pytest.raises(UserError, match="No space left") as raised:
+        keymix.export(small("vit_micro_p4_32"), path, format=format)
+    assert "\n" not in str(raised.value)
+    assert not [*full_disk.iterdir()]
+    (full_disk / "other").write_bytes(bytes(16_000))  # all of the disk is free again
 
 
 def test_a_path_that_cannot_be_written_is_refused_before_the_work(

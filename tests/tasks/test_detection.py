@@ -28,6 +28,7 @@ from keymix.cli import main
 from keymix.compare.run import rebuild
 from keymix.data.loaders import Loader
 from keymix.errors import UserError
+from keymix.models.detectors import padded
 from keymix.recipes import get, names
 from keymix.records import from_json
 from keymix.report.by_class import OfRun
@@ -45,6 +46,7 @@ from keymix.train.files import weights_file
 from keymix.train.model import load_data
 from keymix.train.recipe import Recipe, replace_path
 from made_instances import CATEGORIES, write_instances
+from tolerances import close
 
 SCORES = [score.key for score in get_task("detection").scores]
 
@@ -107,6 +109,32 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+# ---- export ----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_an_exported_run_gives_the_maps_of_its_pyramid_and_no_answers(
+    trained: Path, data: Path, tmp_path: Path, shapes_checked: bool
+) -> None:
+    if shapes_checked:
+        pytest.skip("exporters cannot see through the shape checks")
+    pytest.importorskip("onnxscript")
+    file = tmp_path / "model.onnx"
+    assert keymix.export(trained, file, dynamic="size").step == (32, 32)
+    run, loaded = keymix.load(trained), keymix.load(file)
+    photos = sorted(map(str, data.rglob("*.png")))[:3]
+    shown = [loaded.transform(photo) for photo in photos]
+    assert all(torch.equal(a, run.transform(b)) for a, b in zip(shown, photos, strict=True))
+    with torch.no_grad():
+        wanted = run.model.forward_features(padded(shown)[0])
+    for own, other in zip(wanted.values(), loaded.outputs(shown).values(), strict=True):
+        close(other, own)
+    with pytest.raises(UserError, match=r"model\.onnx.*pyramid"):
+        loaded.predict(photos[0])
+    assert main(["predict", str(file), photos[0], "--out", str(tmp_path / "out")]) == 2
+    assert not (tmp_path / "out").exists()
 
 
 # ---- train and evaluate ----------------------------------------------------------------------

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 from torchvision import tv_tensors
 
@@ -217,11 +216,11 @@ class ImageData:
         """
         return prepared(pixels, self.kind, mean=self.mean, std=self.std)
 
-    def some(self, split: Split, number: int) -> Tensor:
+    def some(self, split: Split, number: int) -> list[Tensor]:
         """Read so many images, or all, spread over a split, as a model is given them."""
         number = min(number, len(split))
         rows = [i * len(split) // number for i in range(number)]
-        return self.prepared(torch.stack([split.read(i) for i in rows]))
+        return [self.prepared(split.read(i)) for i in rows]
 
     def record(self) -> DataRecord:
         """Everything about the data that a result depends on.

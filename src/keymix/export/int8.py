@@ -123,7 +123,7 @@ class Quantiser:
 
     @cached_property
     def _images(self) -> Tensor:
-        return self.data[0].some(self.data[0].train, CALIBRATION)
+        return torch.stack(self.data[0].some(self.data[0].train, CALIBRATION))
 
     def _file(self, kept: Sequence[str]) -> bytes:
         """Quantise all but some blocks."""

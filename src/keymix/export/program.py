@@ -18,12 +18,15 @@ import torch
 from timm.layers import Format, PatchEmbed
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.utils._pytree import tree_map
 
 from keymix.data.sample import Size
 from keymix.errors import Attempt, UserError, one_line
 from keymix.hosts.base import find_mixers
 from keymix.layers.folding import fold_for_inference, is_folded
 from keymix.mixers.resize import GridBound
+from keymix.models.detectors import Detector
+from keymix.models.family import MixerModel
 from keymix.models.image_size import set_image_size, without_memory
 from keymix.train.exported import KEY, PARTS, quiet
 
@@ -41,9 +44,28 @@ class _Halves(nn.Module):
         super().__init__()
         self.model = model.half()
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Any:
         """Run the model."""
-        return self.model(images.half()).float()  # type: ignore[no-any-return]
+        return tree_map(Tensor.float, self.model(images.half()))
+
+
+class Pyramid(MixerModel):
+    """A detector's backbone and feature pyramid, without the heads that follow what they find."""
+
+    def __init__(self, detector: Detector) -> None:
+        super().__init__()
+        self.encoder, self.pyramid = detector.encoder, detector.decoder.pyramid
+        finest = self.pyramid.reductions[0].bit_length() - 1
+        count = len(detector.decoder.rpn.anchor_generator.sizes)
+        self.levels = tuple(f"p{finest + i}" for i in range(count))
+
+    def set_input_size(self, img_size: Size) -> None:
+        """Take any size, as the detector does."""
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """Return the maps by level, the finest first."""
+        maps = self.pyramid(self.encoder(images))
+        return dict(zip(self.levels, maps.values(), strict=True))
 
 
 # ---- sizes ----------------------------------------------------------------------------------
@@ -84,12 +106,14 @@ def follow_size(model: nn.Module, resize: str | None) -> None:
     """
     for path, mixer in find_mixers(model).items():
         if isinstance(mixer, GridBound):
-            if resize is not None:
+            chosen = getattr(mixer, "chosen_key_grid", None) is not None  # which takes no other
+            if resize is not None and not chosen:
                 mixer.take_policy(resize)  # type: ignore[arg-type] # one of its policies
-            if mixer.keeps_grid:
+            if mixer.tied_to_grid or mixer.keeps_grid:
+                policy = "give it resize='interpolate' (--resize interpolate), or "
                 raise UserError(
-                    f"{path} averages values onto a grid, which no exported file does at every "
-                    f"size: give it resize='interpolate' (--resize interpolate), or {FIXED}"
+                    f"{path} {mixer.holds} on a grid of {mixer.key_grid}, which a file for images "
+                    f"of any size does not have: {'' if chosen else policy}{FIXED}"
                 )
     for module in model.modules():
         if isinstance(module, PatchEmbed):
@@ -125,7 +149,8 @@ def traced(model: nn.Module, images: Tensor, *, batch: bool, sides: bool) -> Exp
 
 def onnx_file(program: ExportedProgram, metadata: str) -> tuple[bytes, int]:
     """Return an ONNX file, whose nodes are named by their layers, and its number of nodes."""
-    made = None
+    made, outputs = None, program.call_spec.out_spec
+    names = outputs.context if outputs.type is dict else [OUTPUTS]
     with quiet(), Attempt() as attempt:
         made = torch.onnx.export(
             program,
@@ -133,7 +158,7 @@ def onnx_file(program: ExportedProgram, metadata: str) -> tuple[bytes, int]:
             external_data=False,
             opset_version=OPSET,
             input_names=[IMAGES],
-            output_names=[OUTPUTS],
+            output_names=names,
             verbose=False,
         )
     if made is None:
@@ -196,17 +221,14 @@ def _layer_of(model: nn.Module, error: BaseException | None) -> str:
 
 def _node_of(program: ExportedProgram, error: BaseException | None) -> str:
     """Name layer and operator of the node that ONNX could not take."""
-    found = re.search(r"translating node %(\w+) .*?target=([\w.]+)", " ".join(_words(error)))
+    said = " ".join(" ".join(str(each).split()) for each in _causes(error))
+    found = re.search(r"translating node %(\w+) .*?target=([\w.]+)", said)
     if found is None:
         return ""
     node = next((each for each in program.graph.nodes if each.name == found[1]), None)
     stack: Mapping[str, Any] = {} if node is None else node.meta.get("nn_module_stack") or {}
     path = next((str(path) for path, _ in reversed([*stack.values()])), "")
     return ", ".join(filter(None, (path.removeprefix("model."), found[2])))
-
-
-def _words(error: BaseException | None) -> list[str]:
-    return [" ".join(str(each).split()) for each in _causes(error)]
 
 
 def _refused(error: BaseException | None, where: str) -> UserError:

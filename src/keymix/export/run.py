@@ -29,6 +29,7 @@ from keymix.errors import Attempt, UserError, reason
 from keymix.export import program
 from keymix.export.int8 import KeepFloat, Quantiser
 from keymix.export.result import Backend, Check, Exported
+from keymix.models.detectors import Detector, padded
 from keymix.records import to_json
 from keymix.task import DEFAULT
 from keymix.train import files
@@ -86,7 +87,8 @@ class _Subject:
 
     def at(self, size: Size) -> nn.Module:
         """Return the model for images of a size."""
-        return self.model if size == self.size else program.at(self.model, size, self.resize)
+        own = size == self.size and self.resize is None
+        return self.model if own else program.at(self.model, size, self.resize)
 
     def answers(self, outputs: Tensor) -> Tensor:
         """Return what outputs mean: a class for each image or pixel, or several."""
@@ -158,16 +160,19 @@ def export(
     given = opened(model)
     trained = given if isinstance(given, TrainedModel) else None
     subject = _subject(given, images, resize, TOLERANCE["16" if half else "32"])
-    if int8 and trained is None:
-        raise UserError("int8=True needs a run: its training images for ranges, its test images")
+    if int8 and (trained is None or subject.facts.levels):
+        raise UserError(
+            "int8=True needs a run of classes or masks: its training images for ranges, its test "
+            "images for scores"
+        )
     _refuse_constant(subject)
 
     step, sizes, example = None, [subject.size], subject.images[:2]
     made = copy.deepcopy(subject.model)
     if dynamic == "size":
-        step = program.step_of(made, subject.size, resize)
-        sizes.append(program.larger(subject.size, step))
         program.follow_size(made, resize)
+        step = program.step_of(subject.model, subject.size, resize)
+        sizes.append(program.larger(subject.size, step))
         height, width = subject.size
         # other numbers than those of the model, so that none of them is taken for fixed
         example = _resized(example, (2 * height, 3 * width))
@@ -276,31 +281,33 @@ def _subject(given: object, images: Images | None, resize: str | None, limit: fl
         name = (getattr(model, "pretrained_cfg", None) or {}).get("architecture", "")
         facts = ModelFacts(name=str(name) or type(model).__name__)
     else:
-        task = trained.task
-        if task.whole_images:
+        if trained.task.whole_images and not isinstance(model, Detector):
             raise UserError(
-                f"{trained.place!r} {task.does}, of images of their own sizes: such models are not "
-                "exported yet"
+                f"{trained.place!r} {trained.task.does}, of images of their own sizes: of such "
+                "models detectors of keymix alone are exported"
             )
         record, facts = public_record(trained.data), public_model(trained.recipe.model)
         record = replace(record, image_size=trained.image_size)
     most = sum(BATCHES)
     if images is not None:
-        shown, origin = one_batch(images, given)[:most], "the images that were given"
+        shown, origin = [*one_batch(images, given)[:most]], "the images that were given"
     elif trained is not None:
         shown, origin = _validation(trained, most), "images of the run's validation split"
     else:
         noise = torch.Generator().manual_seed(0)
-        shown = torch.randn(most, *default_input_size(model), generator=noise)
+        shown = [*torch.randn(most, *default_input_size(model), generator=noise)]
         origin = "random numbers in place of images"
     if len(shown) < 2:
         raise UserError("one image does not show whether outputs vary: give two or more as images=")
-    shown = torch.cat([shown] * most)[:most] if len(shown) < most else shown
+    shown = (shown * most)[:most]
+    if isinstance(model, Detector):
+        shown, model = [*padded(shown)[0]], program.Pyramid(model)
+        facts = replace(facts, levels=model.levels)
     return _Subject(
         model=model,
         facts=facts,
         data=record,
-        images=shown.cpu(),
+        images=torch.stack(shown).cpu(),
         origin=origin,
         resize=resize,
         limit=limit,
@@ -312,7 +319,7 @@ def _data_of(trained: TrainedModel) -> tuple[ImageData, Tensor]:
     return data_for(trained.run.recipe.data, trained.data, None, trained.image_size)
 
 
-def _validation(trained: TrainedModel, most: int) -> Tensor:
+def _validation(trained: TrainedModel, most: int) -> list[Tensor]:
     """Read some images of the validation split, as the model takes them."""
     try:
         data = _data_of(trained)[0]
@@ -352,6 +359,8 @@ def _record_of(model: nn.Module) -> DataRecord | None:
 @torch.inference_mode()
 def _outputs(model: nn.Module, images: Tensor) -> Tensor:
     found: Any = model(images)
+    if isinstance(found, dict) and isinstance(model, program.Pyramid | FileModel):
+        found = torch.cat([level.flatten(2) for level in found.values()], 2)
     if not isinstance(found, Tensor):
         raise UserError(
             f"the model returns {type(found).__name__}: only models that return one tensor are "

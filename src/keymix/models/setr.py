@@ -190,7 +190,7 @@ class SETRViT(SETR):
 
     def _as_map(self, features: Tensor, x: Tensor) -> Tensor:
         patches = features[:, self.encoder.num_prefix_tokens :]
-        grid: Grid = self.encoder.patch_embed.grid_size
+        grid: Grid = self.encoder.patch_embed.dynamic_feat_size((x.shape[-2], x.shape[-1]))
         return to_image(patches, grid)
 
 

@@ -14,7 +14,7 @@ import logging
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from keymix.arguments import whole_size
 from keymix.data.record import DataRecord
@@ -41,7 +42,7 @@ PARTS: Mapping[Format, tuple[str, ...]] = {
 """Endings of the files of a format; the first names it."""
 ENDINGS: Mapping[str, Format] = {endings[0]: name for name, endings in PARTS.items()}
 KEY = "keymix"
-Call = Callable[[Tensor], Tensor]
+Call = Callable[[Tensor], Any]
 _PROVIDERS = ("CUDAExecutionProvider", "CPUExecutionProvider")
 _PARTS = re.compile(
     r"[^/]+/(archive_format|archive_version|byteorder|\.data/\w+|extra/keymix|models/model\.json"
@@ -58,6 +59,7 @@ class ModelFacts:
     name: str
     mixer: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    levels: tuple[str, ...] = ()  # outputs of a detector: maps of its pyramid, in place of answers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,10 +155,11 @@ class FileModel(nn.Module):
         self.where, self.batch, self.bytes = where, batch, size
         self.call = (call,)  # no submodule: an exported program refuses eval()
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Run the file, one by one where it takes single images."""
+    def forward(self, images: Tensor) -> Any:
+        """Run the file, one by one where it takes single images; several outputs are by name."""
         parts = (images,) if self.batch else torch.split(images, 1)
-        return torch.cat([self.call[0](part.float().cpu()) for part in parts]).to(images.device)
+        found = [self.call[0](part.float().cpu()) for part in parts]
+        return tree_map(lambda *each: torch.cat(each).to(images.device), *found)
 
     def __deepcopy__(self, memo: object) -> FileModel:
         raise UserError(
@@ -208,10 +211,10 @@ def _onnx(content: bytes) -> tuple[Call, str | None]:
     there = onnxruntime.get_available_providers()
     providers = [name for name in _PROVIDERS if name in there]
     session = onnxruntime.InferenceSession(content, options, providers=providers)
-    name = session.get_inputs()[0].name
+    name, names = session.get_inputs()[0].name, [each.name for each in session.get_outputs()]
 
-    def call(images: Tensor) -> Tensor:
-        return torch.from_numpy(session.run(None, {name: images.numpy()})[0])
+    def call(images: Tensor) -> Any:
+        return _by_name(names, session.run(None, {name: images.numpy()}))
 
     return call, session.get_modelmeta().custom_metadata_map.get(KEY)
 
@@ -227,10 +230,18 @@ def _openvino(graph: bytes, weights: bytes) -> tuple[Call, str | None]:
     # or it computes in 16 bits where the processor can
     compiled = core.compile_model(model, "CPU", {**threads, "INFERENCE_PRECISION_HINT": "f32"})
 
-    def call(images: Tensor) -> Tensor:
-        return torch.from_numpy(compiled([images.numpy()])[0])
+    names = [each.any_name for each in compiled.outputs]
+
+    def call(images: Tensor) -> Any:
+        return _by_name(names, compiled([images.numpy()]).to_tuple())
 
     return call, text
+
+
+def _by_name(names: Sequence[str], arrays: Sequence[Any]) -> Any:
+    """Return one output as it is, several by name."""
+    found = [torch.from_numpy(each) for each in arrays]
+    return found[0] if len(found) == 1 else dict(zip(names, found, strict=True))
 
 
 def _torch(content: bytes) -> tuple[Call, str | None]:

@@ -31,6 +31,7 @@ from keymix.data.shown import (
     read_file,
 )
 from keymix.errors import UserError
+from keymix.models.detectors import padded
 from keymix.models.image_size import take_time_steps
 from keymix.task import Task
 from keymix.train.exported import ExportedFile, is_exported, read_exported, size_for
@@ -166,6 +167,7 @@ class TrainedModel:
         """
         if top < 1:
             raise UserError(f"top = {top}: name at least one class.")
+        self.check_answers()
         wanted, several = self._listed(inputs)
         with enough_memory(self.image_size):
             answers = list(self._answers(wanted, top, alone=not several))
@@ -178,12 +180,22 @@ class TrainedModel:
             shown: The images, a batch.
         """
         device = next((each.device for each in self.model.parameters()), torch.device("cpu"))
-        whole = self.data.task_kind.whole_images
-        batch: Any = [each.to(device) for each in shown] if whole else torch.stack([*shown])
         source = self.source
+        whole = self.data.task_kind.whole_images
+        if whole and isinstance(source, ExportedFile):
+            whole, shown = False, padded(shown)[0]
+        batch: Any = [each.to(device) for each in shown] if whole else torch.stack([*shown])
         precision = "32" if isinstance(source, ExportedFile) else source.recipe.precision
         with torch.inference_mode(), autocast(device, precision):
             return self.model(batch if whole else batch.to(device))
+
+    def check_answers(self) -> None:
+        """Refuse a file that holds a part of a detector, and answers nothing."""
+        if isinstance(self.source, ExportedFile) and self.source.facts.model.levels:
+            raise UserError(
+                f"{self.place!r} holds a backbone and its feature pyramid, whose maps outputs() "
+                "returns: to find instances, name the run that it came from"
+            )
 
     def prepare(self, pixels: Pixels) -> Tensor:
         """Resize, crop and normalise decoded pixels: uint8 ``[C, h, w]`` -> float32."""

@@ -146,6 +146,7 @@ class FolderWriter(ABC, Generic[PredictionT]):
             )
         if wanted.paths and (wanted.data is not None or wanted.split is not None):
             raise UserError("give either image files or a data set and its split, not both.")
+        trained.check_answers()
         self.folder = files.checked_output(
             wanted.out, manifest=MANIFEST, what=self.what, overwrite=wanted.overwrite
         )
