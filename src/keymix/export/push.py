@@ -11,6 +11,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from keymix.analysis.images import Model
 from keymix.analysis.passes import tensors_in
 from keymix.analysis.statistics import crossed_mean
 from keymix.arguments import checked, module_of
+from keymix.data.augment import Augment
 from keymix.errors import Attempt, UserError
 from keymix.export.result import Pushed
 from keymix.hosts.base import find_mixers
@@ -39,11 +41,12 @@ from keymix.report import formats
 from keymix.report.page import environment
 from keymix.task import DEFAULT, get_task
 from keymix.train import files
-from keymix.train.exported import KEY, FileFacts, ModelFacts, may_be_path, record_of
+from keymix.train.exported import KEY, FileFacts, may_be_path
 from keymix.train.folder import Which, read_answers
 from keymix.train.parts import training_of
-from keymix.train.predict import TrainedModel, load, public_facts
+from keymix.train.predict import TrainedModel, load, published
 from keymix.train.pushed import CARD, CONFIG, NAME, WEIGHTS, facts_of, rebuilt
+from keymix.train.recipe import LossConfig
 from keymix.train.runs import Run
 
 _DESCRIBED = (
@@ -51,7 +54,8 @@ _DESCRIBED = (
     *("mean", "std", "num_classes", "label_names", "pool_size", "first_conv", "classifier"),
 )
 """What is kept of a model's ``pretrained_cfg``: nothing of where its weights once came from."""
-_PARTS = ("augment", "optim", "schedule", "loss")  # of a recipe, for the card
+_PARTS = {"augment": to_json(Augment()), "optim": {}, "schedule": {}, "loss": to_json(LossConfig())}
+"""Parts of a recipe that the card has, and of some the values that are not worth a line."""
 _UNSAID = ("distill_teacher",)  # a folder
 
 
@@ -99,15 +103,9 @@ def push(
     given: Any = load(model, which=which) if isinstance(model, str | Path | Run) else model
     network = copy.deepcopy(module_of(given)).cpu().float().eval()
     refuse_folded(network, "push")
+    said = facts_of(*published(given, network))
     if isinstance(given, TrainedModel):
-        data, facts = public_facts(given)
-        describe(network, preprocessing_of(data))
-    else:
-        data = record_of(network)
-        facts = ModelFacts(
-            name=str((getattr(network, "pretrained_cfg", None) or {}).get("architecture", ""))
-        )
-    said = facts_of(facts, data)
+        describe(network, preprocessing_of(replace(given.data, image_size=given.image_size)))
     card = {"name": name, "license": license}
     if isinstance(given, TrainedModel) and given is not model and isinstance(given.source, Run):
         card |= _tested(given.source, which)
@@ -221,9 +219,9 @@ def _card(folder: Path, given: object, model: nn.Module, said: FileFacts, **more
     plain = {} if recipe is None else recipe.to_dict()
     settings = {
         f"{part}.{key}": value
-        for part in _PARTS
+        for part, usual in _PARTS.items()
         for key, value in plain.get(part, {}).items()
-        if value and key not in _UNSAID and not may_be_path(value)
+        if value not in (None, usual.get(key)) and key not in _UNSAID
     }
     cost = None
     with Attempt():

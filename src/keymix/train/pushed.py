@@ -21,7 +21,7 @@ from keymix.errors import Attempt, UserError, reason
 from keymix.models.pretrained import from_hub
 from keymix.records import from_json
 from keymix.train import files
-from keymix.train.exported import KEY, FileFacts, ModelFacts, quiet, record_of
+from keymix.train.exported import KEY, FileFacts, ModelFacts, quiet, said_by
 from keymix.train.folder import holds_run
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
@@ -53,7 +53,7 @@ def facts_of(model: ModelFacts, data: DataRecord | None) -> FileFacts:
 def rebuilt(folder: Path, failed: str) -> nn.Module:
     """Build the model of a folder as timm does, in eval mode, or say why that failed."""
     importlib.import_module("keymix.models")  # registers them
-    model = None
+    model: nn.Module | None = None
     with quiet(), torch.random.fork_rng(devices=[]), Attempt() as attempt:
         model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     if model is None:
@@ -64,7 +64,7 @@ def rebuilt(folder: Path, failed: str) -> nn.Module:
 def read_pushed(place: str | Path) -> tuple[nn.Module, FileFacts, DataRecord]:
     """Open what was pushed: the model in eval mode, what its folder says, and its data's record."""
     path, where = Path(place), repr(str(place))
-    folder = path if path.exists() else from_hub(str(place), (WEIGHTS, CONFIG))
+    folder = path if path.exists() else from_hub(str(place), [WEIGHTS, CONFIG])
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             pickled = name == WEIGHTS
@@ -74,8 +74,7 @@ def read_pushed(place: str | Path) -> tuple[nn.Module, FileFacts, DataRecord]:
     facts = None if stored is None else from_json(FileFacts, stored, where=f"{CONFIG} of {where}")
     model = rebuilt(folder, f"{where} cannot be loaded")
     if facts is None:
-        name = str(model.pretrained_cfg["architecture"])
-        facts = facts_of(ModelFacts(name=name), record_of(model))
+        facts = facts_of(*said_by(model))
     if facts.data is None:
         raise UserError(
             f"{where} does not say its classes and preprocessing: load the model with "
