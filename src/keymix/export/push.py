@@ -29,7 +29,6 @@ from keymix.analysis.statistics import crossed_mean
 from keymix.arguments import checked, module_of
 from keymix.data.augment import Augment
 from keymix.errors import Attempt, UserError
-from keymix.export.result import Pushed
 from keymix.hosts.base import find_mixers
 from keymix.layers.folding import refuse_folded
 from keymix.models.arguments import OF_WEIGHTS
@@ -69,7 +68,7 @@ def push(
     license: str | None = None,
     private: bool = False,
     overwrite: bool = False,
-) -> Pushed:
+) -> str:
     """Push a trained model to the Hugging Face Hub, or into a folder of the same layout.
 
     That is timm's: ``config.json``, ``model.safetensors`` and a model card, ``README.md``. timm
@@ -87,7 +86,7 @@ def push(
         overwrite: Replace what was pushed into the folder before.
 
     Returns:
-        What was written; it prints in a line.
+        The folder, or the address on the Hub.
 
     Raises:
         UserError: If there is no such place, or it is taken; the model cannot be rebuilt by timm,
@@ -119,16 +118,14 @@ def push(
             _compare(network, said, made)
             text = _card(made, given, network, said, **card)
             (made / CARD).write_text(text, encoding="utf-8")
-            sizes = {each.name: each.stat().st_size for each in sorted(made.iterdir())}
             if target is None:
-                _upload(made, str(name), private=private)
-            else:
-                if target.exists():
-                    target.rename(Path(place) / "old")
-                made.rename(target)
+                return _upload(made, str(name), private=private)
+            if target.exists():
+                target.rename(Path(place) / "old")
+            made.rename(target)
     except OSError as error:
         raise files.write_error(target or Path(tempfile.gettempdir()), error) from None
-    return Pushed(place=str(name or target), hub=name is not None, sizes=sizes)
+    return str(target)
 
 
 def _free(target: Path, *, overwrite: bool) -> Path:
@@ -179,7 +176,7 @@ def _compare(model: nn.Module, said: FileFacts, folder: Path) -> None:
     """Let timm rebuild the model, and refuse one whose weights or outputs are others."""
     found = rebuilt(folder, "timm cannot rebuild the model, and nothing was written")
     wanted, state = model.state_dict(), found.state_dict()
-    differing = [n for n in wanted if n not in state or not _same(wanted[n], state[n])]
+    differing = [name for name in wanted if not _same(wanted[name], state[name])]
     task = getattr(model, "task", DEFAULT) if said.data is None else said.data.task
     shape: tuple[int, ...] = counting.default_input_size(model)
     if said.data is not None and said.data.time_steps is not None:
@@ -188,7 +185,7 @@ def _compare(model: nn.Module, said: FileFacts, folder: Path) -> None:
         torch.manual_seed(0)
         inputs = training_of(get_task(task)).example(shape, 2)
     pairs = zip(tensors_in(model(inputs)), tensors_in(found(inputs)), strict=True)
-    if differing or wanted.keys() != state.keys() or not all(_same(a, b) for a, b in pairs):
+    if differing or not all(_same(a, b) for a, b in pairs):
         what = f"the weights {differing[0]}" if differing else "outputs"
         raise UserError(
             f"timm rebuilds another {type(model).__name__} of what it knows ({what} differ), and "
@@ -200,12 +197,13 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and torch.allclose(a, b, 0, 0, equal_nan=True)
 
 
-def _upload(folder: Path, name: str, *, private: bool) -> None:
+def _upload(folder: Path, name: str, *, private: bool) -> str:
     remedy = "Log in with `hf auth login`, and check the name and the network"
     with of_hub(f"the Hub did not take {name!r}", remedy):
         api = HfApi(library_name="keymix")
         api.create_repo(name, private=private or None, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=folder, commit_message="Push by keymix")
+    return f"https://huggingface.co/{name}"
 
 
 # ---- the card -------------------------------------------------------------------------------

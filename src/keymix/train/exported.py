@@ -75,9 +75,9 @@ class FileFacts:
     torch: str
     model: ModelFacts
     data: DataRecord | None
-    batch: bool
-    step: Size | None
-    precision: Literal["32", "16"]
+    batch: bool = True
+    step: Size | None = None
+    precision: Literal["32", "16"] = "32"
     format: int = 1
 
 

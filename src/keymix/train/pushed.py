@@ -38,16 +38,8 @@ def is_pushed(place: str | Path) -> bool:
 
 
 def facts_of(model: ModelFacts, data: DataRecord | None) -> FileFacts:
-    """Say of a model in memory, or in timm's layout, what files say of themselves."""
-    return FileFacts(
-        keymix=__version__,
-        torch=torch.__version__,
-        model=model,
-        data=data,
-        batch=True,
-        step=None,
-        precision="32",
-    )
+    """Let a model that is pushed, or lies in timm's layout, say what exported files say."""
+    return FileFacts(keymix=__version__, torch=torch.__version__, model=model, data=data)
 
 
 def rebuilt(folder: Path, failed: str) -> nn.Module:
