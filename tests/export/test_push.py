@@ -52,7 +52,15 @@ OWN: dict[str, tuple[str, Options]] = {
     "unet": ("plain_unet", {}),
 }
 TIMMS: dict[str, tuple[str, Options]] = {
-    "deit": ("deit_tiny_patch16_224", {"mixer": "static_key", "img_size": 32, "depth": 4}),
+    "deit": (
+        "deit_tiny_patch16_224",
+        {
+            "mixer": "static_key",
+            "mixer_options": {"activation": "relu"},
+            "img_size": 32,
+            "depth": 4,
+        },
+    ),
     "vit_of_timm": ("vit_tiny_patch16_224", {"mixer": "key_value", "img_size": 32, "depth": 3}),
     "swin_of_timm": (
         "swin_tiny_patch4_window7_224",

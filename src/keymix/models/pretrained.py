@@ -90,12 +90,6 @@ def from_hub(name: str, files: list[str]) -> Path:
         f"there is no run {name!r} here, and no such model can be fetched from the Hub",
         "Name a run's folder, or run this where there is a network or the Hub's cache",
     ):
-        try:
-            get_hf_file_metadata(hf_hub_url(name, files[0]), timeout=_PATIENCE)
-        except _NETWORK as error:
-            with suppress(*_NETWORK):
-                return Path(snapshot_download(name, allow_patterns=files, local_files_only=True))
-            raise error
         return Path(snapshot_download(name, allow_patterns=files))
 
 
