@@ -312,6 +312,7 @@ def test_what_cannot_be_pushed_is_refused_and_nothing_is_left(tmp_path: Path) ->
         ("one", model, {}),
         ("OWNER/NAME", model, {"name": "model"}),
         ("license", model, {"to": to, "license": "mine: yes"}),
+        ("which", model, {"to": to, "which": "best"}),
         ("no folder", model, {"to": tmp_path / "gone" / "model"}),
         ("folded", keymix.fold_for_inference(model), {"to": to}),
         ("create_model", nn.Linear(2, 2), {"to": to}),
@@ -333,12 +334,18 @@ def test_what_cannot_be_pushed_is_refused_and_nothing_is_left(tmp_path: Path) ->
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
+def test_a_full_disk_and_an_interrupt_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped: list[BaseException] = [KeyboardInterrupt(), OSError(28, "No space left on device")]
 
-    monkeypatch.setattr("keymix.export.push.save_file", full)
+    def stop(*_: object, **__: object) -> None:
+        raise stopped.pop()
+
+    monkeypatch.setattr("keymix.export.push.save_file", stop)
     with pytest.raises(UserError, match=r"No space left on device.*Free space"):
+        keymix.push(built(*OWN["vit"]), to=tmp_path / "model")
+    with pytest.raises(KeyboardInterrupt):
         keymix.push(built(*OWN["vit"]), to=tmp_path / "model")
     assert not [*tmp_path.iterdir()]
 

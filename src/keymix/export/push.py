@@ -27,7 +27,6 @@ from keymix.analysis.images import Model
 from keymix.analysis.passes import tensors_in
 from keymix.analysis.statistics import crossed_mean
 from keymix.arguments import checked, module_of
-from keymix.data.augment import Augment
 from keymix.errors import Attempt, UserError
 from keymix.hosts.base import find_mixers
 from keymix.layers.folding import refuse_folded
@@ -35,7 +34,7 @@ from keymix.models.arguments import OF_WEIGHTS
 from keymix.models.hosted import rebuilt_by
 from keymix.models.preprocessing import describe, preprocessing_of
 from keymix.models.pretrained import of_hub
-from keymix.records import to_json
+from keymix.records import differences, to_json
 from keymix.report import formats
 from keymix.report.page import environment
 from keymix.task import DEFAULT, get_task
@@ -45,7 +44,6 @@ from keymix.train.folder import Which, read_answers
 from keymix.train.parts import training_of
 from keymix.train.predict import TrainedModel, load, published
 from keymix.train.pushed import CARD, CONFIG, NAME, WEIGHTS, facts_of, rebuilt
-from keymix.train.recipe import LossConfig
 from keymix.train.runs import Run
 
 _DESCRIBED = (
@@ -53,9 +51,6 @@ _DESCRIBED = (
     *("mean", "std", "num_classes", "label_names", "pool_size", "first_conv", "classifier"),
 )
 """What is kept of a model's ``pretrained_cfg``: nothing of where its weights once came from."""
-_PARTS = {"augment": to_json(Augment()), "optim": {}, "schedule": {}, "loss": to_json(LossConfig())}
-"""Parts of a recipe that the card has, and of some the values that are not worth a line."""
-_UNSAID = ("distill_teacher",)  # a folder
 
 
 @checked
@@ -100,14 +95,15 @@ def push(
         raise UserError(f"license={license!r}: give it in the Hub's words, such as apache-2.0")
     target = None if to is None else _free(Path(to), overwrite=overwrite)
     given: Any = load(model, which=which) if isinstance(model, str | Path | Run) else model
+    if given is model and which != "last":
+        raise UserError(f"which={which!r}: a model has one set of weights; name its run's folder")
     network = copy.deepcopy(module_of(given)).cpu().float().eval()
     refuse_folded(network, "push")
     said = facts_of(*published(given, network))
     if isinstance(given, TrainedModel):
         describe(network, preprocessing_of(replace(given.data, image_size=given.image_size)))
-    card = {"name": name, "license": license}
-    if isinstance(given, TrainedModel) and given is not model and isinstance(given.source, Run):
-        card |= _tested(given.source, which)
+    source = None if given is model else given.source
+    run = source if isinstance(source, Run) else None
     try:
         with tempfile.TemporaryDirectory(
             prefix=".keymix-push-", dir=None if target is None else target.parent
@@ -116,7 +112,7 @@ def push(
             made.mkdir()
             _write(made, network, said, license)
             _compare(network, said, made)
-            text = _card(made, given, network, said, **card)
+            text = _card(made, network, said, run, which, name=name, license=license)
             (made / CARD).write_text(text, encoding="utf-8")
             if target is None:
                 return _upload(made, str(name), private=private)
@@ -209,40 +205,33 @@ def _upload(folder: Path, name: str, *, private: bool) -> str:
 # ---- the card -------------------------------------------------------------------------------
 
 
-def _card(folder: Path, given: object, model: nn.Module, said: FileFacts, **more: Any) -> str:
+def _card(
+    folder: Path, model: nn.Module, said: FileFacts, run: Run | None, which: Which, **more: Any
+) -> str:
     """Write the model card of a folder."""
-    trained = given if isinstance(given, TrainedModel) else None
-    source = None if trained is None else trained.source
-    recipe = source.recipe if isinstance(source, Run) else None
-    plain = {} if recipe is None else recipe.to_dict()
-    settings = {
-        f"{part}.{key}": value
-        for part, usual in _PARTS.items()
-        for key, value in plain.get(part, {}).items()
-        if value not in (None, usual.get(key)) and key not in _UNSAID
-    }
     cost = None
     with Attempt():
-        cost = counting.count(model if trained is None else trained)
-    view = {
+        cost = counting.count(model, task="" if said.data is None else said.data.task)
+    view: dict[str, Any] = {
         "formats": formats,
         "facts": said,
         "task": None if said.data is None else said.data.task_kind,
         "mixers": Counter(each.mixer_name for each in find_mixers(model).values()),
         "bytes": (folder / WEIGHTS).stat().st_size,
         "cost": cost,
-        "recipe": recipe,
-        "settings": settings,
+        "which": which,
     }
-    card = environment("keymix.export").get_template("own/card.txt.j2")
-    return card.render({**view, **more})
-
-
-def _tested(run: Run, which: Which) -> dict[str, Any]:
-    """Return what a finished run scores on its test split, and the interval of the first score."""
-    if not run.done:
-        return {}
-    tested = run.summary.last if which == "last" else run.summary.best
-    answers = read_answers(run.folder / files.PREDICTIONS, run.summary.data)[which]
-    found, estimate = tested.test.scores, crossed_mean({run.recipe.seed: answers})
-    return {"scores": found, "which": which, "units": answers.units, "estimate": estimate}
+    if run is not None:
+        view["recipe"] = run.recipe
+        view["settings"] = [
+            (key, value)
+            for part in (run.recipe.augment, run.recipe.loss)
+            for key, _, value in differences(to_json(type(part)()), to_json(part))
+            if key != "distill_teacher"  # a folder
+        ]
+    if run is not None and run.done:
+        answers = read_answers(run.folder / files.PREDICTIONS, run.summary.data)[which]
+        view["units"], view["estimate"] = answers.units, crossed_mean({run.recipe.seed: answers})
+        tested = run.summary.last if which == "last" else run.summary.best
+        view["scores"] = tested.test.scores
+    return environment("keymix.export").get_template("own/card.txt.j2").render({**view, **more})
