@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from keymix._version import __version__
 from keymix.analysis.counting import default_input_size
-from keymix.analysis.images import Images, Model, View, one_batch
+from keymix.analysis.images import Images, Model, one_batch
 from keymix.analysis.measure import measure_interleaved
 from keymix.arguments import checked, module_of, opened
 from keymix.data.dataset import ImageData
@@ -31,7 +31,6 @@ from keymix.export.int8 import KeepFloat, Quantiser
 from keymix.export.result import Backend, Check, Exported
 from keymix.models.detectors import Detector, padded
 from keymix.records import to_json
-from keymix.task import DEFAULT
 from keymix.train import files
 from keymix.train.evaluation import data_for
 from keymix.train.exported import (
@@ -43,12 +42,10 @@ from keymix.train.exported import (
     ModelFacts,
     Precision,
     check_packages,
-    public_model,
-    public_record,
     quiet,
     read_exported,
 )
-from keymix.train.predict import TrainedModel
+from keymix.train.predict import TrainedModel, published
 from keymix.train.runs import Run
 
 Dynamic = Literal["batch", "size"]
@@ -276,22 +273,16 @@ def _subject(given: object, images: Images | None, resize: str | None, limit: fl
     """Take a model, or what `keymix.load` returns, and the images that it is checked on."""
     model = copy.deepcopy(module_of(given)).cpu().float().eval()
     trained = given if isinstance(given, TrainedModel) else None
-    if trained is None:
-        record = _record_of(model)
-        name = (getattr(model, "pretrained_cfg", None) or {}).get("architecture", "")
-        facts = ModelFacts(name=str(name) or type(model).__name__)
-    else:
-        if trained.task.whole_images and not isinstance(model, Detector):
-            raise UserError(
-                f"{trained.place!r} {trained.task.does}, of images of their own sizes: of such "
-                "models detectors of keymix alone are exported"
-            )
-        record, facts = public_record(trained.data), public_model(trained.recipe.model)
-        record = replace(record, image_size=trained.image_size)
+    if trained is not None and trained.task.whole_images and not isinstance(model, Detector):
+        raise UserError(
+            f"{trained.place!r} {trained.task.does}, of images of their own sizes: of such models "
+            "detectors of keymix alone are exported"
+        )
+    facts, record = published(given, model)
     most = sum(BATCHES)
     if images is not None:
         shown, origin = [*one_batch(images, given)[:most]], "the images that were given"
-    elif trained is not None:
+    elif trained is not None and isinstance(trained.source, Run):
         shown, origin = _validation(trained, most), "images of the run's validation split"
     else:
         noise = torch.Generator().manual_seed(0)
@@ -329,28 +320,6 @@ def _validation(trained: TrainedModel, most: int) -> list[Tensor]:
             f"{text}; to check the file on other images, give images= (--images)"
         ) from None
     return data.some(data.val, most)
-
-
-def _record_of(model: nn.Module) -> DataRecord | None:
-    """Say of a classifier in memory what it was trained on, as far as it says so itself."""
-    cfg = getattr(model, "pretrained_cfg", None)
-    number = getattr(model, "num_classes", 0)
-    if not cfg or not number or getattr(model, "task", DEFAULT) != DEFAULT:
-        return None
-    view, names = View.of(model), cfg.get("label_names") or ()
-    return DataRecord(
-        spec="unknown",
-        classes=tuple(names) if len(names) == number else tuple(map(str, range(number))),
-        image_size=view.size,
-        in_chans=view.in_chans,
-        mean=view.mean,
-        std=view.std,
-        crop_pct=view.crop_pct,
-        cached=False,
-        sizes={"train": 0, "val": 0, "test": 0},
-        index_sha256={"train": "", "val": "", "test": ""},
-        task=DEFAULT,
-    )
 
 
 # ---- checks ---------------------------------------------------------------------------------
