@@ -54,6 +54,7 @@ _getattr, __dir__, _public = attach(
         "load_results": "keymix.report.comparison",
         "load_run": "keymix.train.runs",
         "predict": "keymix.train.predict",
+        "push": "keymix.export.push",
         "predict_instances": "keymix.tasks.detection.predictions",
         "predict_masks": "keymix.tasks.segmentation.predict_masks",
     },

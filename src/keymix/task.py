@@ -134,6 +134,7 @@ class Task:
         plain: Model without a mixer that joins comparisons as a point of reference; empty for none.
         recipes: Default recipe of a comparison, by kind of input; under ``""`` that of any other.
         rooms: What else takes its models: ``swap``.
+        pipeline: What the Hugging Face Hub calls it; empty if it has no name there.
         whole_images: Whether all of an image is seen, and a batch is a list of images of unequal
             sizes: their own, unless `data.image_size` is given.
         fits: With `whole_images`, whether images are always resized, and keep their proportions:
@@ -161,6 +162,7 @@ class Task:
     plain: str = ""
     recipes: Mapping[str, str] = field(default_factory=dict)
     rooms: frozenset[str] = frozenset()
+    pipeline: str = ""
     whole_images: bool = False
     fits: bool = False
     training: object = None

@@ -26,6 +26,7 @@ VERBS = {
     "eval": "evaluate a trained run on its test split or on other data",
     "predict": "classify images, or predict their masks, with a trained run",
     "export": "write a trained run as a file for ONNX Runtime or PyTorch, checked",
+    "push": "push a trained run to the Hugging Face Hub, or into a folder that timm loads",
     "swap": "replace attention in a trained model, keeping its behaviour close",
     "count": "parameters, multiply-adds and activation memory of a model, layer by layer",
     "analyze": "where a model looks, whether its layers collapse, what mixers cost",

@@ -56,9 +56,11 @@ def main(argv: list[str]) -> int:
     from keymix.train.files import write_text
     from keymix.train.parts import answers_of
     from keymix.train.predict import load, predict
+    from keymix.train.pushed import is_pushed
     from keymix.train.runs import load_run
 
-    file = load(given.run) if is_exported(given.run) else None
+    shipped = is_exported(given.run) or is_pushed(given.run)
+    file = load(given.run) if shipped else None
     spec = load_run(given.run).recipe.data.spec if file is None else file.data.spec
     task = get_task(task_name(spec)) if file is None else file.task
     part = answers_of(task)
@@ -138,7 +140,9 @@ def parser() -> VerbParser:
         epilog=EXAMPLES,
     )
     made.add_argument(
-        "run", metavar="RUN", help="the folder given as --out to train, or an exported file"
+        "run",
+        metavar="RUN",
+        help="the folder given as --out to train; or what was exported or pushed",
     )
     made.add_argument("images", metavar="IMAGE", nargs="*", help="image files and folders")
     made.add_argument(

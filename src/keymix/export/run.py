@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from keymix._version import __version__
 from keymix.analysis.counting import default_input_size
-from keymix.analysis.images import Images, Model, View, one_batch
+from keymix.analysis.images import Images, Model, one_batch
 from keymix.arguments import checked, module_of, opened
 from keymix.data.record import DataRecord
 from keymix.data.sample import Size
@@ -23,7 +23,6 @@ from keymix.errors import Attempt, UserError, reason
 from keymix.export import program
 from keymix.export.result import Check, Exported
 from keymix.records import to_json
-from keymix.task import DEFAULT
 from keymix.train import files
 from keymix.train.evaluation import data_for
 from keymix.train.exported import (
@@ -32,11 +31,10 @@ from keymix.train.exported import (
     Format,
     ModelFacts,
     check_packages,
-    public_model,
-    public_record,
     read_exported,
+    record_of,
 )
-from keymix.train.predict import TrainedModel
+from keymix.train.predict import TrainedModel, public_facts
 from keymix.train.runs import Run
 
 Dynamic = Literal["batch", "size"]
@@ -192,7 +190,7 @@ def _subject(given: object, images: Images | None, resize: str | None, limit: fl
     model = copy.deepcopy(module_of(given)).cpu().float().eval()
     trained = given if isinstance(given, TrainedModel) else None
     if trained is None:
-        record = _record_of(model)
+        record = record_of(model)
         name = (getattr(model, "pretrained_cfg", None) or {}).get("architecture", "")
         facts = ModelFacts(name=str(name) or type(model).__name__)
     else:
@@ -202,12 +200,11 @@ def _subject(given: object, images: Images | None, resize: str | None, limit: fl
                 f"{trained.place!r} {task.does}, of images of their own sizes: such models are not "
                 "exported yet"
             )
-        record, facts = public_record(trained.data), public_model(trained.recipe.model)
-        record = replace(record, image_size=trained.image_size)
+        record, facts = public_facts(trained)
     most = sum(BATCHES)
     if images is not None:
         shown, origin = one_batch(images, given)[:most], "the images that were given"
-    elif trained is not None:
+    elif trained is not None and isinstance(trained.source, Run):
         shown, origin = _validation(trained, most), "images of the run's validation split"
     else:
         noise = torch.Generator().manual_seed(0)
@@ -240,28 +237,6 @@ def _validation(trained: TrainedModel, most: int) -> Tensor:
     split, number = data.val, min(most, len(data.val))
     rows = [i * len(split) // number for i in range(number)]
     return data.prepared(torch.stack([split.read(i) for i in rows]))
-
-
-def _record_of(model: nn.Module) -> DataRecord | None:
-    """Say of a classifier in memory what it was trained on, as far as it says so itself."""
-    cfg = getattr(model, "pretrained_cfg", None)
-    number = getattr(model, "num_classes", 0)
-    if not cfg or not number or getattr(model, "task", DEFAULT) != DEFAULT:
-        return None
-    view, names = View.of(model), cfg.get("label_names") or ()
-    return DataRecord(
-        spec="unknown",
-        classes=tuple(names) if len(names) == number else tuple(map(str, range(number))),
-        image_size=view.size,
-        in_chans=view.in_chans,
-        mean=view.mean,
-        std=view.std,
-        crop_pct=view.crop_pct,
-        cached=False,
-        sizes={"train": 0, "val": 0, "test": 0},
-        index_sha256={"train": "", "val": "", "test": ""},
-        task=DEFAULT,
-    )
 
 
 # ---- checks ---------------------------------------------------------------------------------

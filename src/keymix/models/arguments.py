@@ -161,3 +161,22 @@ def _check_stages(values: Values, given: Collection[str]) -> None:
             f"depths={depths!r} must have {len(value) + short} values, one per stage as in "
             f"{name}={value!r}; or give {name} too"
         )
+
+
+OF_WEIGHTS = (
+    "pretrained",
+    "checkpoint_path",
+    "pretrained_cfg",
+    "pretrained_cfg_overlay",
+    "cache_dir",
+)
+"""Arguments by which timm looks for weights; in a record of a model they are a stranger's."""
+
+
+def refuse_weights(stored: Any) -> None:
+    """Refuse arguments from a file, those of a part included, that name weights elsewhere."""
+    if isinstance(stored, Mapping):
+        for name, value in stored.items():
+            if name in OF_WEIGHTS:
+                raise UserError(f"the stored argument {name}={value!r} asks for other weights")
+            refuse_weights(value)

@@ -226,7 +226,7 @@ def _create(
             return model
         check_model(name)
         with fetched:
-            model = _timms(name, given)
+            model = build_timms(name, given)
         if mixer is not None:
             if "img_size" in given:
                 check_patches(model)
@@ -265,7 +265,7 @@ def _arguments_text(values: dict[str, Any]) -> str:
     return ", ".join(f"{key}={value!r}" for key, value in values.items())
 
 
-def _timms(name: str, given: dict[str, Any]) -> nn.Module:
+def build_timms(name: str, given: dict[str, Any]) -> nn.Module:
     """Build a timm model; one that takes images of any size is only given theirs.
 
     A host reads there how large the grid will be.

@@ -22,7 +22,7 @@ from keymix.hosts.base import find_mixers
 from keymix.layers.patches import patch_grid
 from keymix.mixers.base import Grid
 from keymix.mixers.spec import spec_of
-from keymix.models.arguments import check_arguments, check_value
+from keymix.models.arguments import check_arguments, check_value, refuse_weights
 from keymix.models.pretrained import names_weights, weights_of
 
 Row = Mapping[str, Any]
@@ -373,6 +373,7 @@ def register_variants(
                     "and hand weights of your own or of timm's model to "
                     "keymix.models.load_weights(model, file)"
                 )
+            refuse_weights(given.get("pretrained_model_args"))
             check_arguments(name, build, row, given)
             arguments = {"num_classes": classes, **overridden(row, given, with_mixer)}
             last = out_indices

@@ -10,8 +10,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
-from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+from huggingface_hub import (
+    get_hf_file_metadata,
+    hf_hub_url,
+    snapshot_download,
+    try_to_load_from_cache,
+)
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
 from safetensors import SafetensorError
 from timm.models import PretrainedCfg, resolve_pretrained_cfg, split_model_name_tag
 
@@ -52,23 +57,45 @@ def fetching(name: str, given: Mapping[str, Any]) -> Iterator[None]:
         with _reading(config.file):
             yield
         return
+    remedy = (
+        "Run this where there is a network; or bring the Hub's cache here and set "
+        "HF_HUB_OFFLINE=1; or give a file of weights: --model.weights of keymix train, --weights "
+        "of keymix swap, keymix.models.load_weights in Python"
+    )
+    with of_hub(f"weights of {name!r} cannot be fetched", remedy):
+        _reach(config, given.get("cache_dir"))
+        yield
+
+
+@contextmanager
+def of_hub(failed: str, remedy: str) -> Iterator[None]:
+    """Say in one line what failed at the Hub within, why, and what to do."""
     log = logging.getLogger("huggingface_hub")
     level = log.level
     log.setLevel(logging.ERROR)  # each retry is a warning
     try:
-        _reach(config, given.get("cache_dir"))
         yield
-    except _NETWORK as error:
+    except (*_NETWORK, HFValidationError) as error:
         lines = str(error).strip().splitlines()
         why = one_line(lines[0].strip().rstrip(".")) if lines else type(error).__name__
-        raise UserError(
-            f"weights of {name!r} cannot be fetched ({why}). Run this where there is a network; or "
-            "bring the Hub's cache here and set HF_HUB_OFFLINE=1; or give a file of weights: "
-            "--model.weights of keymix train, --weights of keymix swap, "
-            "keymix.models.load_weights in Python"
-        ) from error
+        raise UserError(f"{failed} ({why}). {remedy}") from error
     finally:
         log.setLevel(level)
+
+
+def from_hub(name: str, files: tuple[str, ...]) -> Path:
+    """Fetch files of a model from the Hub; what its cache has serves where there is no network."""
+    with of_hub(
+        f"there is no run {name!r} here, and no such model can be fetched from the Hub",
+        "Name a run's folder, or run this where there is a network or the Hub's cache",
+    ):
+        try:
+            get_hf_file_metadata(hf_hub_url(name, files[0]), timeout=_PATIENCE)
+        except _NETWORK as error:
+            with suppress(*_NETWORK):
+                return Path(snapshot_download(name, allow_patterns=files, local_files_only=True))
+            raise error
+        return Path(snapshot_download(name, allow_patterns=files))
 
 
 @contextmanager

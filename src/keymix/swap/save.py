@@ -12,16 +12,15 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from timm.models._input import update_model_args
 from torch import Tensor, nn
 
 from keymix._version import __version__
 from keymix.arguments import module_of
 from keymix.errors import UserError, WriteError
-from keymix.hosts.base import Plan, find_host, find_mixers, install, plans_in
+from keymix.hosts.base import Plan, install, plans_in
 from keymix.layers.folding import refuse_folded
-from keymix.mixers.map_mixer import MapMixer
 from keymix.models.family import MixerModel
+from keymix.models.hosted import record_mixers
 from keymix.models.preprocessing import describe, described
 from keymix.swap.plans import shadow
 
@@ -70,17 +69,7 @@ def keep_from_loss(model: nn.Module) -> None:
             if callable(getattr(type(module), method, None)) and plans_in(module):
                 setattr(module, method, Refusing(module, method))
     if isinstance(model, MixerModel):
-        _record(model)
-
-
-def _record(model: MixerModel) -> None:
-    """Let timm know the mixers of a model, if there is one at each of its places."""
-    mixers, places = find_mixers(model), find_host(model).places(model)
-    there = [m for place in places if (m := mixers.get(f"{place.path}.mixer")) is not None]
-    if len(there) == len(places):
-        heads = [{"num_heads": m.num_heads} if isinstance(m, MapMixer) else {} for m in there]
-        options = [{**m.built_with, **own} for m, own in zip(there, heads, strict=True)]
-        update_model_args(model, mixer=[m.mixer_name for m in there], mixer_options=options)
+        record_mixers(model)
 
 
 FORMAT = "keymix_swap"

@@ -23,11 +23,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from keymix.analysis.images import View
 from keymix.arguments import whole_size
 from keymix.data.record import DataRecord
 from keymix.data.sample import Size
 from keymix.errors import Attempt, UserError, reason
+from keymix.models.arguments import OF_WEIGHTS
 from keymix.records import from_json
+from keymix.task import DEFAULT
 from keymix.train.recipe import ModelConfig
 
 Format = Literal["onnx", "torch"]
@@ -54,7 +57,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class FileFacts:
-    """What an exported file says of itself.
+    """What an exported file, or a model that was pushed, says of itself.
 
     Args:
         keymix: Version of keymix.
@@ -79,10 +82,10 @@ class FileFacts:
 
 
 @dataclass(frozen=True)
-class ExportedFile:
-    """Where a model was loaded from, in place of a run."""
+class Shipped:
+    """Where a model was loaded from, in place of a run: a file, a folder, or a name on the Hub."""
 
-    path: Path
+    place: str
     facts: FileFacts
 
 
@@ -98,13 +101,37 @@ def public_record(data: DataRecord) -> DataRecord:
 
 def public_model(config: ModelConfig) -> ModelFacts:
     """Return name, mixer and options of a model, without options that may be paths."""
-    options = {name: each for name, each in config.options.items() if not _may_be_path(each)}
+    given = config.options.items()
+    options = {k: each for k, each in given if k not in OF_WEIGHTS and not may_be_path(each)}
     name = re.split(r"[/\\]", config.name)[-1]
     return ModelFacts(name=name, mixer=config.mixer, options=options)
 
 
-def _may_be_path(value: object) -> bool:
+def may_be_path(value: object) -> bool:
+    """Whether a value, or one inside it, may name a file."""
     return any(mark in json.dumps(value, default=str) for mark in "/\\")
+
+
+def record_of(model: nn.Module) -> DataRecord | None:
+    """Say of a classifier what it was trained on, as far as it says so itself."""
+    cfg = getattr(model, "pretrained_cfg", None)
+    number = getattr(model, "num_classes", 0)
+    if not cfg or not number or getattr(model, "task", DEFAULT) != DEFAULT:
+        return None
+    view, names = View.of(model), cfg.get("label_names") or ()
+    return DataRecord(
+        spec="unknown",
+        classes=tuple(names) if len(names) == number else tuple(map(str, range(number))),
+        image_size=view.size,
+        in_chans=view.in_chans,
+        mean=view.mean,
+        std=view.std,
+        crop_pct=view.crop_pct,
+        cached=False,
+        sizes={"train": 0, "val": 0, "test": 0},
+        index_sha256={"train": "", "val": "", "test": ""},
+        task=DEFAULT,
+    )
 
 
 def is_exported(path: object) -> bool:

@@ -33,10 +33,19 @@ from keymix.data.shown import (
 from keymix.errors import UserError
 from keymix.models.image_size import take_time_steps
 from keymix.task import Task
-from keymix.train.exported import ExportedFile, is_exported, read_exported, size_for
+from keymix.train.exported import (
+    ModelFacts,
+    Shipped,
+    is_exported,
+    public_model,
+    public_record,
+    read_exported,
+    size_for,
+)
 from keymix.train.folder import Which
 from keymix.train.model import device_of_this_machine, enough_memory
 from keymix.train.parts import Answered, Prediction, answers_of
+from keymix.train.pushed import is_pushed, read_pushed
 from keymix.train.recipe import Recipe
 from keymix.train.runs import Run, at_size, load_run, refuse_lone
 from keymix.train.scoring import autocast
@@ -47,13 +56,13 @@ class TrainedModel:
     """A run's model, the classes it knows, and what prepares its images; see `load`.
 
     Args:
-        source: The run: its folder, recipe and records; or the exported file.
+        source: The run: its folder, recipe and records; or the file, folder or name on the Hub.
         model: In eval mode, on this machine's GPU if it has one. ``model.to(...)`` moves it.
         data: The record of the data it was trained on.
         image_size: Height and width, pixels, at which it sees images.
     """
 
-    source: Run | ExportedFile
+    source: Run | Shipped
     model: nn.Module
     data: DataRecord
     image_size: Size
@@ -61,7 +70,7 @@ class TrainedModel:
     def __repr__(self) -> str:
         """Say in a few lines which model it is, what it was trained on, and what it scores."""
         source, data = self.source, self.data
-        config = source.facts.model if isinstance(source, ExportedFile) else source.recipe.model
+        config = source.facts.model if isinstance(source, Shipped) else source.recipe.model
         classes = f", {len(data.classes)} classes" if data.classes else ""
         lines = [
             f"TrainedModel of {self.place!r}",
@@ -80,21 +89,21 @@ class TrainedModel:
 
     @property
     def place(self) -> str:
-        """The run's folder, or the exported file."""
+        """The run's folder; or the file, folder or name on the Hub."""
         source = self.source
-        return str(source.path if isinstance(source, ExportedFile) else source.folder)
+        return source.place if isinstance(source, Shipped) else str(source.folder)
 
     @property
     def run(self) -> Run:
         """The run.
 
         Raises:
-            UserError: If it was loaded from an exported file, which has no run.
+            UserError: If it was exported or pushed, and loaded without its run.
         """
-        if isinstance(self.source, ExportedFile):
+        if isinstance(self.source, Shipped):
             raise UserError(
-                f"{self.place!r} is an exported file, and this needs the run that it came from: "
-                "name its folder"
+                f"{self.place!r} was exported or pushed, and this needs the run that it came "
+                "from: name its folder"
             )
         return self.source
 
@@ -110,7 +119,7 @@ class TrainedModel:
 
     @property
     def recipe(self) -> Recipe:
-        """How it was trained; an exported file does not say it."""
+        """How it was trained; what was exported or pushed does not say it."""
         return self.run.recipe
 
     @property
@@ -181,7 +190,7 @@ class TrainedModel:
         whole = self.data.task_kind.whole_images
         batch: Any = [each.to(device) for each in shown] if whole else torch.stack([*shown])
         source = self.source
-        precision = "32" if isinstance(source, ExportedFile) else source.recipe.precision
+        precision = "32" if isinstance(source, Shipped) else source.recipe.precision
         with torch.inference_mode(), autocast(device, precision):
             return self.model(batch if whole else batch.to(device))
 
@@ -277,6 +286,14 @@ class TrainedModel:
         return given.float(), (given.shape[-2], given.shape[-1])
 
 
+def public_facts(trained: TrainedModel) -> tuple[DataRecord, ModelFacts]:
+    """Return what may be published of the data, at the size at which it sees images, and model."""
+    record = replace(public_record(trained.data), image_size=trained.image_size)
+    source = trained.source
+    known = isinstance(source, Shipped)
+    return record, source.facts.model if known else public_model(source.recipe.model)
+
+
 @checked
 def load(
     run: Run | str | Path,
@@ -286,15 +303,18 @@ def load(
     resize: str | None = None,
     time_steps: int | None = None,
 ) -> TrainedModel:
-    """Load a trained run, or a file exported of one, ready to predict: model, classes, transform.
+    """Load a trained run, or what was exported or pushed, ready to predict.
 
     `keymix.load_run` opens the folder alone, of runs that are not finished too. An exported file
-    is as it was exported: of the options it takes ``image_size``, if its size is dynamic.
+    is as it was exported: of the options it takes ``image_size``, if its size is dynamic. What was
+    pushed is a model as a run's is, with one set of weights; nothing in its folder runs.
 
     Args:
         run: The run's folder: that given as ``--out`` to ``keymix train``, or one of a
             comparison, such as ``keymix-compare/runs/static_key/seed0``; or a file that
-            ``keymix export`` wrote, ``.onnx`` or ``.pt2``.
+            ``keymix export`` wrote, ``.onnx`` or ``.pt2``; or a folder that ``keymix push``
+            wrote, or the name ``OWNER/NAME`` of a model on the Hugging Face Hub, one of timm's
+            classifiers too.
         which: Weights of the ``last`` or the ``best`` epoch.
         image_size: As in `evaluate`.
         resize: As in `evaluate`.
@@ -302,8 +322,8 @@ def load(
 
     Raises:
         UserError: If it is no run's folder (of a comparison's, its runs are named), the weights
-            are missing, damaged or unfit, or the model, or the memory, cannot take the image size
-            or the time steps.
+            are missing, damaged or unfit, the Hub cannot be reached, or the model, or the memory,
+            cannot take the image size or the time steps.
 
     Example:
         >>> import keymix
@@ -316,13 +336,23 @@ def load(
         given = {"which": None if which == "last" else which, "resize": resize}
         return _of_exported(Path(run), image_size, {**given, "time_steps": time_steps})
     refuse_lone(resize, image_size)
-    run = run if isinstance(run, Run) else load_run(run)
+    source: Run | Shipped
     with enough_memory(image_size):
-        model, seen, size = at_size(run, which, image_size, resize)
+        if not isinstance(run, Run) and is_pushed(run):
+            if which != "last":
+                raise UserError(
+                    f"which={which!r}: {str(run)!r} has one set of weights. Leave it out."
+                )
+            model, facts, seen = read_pushed(run)
+            source = Shipped(str(run), facts)
+        else:
+            source = run if isinstance(run, Run) else load_run(run)
+            model, seen = source.model_and_data(which)
+        size = at_size(model, seen, image_size, resize)
         if time_steps is not None:
             take_time_steps(model, time_steps)
         model = model.to(device_of_this_machine())
-    trained = TrainedModel(source=run, model=model, data=seen, image_size=size)
+    trained = TrainedModel(source=source, model=model, data=seen, image_size=size)
     if time_steps is None or not trained.takes_events:
         return trained
     return replace(trained, data=replace(seen, time_steps=time_steps))
@@ -341,7 +371,8 @@ def _of_exported(
             f"{str(path)!r} was exported from a model in memory that does not say its classes and "
             "preprocessing: run it in ONNX Runtime or PyTorch, or export a run"
         )
-    size, file = size_for(path, facts, image_size, facts.data.image_size), ExportedFile(path, facts)
+    size = size_for(path, facts, image_size, facts.data.image_size)
+    file = Shipped(str(path), facts)
     return TrainedModel(source=file, model=model.eval(), data=facts.data, image_size=size)
 
 
@@ -362,7 +393,7 @@ def predict(
     model for more, and `keymix.predict_masks` writes masks into a folder.
 
     Args:
-        run: The run, or its folder; or an exported file.
+        run: The run, or its folder; or what was exported or pushed.
         paths: Files, folders or images in memory, as `TrainedModel.predict` takes them; recordings
             of events for a run on those.
         which: Weights of the ``last`` or the ``best`` epoch.

@@ -177,7 +177,8 @@ def evaluate(
     refuse_lone(resize, image_size)
     run = run if isinstance(run, Run) else load_run(run)
     with enough_memory(image_size):
-        model, seen, size = at_size(run, which, image_size, resize)
+        model, seen = run.model_and_data(which)
+        size = at_size(model, seen, image_size, resize)
         if time_steps is not None:
             take_time_steps(model, time_steps)
         data, numbers = data_for(run.recipe.data, seen, data_spec, size, time_steps)
@@ -208,12 +209,14 @@ def refuse_lone(resize: str | None, image_size: int | tuple[int, int] | None) ->
 
 
 def at_size(
-    run: Run, which: Which, image_size: int | tuple[int, int] | None, resize: str | None
-) -> tuple[nn.Module, DataRecord, tuple[int, int]]:
-    """A run's model for an image size, the record of its data, and the height and width."""
-    model, seen = run.model_and_data(which)
+    model: nn.Module,
+    seen: DataRecord,
+    image_size: int | tuple[int, int] | None,
+    resize: str | None,
+) -> tuple[int, int]:
+    """Let a model that was trained on some data take an image size; its height and width."""
     if image_size is None:
-        return model, seen, seen.image_size
+        return seen.image_size
     task = seen.task_kind
     if task.own_sizes:
         raise UserError(f"image_size={image_size!r}: {seen.spec} is seen at the images' own sizes.")
@@ -221,4 +224,4 @@ def at_size(
         set_image_size(model, image_size, resize=resize)
     elif resize is not None:
         raise UserError(f"resize={resize!r}: the model takes images of any size. Leave it out.")
-    return model, seen, whole_size("image_size", image_size)
+    return whole_size("image_size", image_size)

@@ -31,4 +31,5 @@ TASK = Task(
         "recording": "moving_digits_qkformer",
     },
     rooms=frozenset({"swap"}),
+    pipeline="image-classification",
 )

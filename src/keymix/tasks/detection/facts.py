@@ -80,6 +80,7 @@ TASK = Task(
     whole_images=True,
     fits=True,
     details=DetectionDetails,
+    pipeline="object-detection",
     training="keymix.tasks.detection.training:TRAINING",
     answers="keymix.tasks.detection.answers:ANSWERS",
     page="keymix.tasks.detection.page:PAGE",

@@ -76,6 +76,7 @@ TASK = Task(
     options=MaskOptions,
     data_options=("masks",),
     details=MaskDetails,
+    pipeline="image-segmentation",
     training="keymix.tasks.segmentation.training:TRAINING",
     answers="keymix.tasks.segmentation.answers:ANSWERS",
     page="keymix.tasks.segmentation.page:PAGE",

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders in timm's layout, on this disk or on the Hugging Face Hub, in place of a run.
+
+``config.json`` is timm's, and has keymix's record under the key ``keymix``. Weights are opened
+without unpickling, and the architecture is one that this process knows: no code of a folder runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import timm
+import torch
+from torch import nn
+
+from keymix._version import __version__
+from keymix.data.record import DataRecord
+from keymix.errors import Attempt, UserError, reason
+from keymix.models.pretrained import from_hub
+from keymix.records import from_json
+from keymix.train import files
+from keymix.train.exported import KEY, FileFacts, ModelFacts, quiet, record_of
+from keymix.train.folder import holds_run
+
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+NAME = re.compile(r"[\w.-]+/[\w.-]+")
+"""Of a model on the Hub."""
+
+
+def is_pushed(place: str | Path) -> bool:
+    """Whether something names a model that was pushed: a folder, or what may be on the Hub."""
+    path = Path(place)
+    if path.exists():
+        return (path / CONFIG).is_file() and not holds_run(path)
+    return NAME.fullmatch(str(place)) is not None and path.parts[0] not in (".", "..")
+
+
+def facts_of(model: ModelFacts, data: DataRecord | None) -> FileFacts:
+    """Say of a model in memory, or in timm's layout, what files say of themselves."""
+    return FileFacts(
+        keymix=__version__,
+        torch=torch.__version__,
+        model=model,
+        data=data,
+        batch=True,
+        step=None,
+        precision="32",
+    )
+
+
+def rebuilt(folder: Path, failed: str) -> nn.Module:
+    """Build the model of a folder as timm does, in eval mode, or say why that failed."""
+    importlib.import_module("keymix.models")  # registers them
+    model = None
+    with quiet(), torch.random.fork_rng(devices=[]), Attempt() as attempt:
+        model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    if model is None:
+        raise UserError(f"{failed} ({reason(attempt.error or RuntimeError())})")
+    return model
+
+
+def read_pushed(place: str | Path) -> tuple[nn.Module, FileFacts, DataRecord]:
+    """Open what was pushed: the model in eval mode, what its folder says, and its data's record."""
+    path, where = Path(place), repr(str(place))
+    folder = path if path.exists() else from_hub(str(place), (WEIGHTS, CONFIG))
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            pickled = name == WEIGHTS
+            why = "; weights in another format might run code and are not opened" * pickled
+            raise UserError(f"{where} has no {name}{why}: push the model with `keymix push`")
+    stored = files.read_json(folder / CONFIG).get(KEY)
+    facts = None if stored is None else from_json(FileFacts, stored, where=f"{CONFIG} of {where}")
+    model = rebuilt(folder, f"{where} cannot be loaded")
+    if facts is None:
+        name = str(model.pretrained_cfg["architecture"])
+        facts = facts_of(ModelFacts(name=name), record_of(model))
+    if facts.data is None:
+        raise UserError(
+            f"{where} does not say its classes and preprocessing: load the model with "
+            "timm.create_model"
+        )
+    return model, facts, facts.data
