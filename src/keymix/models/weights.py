@@ -25,7 +25,7 @@ from keymix.models.weight_grids import (
     resized_table,
     windowed,
 )
-from keymix.models.weight_source import Source, read_source
+from keymix.models.weight_source import Source, read_source, unwrapped
 
 State = Mapping[str, Tensor]
 _TABLE = "relative_position_bias_table"
@@ -102,10 +102,9 @@ def load_weights(
             ``resize="pool_values"`` keeps on their grid are of another. Also if the model is folded
             for inference.
     """
-    read = read_source(source)
-    named, decoder = _for_encoder(model, read.tensors)
+    read, own = read_source(source), model.state_dict()
+    named, decoder = _for_encoder(model, unwrapped(read.tensors, own))
     state, called = joined_state(model, named), read.called
-    own = model.state_dict()
     if any(t.is_meta for t in own.values()):
         raise UserError("the model is on the meta device; give it memory with to_empty() first")
     names, idle = target_names(model, state)
