@@ -202,7 +202,7 @@ def test_keymix_loads_a_swapped_classifier_as_it_loads_a_run(tmp_path: Path) -> 
     save_swapped(model, file)
     trained = keymix.load(file)
     assert trained.classes == names
-    assert "vit_tiny_patch16_224 with static_key" in repr(trained)
+    assert "model: vit_tiny_patch16_224" in repr(trained)
     pixels = numpy.random.default_rng(0).integers(0, 256, (3, 40, 48, 3), "uint8")
     pictures = [Image.fromarray(each) for each in pixels]
     shown = torch.stack([trained.transform(picture) for picture in pictures])

@@ -68,9 +68,7 @@ def main(argv: list[str]) -> int:
         overwrite=given.overwrite,
     )
     if given.json:
-        console.say_json(found.to_dict())
-        return 0
-    console.prose(found.answer)
-    for line in found.facts:
-        console.say(line)
+        console.say_json({"place": found})
+    else:
+        console.prose(f"{found}: timm rebuilds the same model, with equal weights and outputs")
     return 0

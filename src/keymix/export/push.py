@@ -11,6 +11,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from keymix.analysis.images import Model
 from keymix.analysis.passes import tensors_in
 from keymix.analysis.statistics import crossed_mean
 from keymix.arguments import checked, module_of
+from keymix.data.augment import Augment
 from keymix.errors import Attempt, UserError
-from keymix.export.result import Pushed
 from keymix.hosts.base import find_mixers
 from keymix.layers.folding import refuse_folded
 from keymix.models.arguments import OF_WEIGHTS
@@ -39,11 +40,12 @@ from keymix.report import formats
 from keymix.report.page import environment
 from keymix.task import DEFAULT, get_task
 from keymix.train import files
-from keymix.train.exported import KEY, FileFacts, ModelFacts, may_be_path, record_of
+from keymix.train.exported import KEY, FileFacts, may_be_path
 from keymix.train.folder import Which, read_answers
 from keymix.train.parts import training_of
-from keymix.train.predict import TrainedModel, load, public_facts
+from keymix.train.predict import TrainedModel, load, published
 from keymix.train.pushed import CARD, CONFIG, NAME, WEIGHTS, facts_of, rebuilt
+from keymix.train.recipe import LossConfig
 from keymix.train.runs import Run
 
 _DESCRIBED = (
@@ -51,7 +53,8 @@ _DESCRIBED = (
     *("mean", "std", "num_classes", "label_names", "pool_size", "first_conv", "classifier"),
 )
 """What is kept of a model's ``pretrained_cfg``: nothing of where its weights once came from."""
-_PARTS = ("augment", "optim", "schedule", "loss")  # of a recipe, for the card
+_PARTS = {"augment": to_json(Augment()), "optim": {}, "schedule": {}, "loss": to_json(LossConfig())}
+"""Parts of a recipe that the card has, and of some the values that are not worth a line."""
 _UNSAID = ("distill_teacher",)  # a folder
 
 
@@ -65,7 +68,7 @@ def push(
     license: str | None = None,
     private: bool = False,
     overwrite: bool = False,
-) -> Pushed:
+) -> str:
     """Push a trained model to the Hugging Face Hub, or into a folder of the same layout.
 
     That is timm's: ``config.json``, ``model.safetensors`` and a model card, ``README.md``. timm
@@ -83,7 +86,7 @@ def push(
         overwrite: Replace what was pushed into the folder before.
 
     Returns:
-        What was written; it prints in a line.
+        The folder, or the address on the Hub.
 
     Raises:
         UserError: If there is no such place, or it is taken; the model cannot be rebuilt by timm,
@@ -99,15 +102,9 @@ def push(
     given: Any = load(model, which=which) if isinstance(model, str | Path | Run) else model
     network = copy.deepcopy(module_of(given)).cpu().float().eval()
     refuse_folded(network, "push")
+    said = facts_of(*published(given, network))
     if isinstance(given, TrainedModel):
-        data, facts = public_facts(given)
-        describe(network, preprocessing_of(data))
-    else:
-        data = record_of(network)
-        facts = ModelFacts(
-            name=str((getattr(network, "pretrained_cfg", None) or {}).get("architecture", ""))
-        )
-    said = facts_of(facts, data)
+        describe(network, preprocessing_of(replace(given.data, image_size=given.image_size)))
     card = {"name": name, "license": license}
     if isinstance(given, TrainedModel) and given is not model and isinstance(given.source, Run):
         card |= _tested(given.source, which)
@@ -121,16 +118,14 @@ def push(
             _compare(network, said, made)
             text = _card(made, given, network, said, **card)
             (made / CARD).write_text(text, encoding="utf-8")
-            sizes = {each.name: each.stat().st_size for each in sorted(made.iterdir())}
             if target is None:
-                _upload(made, str(name), private=private)
-            else:
-                if target.exists():
-                    target.rename(Path(place) / "old")
-                made.rename(target)
+                return _upload(made, str(name), private=private)
+            if target.exists():
+                target.rename(Path(place) / "old")
+            made.rename(target)
     except OSError as error:
         raise files.write_error(target or Path(tempfile.gettempdir()), error) from None
-    return Pushed(place=str(name or target), hub=name is not None, sizes=sizes)
+    return str(target)
 
 
 def _free(target: Path, *, overwrite: bool) -> Path:
@@ -181,7 +176,7 @@ def _compare(model: nn.Module, said: FileFacts, folder: Path) -> None:
     """Let timm rebuild the model, and refuse one whose weights or outputs are others."""
     found = rebuilt(folder, "timm cannot rebuild the model, and nothing was written")
     wanted, state = model.state_dict(), found.state_dict()
-    differing = [n for n in wanted if n not in state or not _same(wanted[n], state[n])]
+    differing = [name for name in wanted if not _same(wanted[name], state[name])]
     task = getattr(model, "task", DEFAULT) if said.data is None else said.data.task
     shape: tuple[int, ...] = counting.default_input_size(model)
     if said.data is not None and said.data.time_steps is not None:
@@ -190,7 +185,7 @@ def _compare(model: nn.Module, said: FileFacts, folder: Path) -> None:
         torch.manual_seed(0)
         inputs = training_of(get_task(task)).example(shape, 2)
     pairs = zip(tensors_in(model(inputs)), tensors_in(found(inputs)), strict=True)
-    if differing or wanted.keys() != state.keys() or not all(_same(a, b) for a, b in pairs):
+    if differing or not all(_same(a, b) for a, b in pairs):
         what = f"the weights {differing[0]}" if differing else "outputs"
         raise UserError(
             f"timm rebuilds another {type(model).__name__} of what it knows ({what} differ), and "
@@ -202,12 +197,13 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and torch.allclose(a, b, 0, 0, equal_nan=True)
 
 
-def _upload(folder: Path, name: str, *, private: bool) -> None:
+def _upload(folder: Path, name: str, *, private: bool) -> str:
     remedy = "Log in with `hf auth login`, and check the name and the network"
     with of_hub(f"the Hub did not take {name!r}", remedy):
         api = HfApi(library_name="keymix")
         api.create_repo(name, private=private or None, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=folder, commit_message="Push by keymix")
+    return f"https://huggingface.co/{name}"
 
 
 # ---- the card -------------------------------------------------------------------------------
@@ -221,9 +217,9 @@ def _card(folder: Path, given: object, model: nn.Module, said: FileFacts, **more
     plain = {} if recipe is None else recipe.to_dict()
     settings = {
         f"{part}.{key}": value
-        for part in _PARTS
+        for part, usual in _PARTS.items()
         for key, value in plain.get(part, {}).items()
-        if value and key not in _UNSAID and not may_be_path(value)
+        if value not in (None, usual.get(key)) and key not in _UNSAID
     }
     cost = None
     with Attempt():

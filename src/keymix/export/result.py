@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was exported or pushed, and how it was checked."""
+"""What an export wrote and how it was checked."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,30 +68,3 @@ class Exported(Result):
     def same(self) -> bool:
         """Whether all answers are equal."""
         return all(check.same == check.answers for check in self.checks)
-
-
-@dataclass(kw_only=True, repr=False)
-class Pushed(Result):
-    """A model that was pushed, and loads back as the same model."""
-
-    name = "push"
-    templates = "keymix.export"
-
-    place: str  # a folder, or the name on the Hub
-    hub: bool  # whether it is on the Hub
-    sizes: Mapping[str, int]  # bytes by name of the file
-
-    @property
-    def answer(self) -> str:
-        """Where it is."""
-        return " ".join(self.words("pushed"))
-
-    @property
-    def facts(self) -> list[str]:
-        """The files."""
-        return self.words("sizes")
-
-    @property
-    def data(self) -> object:
-        """Everything as plain data."""
-        return vars(self)

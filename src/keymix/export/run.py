@@ -32,9 +32,8 @@ from keymix.train.exported import (
     ModelFacts,
     check_packages,
     read_exported,
-    record_of,
 )
-from keymix.train.predict import TrainedModel, public_facts
+from keymix.train.predict import TrainedModel, published
 from keymix.train.runs import Run
 
 Dynamic = Literal["batch", "size"]
@@ -189,18 +188,12 @@ def _subject(given: object, images: Images | None, resize: str | None, limit: fl
     """Take a model, or what `keymix.load` returns, and the images that it is checked on."""
     model = copy.deepcopy(module_of(given)).cpu().float().eval()
     trained = given if isinstance(given, TrainedModel) else None
-    if trained is None:
-        record = record_of(model)
-        name = (getattr(model, "pretrained_cfg", None) or {}).get("architecture", "")
-        facts = ModelFacts(name=str(name) or type(model).__name__)
-    else:
-        task = trained.task
-        if task.whole_images:
-            raise UserError(
-                f"{trained.place!r} {task.does}, of images of their own sizes: such models are not "
-                "exported yet"
-            )
-        record, facts = public_facts(trained)
+    if trained is not None and trained.task.whole_images:
+        raise UserError(
+            f"{trained.place!r} {trained.task.does}, of images of their own sizes: such models are "
+            "not exported yet"
+        )
+    facts, record = published(given, model)
     most = sum(BATCHES)
     if images is not None:
         shown, origin = one_batch(images, given)[:most], "the images that were given"

@@ -51,7 +51,7 @@ def record_mixers(model: MixerModel) -> None:
         update_model_args(model, mixer=[plan.mixer for plan in plans], mixer_options=options)
 
 
-def rebuilt_by(model: nn.Module) -> tuple[str, dict[str, Any]]:
+def rebuilt_by(model: Any) -> tuple[str, dict[str, Any]]:
     """Return the architecture that timm rebuilds a model by, and its arguments but for timm's."""
     cfg, known = getattr(model, "pretrained_cfg", None), getattr(model, "_model_args", None)
     if not cfg or known is None:
@@ -64,7 +64,7 @@ def rebuilt_by(model: nn.Module) -> tuple[str, dict[str, Any]]:
         return name, {}
     swaps = [asdict(plan) for plan in mixer_plans(model)]
     made: dict[str, Any] = {"base": known.get("base", name), "swaps": swaps}
-    if not model._traits.get("img_size"):  # type: ignore[union-attr] # it takes none, and its mixers do
+    if not model._traits.get("img_size"):  # it takes none, and its mixers do
         made["img_size"] = list(cfg["input_size"][1:])
     return HOSTED, made
 
@@ -92,9 +92,11 @@ def _build(base: str = "", swaps: Sequence[Mapping[str, Any]] = (), **given: Any
     return model
 
 
-@register_model
 def keymix_hosted(pretrained: bool = False, **given: Any) -> nn.Module:
     """Build a model of timm's with mixers: ``base`` is its name, ``swaps`` say what sits where."""
     maps = {"feature_cls": _Maps, "out_indices": None}
     model: nn.Module = build_model_with_cfg(_build, HOSTED, pretrained, feature_cfg=maps, **given)
     return model
+
+
+register_model(keymix_hosted)

@@ -26,6 +26,7 @@ _FILES = ("model.safetensors", "pytorch_model.bin")
 _PATIENCE = 10.0  # seconds until the Hub is taken to be out of reach
 # What the HTTP library raises that the Hub's client is built on differs by version.
 _NETWORK = cast("tuple[type[Exception], ...]", (OSError, *HfHubHTTPError.__bases__))
+_FAILED: tuple[type[Exception], ...] = (*_NETWORK, HFValidationError)  # or a name that none can be
 
 
 def weights_of(name: str, given: Mapping[str, Any]) -> PretrainedCfg:
@@ -75,7 +76,7 @@ def of_hub(failed: str, remedy: str) -> Iterator[None]:
     log.setLevel(logging.ERROR)  # each retry is a warning
     try:
         yield
-    except (*_NETWORK, HFValidationError) as error:
+    except _FAILED as error:
         lines = str(error).strip().splitlines()
         why = one_line(lines[0].strip().rstrip(".")) if lines else type(error).__name__
         raise UserError(f"{failed} ({why}). {remedy}") from error
@@ -83,7 +84,7 @@ def of_hub(failed: str, remedy: str) -> Iterator[None]:
         log.setLevel(level)
 
 
-def from_hub(name: str, files: tuple[str, ...]) -> Path:
+def from_hub(name: str, files: list[str]) -> Path:
     """Fetch files of a model from the Hub; what its cache has serves where there is no network."""
     with of_hub(
         f"there is no run {name!r} here, and no such model can be fetched from the Hub",

@@ -254,10 +254,8 @@ def _of_transformers(base: _Base) -> nn.Module:
     config: Any = kind.config_class  # type: ignore[attr-defined] # every model's
     known = config().to_dict().keys()
     model: Any = kind(config(**{k: v for k, v in base.arguments.items() if k in known}))
-    if base.image_size is not None:
-        model.image_size = base.image_size
-    found: nn.Module = model
-    return found
+    model.image_size = base.image_size
+    return model  # type: ignore[no-any-return]
 
 
 def _kind(model: nn.Module) -> str:

@@ -75,9 +75,9 @@ class FileFacts:
     torch: str
     model: ModelFacts
     data: DataRecord | None
-    batch: bool
-    step: Size | None
-    precision: Literal["32", "16"]
+    batch: bool = True
+    step: Size | None = None
+    precision: Literal["32", "16"] = "32"
     format: int = 1
 
 
@@ -112,7 +112,14 @@ def may_be_path(value: object) -> bool:
     return any(mark in json.dumps(value, default=str) for mark in "/\\")
 
 
-def record_of(model: nn.Module) -> DataRecord | None:
+def said_by(model: nn.Module) -> tuple[ModelFacts, DataRecord | None]:
+    """Return what a model in memory says of itself: its name, and what it was trained on."""
+    cfg = getattr(model, "pretrained_cfg", None) or {}
+    name = str(cfg.get("architecture") or type(model).__name__)
+    return ModelFacts(name=name), _record_of(model)
+
+
+def _record_of(model: nn.Module) -> DataRecord | None:
     """Say of a classifier what it was trained on, as far as it says so itself."""
     cfg = getattr(model, "pretrained_cfg", None)
     number = getattr(model, "num_classes", 0)

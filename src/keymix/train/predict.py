@@ -40,6 +40,7 @@ from keymix.train.exported import (
     public_model,
     public_record,
     read_exported,
+    said_by,
     size_for,
 )
 from keymix.train.folder import Which
@@ -286,12 +287,14 @@ class TrainedModel:
         return given.float(), (given.shape[-2], given.shape[-1])
 
 
-def public_facts(trained: TrainedModel) -> tuple[DataRecord, ModelFacts]:
-    """Return what may be published of the data, at the size at which it sees images, and model."""
-    record = replace(public_record(trained.data), image_size=trained.image_size)
-    source = trained.source
-    known = isinstance(source, Shipped)
-    return record, source.facts.model if known else public_model(source.recipe.model)
+def published(given: object, network: nn.Module) -> tuple[ModelFacts, DataRecord | None]:
+    """Return what may be published of a model, and of its data at the size that it sees images."""
+    if not isinstance(given, TrainedModel):
+        return said_by(network)
+    record = replace(public_record(given.data), image_size=given.image_size)
+    if isinstance(given.source, Shipped):
+        return given.source.facts.model, record
+    return public_model(given.recipe.model), record
 
 
 @checked

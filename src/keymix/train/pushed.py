@@ -13,18 +13,16 @@ from pathlib import Path
 
 import timm
 import torch
-from timm.models._input import get_model_args
 from torch import nn
 
 from keymix._version import __version__
 from keymix.data.record import DataRecord
 from keymix.errors import Attempt, UserError, reason
-from keymix.hosts.base import plans_in
 from keymix.models.pretrained import from_hub
 from keymix.models.swapped import is_swapped, load_swapped
 from keymix.records import from_json
 from keymix.train import files
-from keymix.train.exported import KEY, FileFacts, ModelFacts, quiet, record_of
+from keymix.train.exported import KEY, FileFacts, ModelFacts, quiet, said_by
 from keymix.train.folder import holds_run
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
@@ -43,22 +41,14 @@ def is_pushed(place: str | Path) -> bool:
 
 
 def facts_of(model: ModelFacts, data: DataRecord | None) -> FileFacts:
-    """Say of a model in memory, or in timm's layout, what files say of themselves."""
-    return FileFacts(
-        keymix=__version__,
-        torch=torch.__version__,
-        model=model,
-        data=data,
-        batch=True,
-        step=None,
-        precision="32",
-    )
+    """Let a model that is pushed, or lies in timm's layout, say what exported files say."""
+    return FileFacts(keymix=__version__, torch=torch.__version__, model=model, data=data)
 
 
 def rebuilt(folder: Path, failed: str) -> nn.Module:
     """Build the model of a folder as timm does, in eval mode, or say why that failed."""
     importlib.import_module("keymix.models")  # registers them
-    model = None
+    model: nn.Module | None = None
     with quiet(), torch.random.fork_rng(devices=[]), Attempt() as attempt:
         model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     if model is None:
@@ -69,25 +59,21 @@ def rebuilt(folder: Path, failed: str) -> nn.Module:
 def read_pushed(place: str | Path) -> tuple[nn.Module, FileFacts, DataRecord]:
     """Open what was pushed: the model in eval mode, what its folder says, and its data's record."""
     path, where = Path(place), repr(str(place))
-    facts: FileFacts | None = None
+    stored = None
     if path.is_file():
         model = load_swapped(path)
     else:
-        folder = path if path.exists() else from_hub(str(place), (WEIGHTS, CONFIG))
+        folder = path if path.exists() else from_hub(str(place), [WEIGHTS, CONFIG])
         for name in (CONFIG, WEIGHTS):
             if not (folder / name).is_file():
                 pickled = name == WEIGHTS
                 why = "; weights in another format might run code and are not opened" * pickled
                 raise UserError(f"{where} has no {name}{why}: push the model with `keymix push`")
         stored = files.read_json(folder / CONFIG).get(KEY)
-        if stored is not None:
-            facts = from_json(FileFacts, stored, where=f"{CONFIG} of {where}")
         model = rebuilt(folder, f"{where} cannot be loaded")
+    facts = None if stored is None else from_json(FileFacts, stored, where=f"{CONFIG} of {where}")
     if facts is None:
-        cfg = getattr(model, "pretrained_cfg", None) or {}
-        name = get_model_args(model).get("base", cfg.get("architecture", type(model).__name__))
-        mixers = ", ".join(dict.fromkeys(plan.mixer for plan in plans_in(model)))
-        facts = facts_of(ModelFacts(name=str(name), mixer=mixers or None), record_of(model))
+        facts = facts_of(*said_by(model))
     if facts.data is None:
         raise UserError(
             f"{where} does not say its classes and preprocessing: load the model with "
