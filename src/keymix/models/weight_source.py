@@ -101,7 +101,8 @@ def unwrapped(tensors: dict[str, Tensor], own: Collection[str]) -> dict[str, Ten
     inside = all(name.startswith(_LIGHTNING) for name in tensors)
     if not inside or any(name.startswith(_LIGHTNING) for name in own):
         return tensors
-    return clean_state_dict({n.removeprefix(_LIGHTNING): t for n, t in tensors.items()})
+    bare: dict[str, Tensor] = {n.removeprefix(_LIGHTNING): t for n, t in tensors.items()}
+    return dict(clean_state_dict(bare))
 
 
 def _check_kind(path: Path) -> None:
