@@ -73,6 +73,8 @@ def load_weights(
     their table's rows allow it. A position code that follows from the grid and is not in the file
     (``key_value`` with ``pos_dim``) lies where position embeddings do, or else on the model's own.
 
+    Prefixes of wrappers (``module.``, ``_orig_mod.``, Lightning's ``model.``) are left out.
+
     The model's ``pretrained_cfg`` takes mean, standard deviation, crop and interpolation from a
     run's weights, and the names of its classes with its classifier; the image size stays the
     model's own.
