@@ -53,10 +53,12 @@ _getattr, __dir__, _public = attach(
         "load": "keymix.train.predict",
         "load_results": "keymix.report.comparison",
         "load_run": "keymix.train.runs",
+        "load_swapped": "keymix.models.swapped",
         "predict": "keymix.train.predict",
         "push": "keymix.export.push",
         "predict_instances": "keymix.tasks.detection.predictions",
         "predict_masks": "keymix.tasks.segmentation.predict_masks",
+        "save_swapped": "keymix.models.swapped",
     },
 )
 __all__ = [*_public, *_ROOMS_TO_CALL, "__version__"]  # noqa: PLE0604 (a list of strings)

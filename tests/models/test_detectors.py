@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -454,12 +455,60 @@ def test_timm_makes_it_by_name_and_it_says_what_it_is(name: str) -> None:
     assert model.num_classes == 3
     assert [info["reduction"] for info in model.feature_info] == [4, 8, 16]
     assert model.feature_info[0]["module"].startswith("encoder.model.")
+    last = model.pretrained_cfg["classifier"]
+    assert tuple(map(model.get_submodule, last)) == model.get_classifier()
+    assert {f"{path}.weight" for path in last} <= model.state_dict().keys()
     groups = timm.models.group_parameters(model, model.group_matcher())
     assert sorted(p for ps in groups.values() for p in ps) == sorted(
         p for p, _ in model.named_parameters()
     )
     model.set_grad_checkpointing()
     total(losses(model)).backward()
+
+
+@both
+def test_its_maps_are_those_of_its_backbone_and_end_in_its_pyramid(name: str) -> None:
+    model, x = small(name).eval(), torch.stack(images((64, 96), (64, 96)))
+    final, maps = model.forward_intermediates(x)
+    levels = model.forward_features(x)
+    assert list(final) == list(levels)
+    for key, level in levels.items():
+        close(final[key], level)
+    found = model.forward_head(levels, x, [(64, 96)] * 2)
+    for one, other in zip(found, model(x), strict=True):
+        close(one["boxes"], other["boxes"])
+    for chosen in (None, (0, 2)):
+        wanted = {} if chosen is None else {"out_indices": chosen}
+        features = timm.create_model(name, features_only=True, **wanted, **SMALL).eval()
+        known = features.feature_info
+        features.load_state_dict(
+            {f"model.{k}": t for k, t in model.state_dict().items()}, strict=False
+        )
+        given = features(x)
+        assert [m.shape[1] for m in given] == known.channels()
+        assert [m.shape[2:] for m in given] == [(64 // r, 96 // r) for r in known.reduction()]
+        for one, index in zip(given, chosen or range(3), strict=True):
+            close(one, maps[index])
+
+
+@both
+def test_a_folder_of_timms_is_the_detector(name: str, tmp_path: Path) -> None:
+    for choice in ({}, {"mixer": "conv_static_key", "mixer_options": {"kernel_size": 5}}):
+        model = timm.create_model(name, **SMALL, **choice, img_size=(96, 128), score_threshold=0.0)
+        timm.models.save_for_hf(model.eval(), str(tmp_path), safe_serialization=True)
+        again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+        assert (again.img_size, again.num_classes) == ((96, 128), 3)
+        assert [*map(type, find_mixers(again).values())] == [
+            *map(type, find_mixers(model).values())
+        ]
+        for found, wanted in zip(found_by(again), found_by(model), strict=True):
+            assert len(wanted["boxes"])
+            assert all(torch.equal(found[key], tensor) for key, tensor in wanted.items())
+        others = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, num_classes=42)
+        assert torch.equal(
+            others.state_dict()["decoder.rpn.head.cls_logits.weight"],
+            model.state_dict()["decoder.rpn.head.cls_logits.weight"],
+        )
 
 
 @both

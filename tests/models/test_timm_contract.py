@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import timm
 import torch
+from timm.models._input import get_model_args
 from timm.optim import param_groups_weight_decay
 from torch import nn
 
 from keymix.hosts import find_mixers
 from keymix.models import create_model, list_models
+from mixer_cases import stir
 from shrunk import (
     FAMILIES,
     answer,
@@ -25,6 +29,7 @@ from shrunk import (
     images,
     of_tensors,
     shrunk,
+    wake,
 )
 from tolerances import close, differs
 
@@ -66,9 +71,11 @@ def test_it_builds_without_memory_and_is_what_its_configuration_says(name: str) 
     assert isinstance(last, nn.Conv2d if family_of(name).dense else nn.Linear)
     assert last.weight.shape[0] == cfg["num_classes"]
     assert cfg["classifier"].startswith(family_of(name).head)
+    assert {f"{cfg['classifier']}.weight", f"{cfg['classifier']}.bias"} <= model.state_dict().keys()
     if name == "setr":  # its backbone's, whichever it is
         assert cfg["first_conv"] is None
         return
+    assert f"{cfg['first_conv']}.weight" in model.state_dict()
     first, channels = model.get_submodule(cfg["first_conv"]), cfg["input_size"][0]
     if isinstance(first, nn.Conv2d):
         assert first.in_channels == channels
@@ -130,17 +137,16 @@ def test_intermediate_features_lie_on_the_grid(name: str) -> None:
 
 @every_form
 def test_features_only_gives_maps(name: str) -> None:
-    last = len(different()[name].feature_info) - 1
-    chosen = (last - 1, last)
-    model = timm.create_model(name, features_only=True, out_indices=chosen, **arguments(name))
-    x = images(name)
-    found = model.eval()(x)
-    assert len(found) == len(model.feature_info.channels()) == 2
-    reductions = model.feature_info.reduction()
-    for feature, channels, reduction in zip(
-        found, model.feature_info.channels(), reductions, strict=True
-    ):
-        assert feature.shape == (2, channels, x.shape[2] // reduction, x.shape[3] // reduction)
+    last, x = len(different()[name].feature_info) - 1, images(name)
+    for chosen in (None, (last - 1, last), (0,)):
+        wanted = {} if chosen is None else {"out_indices": chosen}
+        model = timm.create_model(name, features_only=True, **wanted, **arguments(name)).eval()
+        found, known = model(x), model.feature_info
+        assert len(found) == (len(known.out_indices) if chosen is None else len(chosen))
+        for feature, channels, reduction in zip(
+            found, known.channels(), known.reduction(), strict=True
+        ):
+            assert feature.shape == (2, channels, x.shape[2] // reduction, x.shape[3] // reduction)
 
 
 @pytest.mark.slow
@@ -148,15 +154,33 @@ def test_features_only_gives_maps(name: str) -> None:
 def test_the_classifier_can_be_reset(name: str) -> None:
     model, x = create_model(name, **arguments(name)).eval(), images(name, count=1)
     assert model.get_classifier() is model.get_submodule(family_of(name).head)
-    model.reset_classifier(3)
-    assert model.num_classes == 3
-    assert model(x).shape == answer(name, 3, count=1)
+    for classes in (3, 42):
+        model.reset_classifier(classes)
+        assert model.num_classes == classes
+        assert model(x).shape == answer(name, classes, count=1)
     model.reset_classifier(0)
     assert isinstance(model.get_classifier(), nn.Identity)
     width = model.head_hidden_size if family_of(name).dense else model.num_features
     assert model(x).shape == answer(name, width, count=1)
     none = create_model(name, **arguments(name, num_classes=0)).eval()
     assert none(x).shape == answer(name, width, count=1)
+
+
+@every_form
+def test_what_is_read_out_can_be_reset(name: str) -> None:
+    model, x = shrunk(name).eval(), images(name, count=1)
+    if family_of(name).dense:  # every token is read out
+        assert "global_pool" not in inspect.signature(model.reset_classifier).parameters
+        return
+    model.reset_classifier(42, global_pool="avg")
+    assert (model.num_classes, get_model_args(model)["global_pool"]) == (42, "avg")
+    assert model(x).shape == (1, 42)
+    model.reset_classifier(0, global_pool="avg")
+    width, features = model.num_features, model.forward_features(x)
+    assert model(x).shape == (1, width)
+    model.reset_classifier(0, global_pool="")
+    assert model(x).shape == features.shape
+    assert differs(model(x), torch.zeros_like(features))
 
 
 @every_form
@@ -176,6 +200,9 @@ def test_layers_are_grouped_by_block(name: str) -> None:
     assert groups[min(groups)]
     coarse = timm.models.group_parameters(model, model.group_matcher(coarse=True))
     assert len(coarse) <= len(groups)
+    modules = timm.models.group_modules(model, model.group_matcher())
+    holding = {path for path, m in model.named_modules() if path and [*m.parameters(recurse=False)]}
+    assert holding <= {path for paths in modules.values() for path in paths}
 
 
 @every_form
@@ -183,6 +210,8 @@ def test_positions_and_scalars_do_not_decay(name: str) -> None:
     model = different()[name]
     names = model.no_weight_decay()
     parameters = dict(model.named_parameters())
+    strange = {key.rpartition(".")[2] for key in names - parameters.keys()}
+    assert strange <= {"cls_token", "dist_token", "reg_token"}  # which not every ViT of timm's has
     placed = {k for k in parameters if k.rpartition(".")[2] in ("pos_embed", "cls_token")}
     assert placed <= set(names)
     free, decayed = param_groups_weight_decay(model, 0.05, no_weight_decay_list=names)
@@ -197,6 +226,55 @@ def test_the_position_projection_does_not_decay() -> None:
     names = model.no_weight_decay()
     assert {f"blocks.{i}.attn.mixer.pos_proj.weight" for i in range(4)} <= names
     assert all(name in dict(model.named_parameters()) for name in names if "mixer" in name)
+
+
+def other_choice(name: str) -> dict[str, Any]:
+    """A mixer that a model is not named after, with an option; nothing where none can be chosen."""
+    if family_of(name).blocks == 0:
+        return {}
+    if family_of(name).spiking:
+        return {"mixer": "spike_driven", "mixer_options": {"talking_heads": False}}
+    return {"mixer": "static_key", "mixer_options": {"query_proj": False, "resize": "interpolate"}}
+
+
+def in_a_folder(model: nn.Module, folder: Path) -> str:
+    """Save a model as timm does, and name it as timm loads it."""
+    timm.models.save_for_hf(model, str(folder), safe_serialization=True)
+    return f"local-dir:{folder}"
+
+
+@every_form
+def test_a_folder_of_timms_is_the_model(name: str, tmp_path_factory: Any) -> None:
+    for choice in ({}, other_choice(name)):
+        model = timm.create_model(name, **{**arguments(name), **choice})
+        stir(model)
+        if family_of(name).spiking:
+            wake(model, images(name))
+        saved = in_a_folder(model.eval(), tmp_path_factory.mktemp("saved"))
+        again = timm.create_model(saved, pretrained=True).eval()
+        x = images(name)
+        assert torch.equal(again(x), model(x))
+        assert differs(model(x)[0], model(x)[1])
+        kinds = [type(mixer) for mixer in find_mixers(model).values()]
+        assert [type(mixer) for mixer in find_mixers(again).values()] == kinds
+        if choice:
+            features = timm.create_model(saved, pretrained=True, features_only=True).eval()
+            wanted = model.forward_intermediates(
+                x, indices=features.feature_info.out_indices, intermediates_only=True
+            )
+            for found, own in zip(features(x), wanted, strict=True):
+                assert torch.equal(found, own)
+        else:
+            others = timm.create_model(saved, pretrained=True, num_classes=42)
+            kept = {
+                k: t
+                for k, t in model.state_dict().items()
+                if others.state_dict()[k].shape == t.shape
+            }
+            assert len(model.state_dict()) - len(kept) == 2  # weight and bias of the last layer
+            assert all(
+                torch.equal(others.state_dict()[key], tensor) for key, tensor in kept.items()
+            )
 
 
 @every_model

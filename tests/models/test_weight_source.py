@@ -42,6 +42,48 @@ def test_a_dict_of_other_things_names_the_first() -> None:
     assert "'epoch' is a int" in refused({"epoch": 1})
 
 
+class Inside(nn.Module):
+    """A model of a user's whose own names begin with ``model.``."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+
+@pytest.mark.parametrize("prefix", ["model.", "module.", "model.module.", "module.model."])
+def test_prefixes_of_wrappers_are_left_out(prefix: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    state = vit(img_size=16).state_dict()
+    wrapped = {f"{prefix}{name}": tensor for name, tensor in state.items()}
+    checkpoint = {
+        "epoch": 3,
+        "global_step": 12,
+        "pytorch-lightning_version": "2.5.0",
+        "state_dict": wrapped,
+        "loops": {"fit_loop": {"state_dict": {}}},
+        "callbacks": {"ModelCheckpoint": {"best_model_score": torch.tensor(0.5)}},
+        "optimizer_states": [{"state": {0: {"exp_avg": torch.zeros(2)}}, "param_groups": []}],
+        "lr_schedulers": [],
+        "hyper_parameters": {"lr": 0.1},
+    }
+    torch.save(checkpoint, tmp_path / "last.ckpt")
+    for source in (wrapped, tmp_path / "last.ckpt"):
+        model = vit(img_size=16)
+        loaded = load_weights(model, source)
+        assert set(loaded.copied) == set(state)
+        assert loaded.missing == loaded.unused == ()
+        assert all(torch.equal(model.state_dict()[name], t) for name, t in state.items())
+
+
+def test_names_that_begin_like_a_wrappers_prefix_stay() -> None:
+    state = vit(img_size=16).state_dict()
+    inside = Inside(vit(img_size=16))
+    wrapped = {f"model.{name}": tensor for name, tensor in state.items()}
+    assert load_weights(inside, wrapped).missing == ()
+    some = {**wrapped, "loss.weight": torch.ones(2)}  # not of all: the names are not a wrapper's
+    assert "none of its" in refused(some)
+
+
 @together
 @pytest.mark.parametrize("source", [nn.Linear(2, 2), None, 3, "", " "])
 def test_what_is_no_source_of_weights(source: Any, shapes_checked: bool) -> None:

@@ -8,6 +8,7 @@ import gc
 import pickle
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
@@ -22,8 +23,8 @@ from torch import nn
 import keymix
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
+from keymix.models.swapped import Refusing
 from keymix.swap import load_swapped, save_swapped, swap
-from keymix.swap.save import Refusing
 from mixer_cases import stir
 from shrunk import FAMILIES, arguments
 from shrunk import images as images_of
@@ -42,6 +43,13 @@ class OfTheHub(nn.Module, huggingface_hub.PyTorchModelHubMixin):
 
 def hugging_face() -> Any:
     return tiny("hugging_face_vit")
+
+
+def tiny_of_transformers(name: str) -> Any:
+    small = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "patch_size": 4}
+    library, sizes = pytest.importorskip("transformers"), {"intermediate_size": 16, "mlp_ratio": 2}
+    config = getattr(library, f"{name}Config")(**small, **sizes, image_size=12, num_labels=5)
+    return getattr(library, f"{name}ForImageClassification")(config).eval()
 
 
 def of_the_hub() -> Any:
@@ -78,11 +86,37 @@ def test_a_part_that_holds_the_mixers_refuses_and_another_does_not(tmp_path: Pat
     model.config.save_pretrained(str(tmp_path / "config"))
 
 
+@pytest.mark.parametrize("name", ["ViT", "DeiT", "Dinov2", "Dinov2WithRegisters"])
+def test_no_way_round_saves_a_swapped_model_without_its_mixers(name: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", minversion="5.20")
+    model: Any = tiny_of_transformers(name)
+    swap(model, "static_key", -1)
+    trainer = object.__new__(transformers.Trainer)  # it needs accelerate to be made
+    trainer.model, trainer.args = model, SimpleNamespace(should_save=True, output_dir="")
+    trainer.is_distributed_loading_by_transformers = False
+    (tmp_path / "trained").mkdir()
+    for part in (model, model.base_model, model.get_submodule(model.base_model_prefix)):
+        for again in (part, copy.deepcopy(part), pickle.loads(pickle.dumps(part))):
+            is_refused(again, tmp_path / "out")
+    is_refused(nn.ModuleDict({"inside": model})["inside"], tmp_path / "out")
+    with pytest.raises(UserError, match="save_swapped"):
+        trainer._save(str(tmp_path / "trained"))
+    assert [*(tmp_path / "trained").iterdir()] == []
+    model.float()
+    with pytest.raises(UserError, match="save_swapped"):
+        model.train().eval().save_pretrained(str(tmp_path / "out"))
+    save_swapped(model, tmp_path / "file")  # what the refusal names keeps all
+    again = load_swapped(tmp_path / "file")
+    x = images((12, 12)).float()
+    assert torch.equal(answer(again, x), answer(model, x))
+    is_refused(again, tmp_path / "out")
+
+
 def test_loading_a_swapped_file_refuses_too(tmp_path: Path) -> None:
     model = hugging_face()
     swap(model, "static_key")
     save_swapped(model, tmp_path / "file")
-    again: Any = load_swapped(hugging_face, tmp_path / "file")
+    again: Any = load_swapped(tmp_path / "file", hugging_face)
     x = images(MODELS["hugging_face_vit"][1])
     assert torch.equal(answer(again, x), answer(model, x))
     is_refused(again, tmp_path / "out")

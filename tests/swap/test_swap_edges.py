@@ -64,8 +64,8 @@ MODEL = "timm.models.vision_transformer.VisionTransformer"
 def test_a_file_with_a_broken_record_of_its_swaps_is_refused(expected: str, tmp_path: Path) -> None:
     file = tmp_path / "broken"
     save_file({"weight": torch.ones(1)}, file, metadata={"keymix_swap": expected})
-    with pytest.raises(UserError, match="broken: what it says of its swaps is broken") as error:
-        load_swapped(tiny("timm_vit"), file)
+    with pytest.raises(UserError, match=r"swaps is damaged|broken cannot be read") as error:
+        load_swapped(file, tiny("timm_vit"))
     assert "\n" not in str(error.value)
 
 

@@ -13,8 +13,8 @@ from keymix import fold_for_inference
 from keymix.errors import UserError
 from keymix.hosts import put_mixers
 from keymix.mixers.registry import list_mixers
+from keymix.models.swapped import save_swapped
 from keymix.swap import swap
-from keymix.swap.save import save_swapped
 from mixer_cases import refusal
 from tolerances import close
 

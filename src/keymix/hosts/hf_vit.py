@@ -72,7 +72,7 @@ class HuggingFaceViT(Host):
 
     def serves(self, model: nn.Module) -> bool:
         """Whether it is one of transformers' classes, a bare model or one with a head."""
-        return _of_family(model) and _patch_embeddings(model) is not None
+        return of_family(type(model)) and _patch_embeddings(model) is not None
 
     def places(self, model: nn.Module) -> list[Place]:
         """One place per layer."""
@@ -146,10 +146,10 @@ class HuggingFaceViT(Host):
         return layout_on(model, place, grid or place.site.grid)
 
 
-def _of_family(module: nn.Module) -> bool:
-    """Whether a module's class, or one it inherits from, is of transformers' models served here."""
+def of_family(kind: type) -> bool:
+    """Whether a class, or one it inherits from, is of transformers' models served here."""
     packages = {f"transformers.models.{name}" for name in FAMILIES}
-    return any(cls.__module__.rpartition(".")[0] in packages for cls in type(module).__mro__)
+    return any(cls.__module__.rpartition(".")[0] in packages for cls in kind.__mro__)
 
 
 def _patch_embeddings(model: Any) -> Any:
@@ -170,7 +170,7 @@ def _attentions(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield path and module of every layer's attention."""
     for path, layer in model.named_modules():
         attention = getattr(layer, "attention", None)
-        if attention is not None and _of_family(layer) and hasattr(layer, "mlp"):
+        if attention is not None and of_family(type(layer)) and hasattr(layer, "mlp"):
             yield f"{path}.attention", attention
 
 

@@ -173,6 +173,13 @@ OF_WEIGHTS = (
 """Arguments by which timm looks for weights; in a record of a model they are a stranger's."""
 
 
+def without_weights(arguments: Any) -> Any:
+    """Return arguments, those of a part included, without those by which timm looks for weights."""
+    if not isinstance(arguments, Mapping):
+        return arguments
+    return {k: without_weights(v) for k, v in arguments.items() if k not in OF_WEIGHTS}
+
+
 def refuse_weights(stored: Any) -> None:
     """Refuse arguments from a file, those of a part included, that name weights elsewhere."""
     if isinstance(stored, Mapping):

@@ -63,7 +63,15 @@ class OnBackbone(FeatureModel, Encoded):
         maps = self.encoder(x)
         taken, _ = feature_take_indices(len(maps), wanted.indices)
         found = [maps[i] for i in taken]
-        return found if wanted.alone else (maps[-1], found)
+        return found if wanted.alone else (self.read(maps), found)
+
+    def read(self, maps: list[Tensor]) -> Any:
+        """Return what the decoder gets of the backbone's maps."""
+        return maps[-1]
+
+    def forward_features(self, x: Tensor) -> Any:
+        """Return what the decoder gets."""
+        return self.read(self.encoder(x))
 
     def take_mixers(self, backbone: str, mixer: MixerNames | None, options: MixerOptions) -> None:
         """Put mixers into the backbone, if any are named; refuse options alone.

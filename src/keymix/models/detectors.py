@@ -205,9 +205,9 @@ class Detector(OnBackbone):
             for each, size in zip(found, sizes, strict=True)
         ]
 
-    def forward_features(self, x: Tensor) -> Maps:
-        """Return the levels of the pyramid of a padded batch ``[B, C, H, W]``."""
-        found: Maps = self.decoder.levels(self.encoder(x))
+    def read(self, maps: list[Tensor]) -> Maps:
+        """Return the levels of the pyramid."""
+        found: Maps = self.decoder.levels(maps)
         return found
 
     def forward_head(
@@ -378,9 +378,10 @@ VARIANTS: dict[str, dict[str, Any]] = {"mask_rcnn": {}}
 CASCADES: dict[str, dict[str, Any]] = {"cascade_mask_rcnn": {}}
 
 
-def _cfg(row: Row) -> Row:
+def _cfg(*last: str) -> Row:
     return {
         "first_conv": None,
+        "classifier": tuple(f"decoder.roi_heads.{name}" for name in last),
         "num_classes": CLASSES,
         "input_size": (3, *IMAGE),
         "fixed_input_size": False,
@@ -388,6 +389,9 @@ def _cfg(row: Row) -> Row:
     }
 
 
-register_variants(__name__, MaskRCNN, VARIANTS, cfg=_cfg)
-register_variants(__name__, CascadeMaskRCNN, CASCADES, cfg=_cfg)
+_OF_BOXES, _OF_MASKS = "box_predictor.cls_score", "mask_predictor.mask_fcn_logits"
+_LAST = (_OF_BOXES, "box_predictor.bbox_pred", _OF_MASKS)
+_OF_STAGES = [f"stages.{stage}.{name}" for stage in range(3) for name in (_OF_BOXES, _OF_MASKS)]
+register_variants(__name__, MaskRCNN, VARIANTS, cfg=_cfg(*_LAST))
+register_variants(__name__, CascadeMaskRCNN, CASCADES, cfg=_cfg(*_OF_STAGES))
 VARIANTS |= CASCADES

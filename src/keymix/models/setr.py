@@ -22,7 +22,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from jaxtyping import Float
 from timm.models._features import FeatureGetterNet
 from timm.models._input import update_model_input_size
 from torch import Tensor
@@ -366,11 +365,6 @@ class SETRBackbone(OnBackbone, SETR):
         self.img_size = size
         update_model_input_size(self, size)
 
-    def forward_features(self, x: Float[Tensor, "B c H W"]) -> Float[Tensor, "B D h w"]:
-        """Return what the decoder gets: the map of the backbone."""
-        found: Tensor = self.encoder(x)[-1]
-        return found
-
 
 def _encoder(name: str, index: int | None, options: Mapping[str, Any]) -> tuple[Any, int]:
     """Build what gives the maps up to the one wanted, and say by how much that one is reduced."""
@@ -420,7 +414,7 @@ def _register(build: type[SETR], variants: dict[str, dict[str, Any]], first: str
         conv = "encoder.patch_embed.backbone.conv1" if "stem_depths" in row else first
         return {"first_conv": conv, "classifier": "decoder.head", "num_classes": CLASSES}
 
-    register_variants(__name__, build, variants, cfg=cfg)
+    register_variants(__name__, build, variants, cfg=cfg, maps="depth")
 
 
 _register(SETRViT, _ON_VIT, "encoder.patch_embed.proj")

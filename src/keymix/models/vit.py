@@ -169,6 +169,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+def _fitting(state: dict[str, Any], model: MixerVisionTransformer) -> dict[str, Any]:
+    """Make a checkpoint fit as timm does, which knows of no patches with shifted copies."""
+    own = isinstance(model.patch_embed, ShiftedPatchEmbed)
+    return state if own else checkpoint_filter_fn(state, model)
+
+
 register_variants(
     __name__,
     MixerVisionTransformer,
@@ -179,5 +185,5 @@ register_variants(
         "reduction": row["patch_size"],
     },
     maps="depth",
-    filter_fn=checkpoint_filter_fn,
+    filter_fn=_fitting,
 )

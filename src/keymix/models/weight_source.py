@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from keymix.models.preprocessing import Config, preprocessing_of
 from keymix.records import from_json
 from keymix.weights_file import unpacked
 
+_LIGHTNING = "model."
 _LAST = "weights_last.safetensors"  # of a run's folder
 _WANTED = "give model.state_dict(), a file or a run's folder"
 _KINDS = "a .safetensors or .pth file of tensors"
@@ -93,6 +94,15 @@ def read_source(source: str | Path | Mapping[str, Any]) -> Source:
     if not isinstance(content, Mapping):
         raise UserError(f"{called} hold a {type(content).__name__}; save model.state_dict()")
     return Source(tensors=_tensors(content, called), called=called, img_size=size, shown=shown)
+
+
+def unwrapped(tensors: dict[str, Tensor], own: Collection[str]) -> dict[str, Tensor]:
+    """Leave out the prefix of a LightningModule's ``self.model``, unless a model has it itself."""
+    inside = all(name.startswith(_LIGHTNING) for name in tensors)
+    if not inside or any(name.startswith(_LIGHTNING) for name in own):
+        return tensors
+    bare: dict[str, Tensor] = {n.removeprefix(_LIGHTNING): t for n, t in tensors.items()}
+    return dict(clean_state_dict(bare))
 
 
 def _check_kind(path: Path) -> None:

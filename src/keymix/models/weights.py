@@ -25,7 +25,7 @@ from keymix.models.weight_grids import (
     resized_table,
     windowed,
 )
-from keymix.models.weight_source import Source, read_source
+from keymix.models.weight_source import Source, read_source, unwrapped
 
 State = Mapping[str, Tensor]
 _TABLE = "relative_position_bias_table"
@@ -73,6 +73,8 @@ def load_weights(
     their table's rows allow it. A position code that follows from the grid and is not in the file
     (``key_value`` with ``pos_dim``) lies where position embeddings do, or else on the model's own.
 
+    Prefixes of wrappers (``module.``, ``_orig_mod.``, Lightning's ``model.``) are left out.
+
     The model's ``pretrained_cfg`` takes mean, standard deviation, crop and interpolation from a
     run's weights, and the names of its classes with its classifier; the image size stays the
     model's own.
@@ -102,10 +104,9 @@ def load_weights(
             ``resize="pool_values"`` keeps on their grid are of another. Also if the model is folded
             for inference.
     """
-    read = read_source(source)
-    named, decoder = _for_encoder(model, read.tensors)
+    read, own = read_source(source), model.state_dict()
+    named, decoder = _for_encoder(model, unwrapped(read.tensors, own))
     state, called = joined_state(model, named), read.called
-    own = model.state_dict()
     if any(t.is_meta for t in own.values()):
         raise UserError("the model is on the meta device; give it memory with to_empty() first")
     names, idle = target_names(model, state)

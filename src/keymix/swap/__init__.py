@@ -12,8 +12,8 @@ __getattr__, __dir__, __all__ = attach(
         "Statistics": "keymix.swap.calibration",
         "SwapReport": "keymix.swap.report",
         "gather": "keymix.swap.calibration",
-        "load_swapped": "keymix.swap.save",
-        "save_swapped": "keymix.swap.save",
+        "load_swapped": "keymix.models.swapped",
+        "save_swapped": "keymix.models.swapped",
         "swap": "keymix.swap.run",
     },
 )

@@ -18,7 +18,7 @@ from keymix.analysis.images import Images
 from keymix.arguments import Trained, checked, module_of
 from keymix.errors import NoAttentionMap, UserError, check_positive
 from keymix.hosts.attention_inputs import Reading
-from keymix.hosts.base import MixerOptions, Plan
+from keymix.hosts.base import MixerOptions, Plan, shadow
 from keymix.hosts.layers import Layer, find_layers
 from keymix.mixers.base import Grid, to_image
 from keymix.mixers.map_mixer import MapMixer
@@ -33,7 +33,6 @@ from keymix.swap.plans import (
     learned_keys_of,
     plans_for,
     refuse_shared,
-    shadow,
 )
 from keymix.swap.transfer import Fate
 

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from keymix.analysis import capture
 from keymix.analysis.capture import chosen_numbers
@@ -106,36 +105,6 @@ def refuse_shared(found: Sequence[Layer], chosen: Sequence[Layer]) -> None:
                 f"{one} and {other} are one module; give each place its own (copy.deepcopy), or "
                 "leave both out (layers=)"
             )
-
-
-def shadow(model: nn.Module) -> nn.Module:
-    """Copy a model's modules and buffers, for evaluation; its parameters are the model's own.
-
-    Running it, or putting mixers into it, leaves modes, buffers and hooks of the model alone. Hooks
-    are copied, since some are of the function (pruning's): those of the model run on the copy too.
-    A model that cannot be copied is refused, with the reason.
-    """
-    shared: dict[int, Any] = {id(p): p for p in model.parameters()}
-    try:
-        copied = copy.deepcopy(model, shared)
-    except (RuntimeError, TypeError) as error:
-        raise _uncopied(model, error) from error
-    for module in copied.modules():
-        module.training = False  # eval() would call train() of the user's, which may merge weights
-    return copied
-
-
-def _uncopied(model: nn.Module, error: Exception) -> UserError:
-    for path, module in model.named_modules():
-        for name, value in vars(module).items():
-            if isinstance(value, Tensor) and not value.is_leaf:
-                where = f"{path}.{name}" if path else name
-                return UserError(
-                    f"{where} holds a tensor of a backward graph, which cannot be copied; "
-                    "detach() it, or set it to None"
-                )
-    why = str(error).strip().partition("\n")[0]
-    return UserError(f"{type(model).__name__} cannot be copied: {type(error).__name__}: {why}")
 
 
 Layers = capture.Layers | None

@@ -17,11 +17,12 @@ from keymix.analysis.counting import run_counting
 from keymix.analysis.images import Images
 from keymix.arguments import Trained, checked, module_of, opened
 from keymix.errors import UserError, check_positive
-from keymix.hosts.base import MixerOptions, Plan, find_host, install
+from keymix.hosts.base import MixerOptions, Plan, find_host, install, shadow
 from keymix.hosts.layers import Layer, find_layers, unread_attention
 from keymix.layers.folding import refuse_folded
 from keymix.mixers.base import TokenMixer
 from keymix.mixers.map_mixer import MapMixer
+from keymix.models.swapped import keep_from_loss
 from keymix.swap.calibration import Estimate, Statistics, estimate_keys, summed
 from keymix.swap.drift import measure, settle_norms
 from keymix.swap.images import CalibrationImages, input_size, read_pictures
@@ -31,7 +32,6 @@ from keymix.swap.plans import (
     learned_keys_of,
     plans_for,
     refuse_shared,
-    shadow,
 )
 from keymix.swap.report import (
     SAYS_NOTHING,
@@ -41,7 +41,6 @@ from keymix.swap.report import (
     SwapReport,
     Untouched,
 )
-from keymix.swap.save import keep_from_loss
 from keymix.swap.transfer import Fate, freeze_as, keep_around, parts_of, stems, transfer
 
 

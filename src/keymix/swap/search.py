@@ -24,12 +24,12 @@ from keymix.analysis.passes import Varies
 from keymix.analysis.statistics import bonett_price
 from keymix.analysis.timing import Turns, quartiles
 from keymix.errors import UserError, unknown
-from keymix.hosts.base import MixerOptions
+from keymix.hosts.base import MixerOptions, shadow
 from keymix.hosts.layers import Layer, find_layers
 from keymix.mixers.spec import spec_of
 from keymix.swap.calibration import Estimate, Statistics, gather
 from keymix.swap.images import MIN_IMAGES, input_size, run
-from keymix.swap.plans import Layers, choose, shadow
+from keymix.swap.plans import Layers, choose
 from keymix.swap.record import COSTS, Attention, Cost, Nothing, Search, Step, Trial
 from keymix.swap.report import SAYS_NOTHING
 from keymix.swap.run import macs_within, swap

@@ -329,7 +329,7 @@ def load(
             comparison, such as ``keymix-compare/runs/static_key/seed0``; or a file that
             ``keymix export`` wrote, ``.onnx`` or ``.pt2``; or a folder that ``keymix push``
             wrote, or the name ``OWNER/NAME`` of a model on the Hugging Face Hub, one of timm's
-            classifiers too.
+            classifiers too; or what `keymix.save_swapped` wrote of a classifier.
         which: Weights of the ``last`` or the ``best`` epoch.
         image_size: As in `evaluate`.
         resize: As in `evaluate`.

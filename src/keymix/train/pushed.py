@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders in timm's layout, on this disk or on the Hugging Face Hub, in place of a run.
+"""Folders in timm's layout, on this disk or the Hub, and swapped models, in place of a run.
 
 ``config.json`` is timm's, and has keymix's record under the key ``keymix``. Weights are opened
 without unpickling, and the architecture is one that this process knows: no code of a folder runs.
@@ -19,6 +19,7 @@ from keymix._version import __version__
 from keymix.data.record import DataRecord
 from keymix.errors import Attempt, UserError, reason
 from keymix.models.pretrained import from_hub
+from keymix.models.swapped import is_swapped, load_swapped
 from keymix.records import from_json
 from keymix.train import files
 from keymix.train.exported import KEY, FileFacts, ModelFacts, quiet, said_by
@@ -30,8 +31,10 @@ NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def is_pushed(place: str | Path) -> bool:
-    """Whether something names a model that was pushed: a folder, or what may be on the Hub."""
+    """Whether something names a model that was pushed, a folder or on the Hub, or swapped."""
     path = Path(place)
+    if path.is_file():
+        return is_swapped(path)
     if path.exists():
         return (path / CONFIG).is_file() and not holds_run(path)
     return NAME.fullmatch(str(place)) is not None and path.parts[0] not in (".", "..")
@@ -56,20 +59,24 @@ def rebuilt(folder: Path, failed: str) -> nn.Module:
 def read_pushed(place: str | Path) -> tuple[nn.Module, FileFacts, DataRecord]:
     """Open what was pushed: the model in eval mode, what its folder says, and its data's record."""
     path, where = Path(place), repr(str(place))
-    folder = path if path.exists() else from_hub(str(place), [WEIGHTS, CONFIG])
-    for name in (CONFIG, WEIGHTS):
-        if not (folder / name).is_file():
-            pickled = name == WEIGHTS
-            why = "; weights in another format might run code and are not opened" * pickled
-            raise UserError(f"{where} has no {name}{why}: push the model with `keymix push`")
-    stored = files.read_json(folder / CONFIG).get(KEY)
+    stored = None
+    if path.is_file():
+        model = load_swapped(path)
+    else:
+        folder = path if path.exists() else from_hub(str(place), [WEIGHTS, CONFIG])
+        for name in (CONFIG, WEIGHTS):
+            if not (folder / name).is_file():
+                pickled = name == WEIGHTS
+                why = "; weights in another format might run code and are not opened" * pickled
+                raise UserError(f"{where} has no {name}{why}: push the model with `keymix push`")
+        stored = files.read_json(folder / CONFIG).get(KEY)
+        model = rebuilt(folder, f"{where} cannot be loaded")
     facts = None if stored is None else from_json(FileFacts, stored, where=f"{CONFIG} of {where}")
-    model = rebuilt(folder, f"{where} cannot be loaded")
     if facts is None:
         facts = facts_of(*said_by(model))
     if facts.data is None:
         raise UserError(
             f"{where} does not say its classes and preprocessing: load the model with "
-            "timm.create_model"
+            "timm.create_model, or what was swapped with keymix.load_swapped"
         )
     return model, facts, facts.data
