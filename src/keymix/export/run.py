@@ -157,7 +157,7 @@ def export(
     given = opened(model)
     trained = given if isinstance(given, TrainedModel) else None
     subject = _subject(given, images, resize, TOLERANCE["16" if half else "32"])
-    if int8 and (trained is None or subject.facts.levels):
+    if int8 and (trained is None or subject.facts.levels or not isinstance(trained.source, Run)):
         raise UserError(
             "int8=True needs a run of classes or masks: its training images for ranges, its test "
             "images for scores"

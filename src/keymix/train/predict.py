@@ -191,11 +191,10 @@ class TrainedModel:
         """
         device = next((each.device for each in self.model.parameters()), torch.device("cpu"))
         source, whole = self.source, self.data.task_kind.whole_images
-        shipped = isinstance(source, Shipped)
-        if shipped and source.facts.model.levels:
+        if isinstance(source, Shipped) and source.facts.model.levels:
             whole, shown = False, [*padded([*shown])[0]]
         batch: Any = [each.to(device) for each in shown] if whole else torch.stack([*shown])
-        precision = "32" if shipped else source.recipe.precision
+        precision = "32" if isinstance(source, Shipped) else source.recipe.precision
         with torch.inference_mode(), autocast(device, precision):
             return self.model(batch if whole else batch.to(device))
 
