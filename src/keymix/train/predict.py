@@ -183,7 +183,7 @@ class TrainedModel:
         source = self.source
         whole = self.data.task_kind.whole_images
         if whole and isinstance(source, ExportedFile):
-            whole, shown = False, padded(shown)[0]
+            whole, shown = False, [*padded(shown)[0]]
         batch: Any = [each.to(device) for each in shown] if whole else torch.stack([*shown])
         precision = "32" if isinstance(source, ExportedFile) else source.recipe.precision
         with torch.inference_mode(), autocast(device, precision):
