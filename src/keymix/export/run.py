@@ -400,14 +400,16 @@ def _check(subject: _Subject, reference: nn.Module, file: nn.Module, images: Ten
     with Attempt() as attempt:
         found = _outputs(file, images)
     where = f"on {batch} image{'s' * (batch != 1)} of {height}x{width}"
+    end = "nothing was written"
+    end += f"; {program.FIXED}" if (height, width) != subject.size else ""
     if found is None:
         why = reason(attempt.error or RuntimeError())
-        raise UserError(f"the exported file fails {where} ({why}): nothing was written")
+        raise UserError(f"the exported file fails {where} ({why}): {end}")
     difference = _difference(found, wanted)
     if not difference <= subject.limit:
         raise UserError(
             f"the exported file computes something else {where}: outputs differ by "
-            f"{difference:.1e} of the largest one, more than {subject.limit:g}; nothing was written"
+            f"{difference:.1e} of the largest one, more than {subject.limit:g}; {end}"
         )
     same = subject.answers(found) == subject.answers(wanted)
     return Check(
