@@ -120,7 +120,7 @@ def test_the_model_is_shown_the_pixels_of_an_evaluation_to_the_bit(
     run, shown = runs["stack"], []
     model, seen = run.model_and_data()
     model.register_forward_pre_hook(lambda _, given: shown.append(given[0].clone()))
-    monkeypatch.setattr("keymix.train.predict.at_size", lambda *_: (model, seen, (SEEN, SEEN)))
+    monkeypatch.setattr(Run, "model_and_data", lambda *_: (model, seen))
     predict_masks(run, out=tmp_path / "out")
     data, _ = data_for(run.recipe.data, seen, None, (SEEN, SEEN))
     evaluated = [batch.images for batch in Loader(data.test, data, batch_size=8, train=False)]
