@@ -76,6 +76,7 @@ class _Subject:
     origin: str  # where these come from, in words
     resize: str | None  # what mixers do at other sizes
     limit: float  # how far outputs may differ
+    splits: tuple[ImageData, Tensor] | None = None  # the run's data, where it was loaded
 
     @property
     def size(self) -> Size:
@@ -201,7 +202,7 @@ def export(
             content=content,
             metadata=json.dumps(to_json(replace(facts, precision="8"))),
             trained=trained,
-            data=_data_of(trained),
+            data=subject.splits or _data_of(trained),
             opened=partial(_opened, path),
             batch=bool(dynamic),
         )
@@ -279,11 +280,12 @@ def _subject(given: object, images: Images | None, resize: str | None, limit: fl
             "detectors of keymix alone are exported"
         )
     facts, record = published(given, model)
-    most = sum(BATCHES)
+    most, splits = sum(BATCHES), None
     if images is not None:
         shown, origin = [*one_batch(images, given)[:most]], "the images that were given"
     elif trained is not None and isinstance(trained.source, Run):
-        shown, origin = _validation(trained, most), "images of the run's validation split"
+        splits, origin = _for_checks(trained), "images of the run's validation split"
+        shown = splits[0].some(splits[0].val, most)
     else:
         noise = torch.Generator().manual_seed(0)
         shown = [*torch.randn(most, *default_input_size(model), generator=noise)]
@@ -302,6 +304,7 @@ def _subject(given: object, images: Images | None, resize: str | None, limit: fl
         origin=origin,
         resize=resize,
         limit=limit,
+        splits=splits,
     )
 
 
@@ -310,16 +313,15 @@ def _data_of(trained: TrainedModel) -> tuple[ImageData, Tensor]:
     return data_for(trained.run.recipe.data, trained.data, None, trained.image_size)
 
 
-def _validation(trained: TrainedModel, most: int) -> list[Tensor]:
-    """Read some images of the validation split, as the model takes them."""
+def _for_checks(trained: TrainedModel) -> tuple[ImageData, Tensor]:
+    """Load a run's data, or say how to do without."""
     try:
-        data = _data_of(trained)[0]
+        return _data_of(trained)
     except UserError as error:
         text = str(error).rstrip(".")
         raise UserError(
             f"{text}; to check the file on other images, give images= (--images)"
         ) from None
-    return data.some(data.val, most)
 
 
 # ---- checks ---------------------------------------------------------------------------------
