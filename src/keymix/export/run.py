@@ -21,6 +21,7 @@ from keymix._version import __version__
 from keymix.analysis.counting import default_input_size
 from keymix.analysis.images import Images, Model, one_batch
 from keymix.analysis.measure import measure_interleaved
+from keymix.analysis.threads import use_threads
 from keymix.arguments import checked, module_of, opened
 from keymix.data.dataset import ImageData
 from keymix.data.record import DataRecord
@@ -193,10 +194,10 @@ def export(
     batches = [*BATCHES] if dynamic else 1
     checks = _checks(subject, floats, sizes, batches)
 
-    models: dict[str, nn.Module] = _in_memory(subject) if measure else {}
-    models[_RUNS_IN[format]], cost = floats, None
+    timed, cost = {_RUNS_IN[format]: (path, content)}, None
     if measure and format == "onnx" and find_spec("openvino") is not None:
-        models[_RUNS_IN["openvino"]] = _opened(path.with_suffix(".xml"), content)
+        timed[_RUNS_IN["openvino"]] = (path.with_suffix(".xml"), content)
+    scores: dict[str, float | None] = {}
     if int8 and trained is not None:
         quantiser = Quantiser(
             content=content,
@@ -207,10 +208,11 @@ def export(
             batch=bool(dynamic),
         )
         content, nodes, cost = quantiser.quantised(keep_float)
-        models[_EIGHT] = _opened(path, content)
-        checks = _checks(replace(subject, limit=TOLERANCE["8"]), models[_EIGHT], sizes, batches)
-    scores = {} if cost is None else {_RUNS_IN[format]: cost.before, _EIGHT: cost.after}
-    backends = _timed(subject, models, scores) if measure or int8 else ()
+        timed[_EIGHT] = (path, content)
+        scores = {_RUNS_IN[format]: cost.before, _EIGHT: cost.after}
+        eight = _opened(path, content)
+        checks = _checks(replace(subject, limit=TOLERANCE["8"]), eight, sizes, batches)
+    backends = _timed(subject, timed, scores, memory=measure) if measure or int8 else ()
     return Exported(
         file=path,
         format=format,
@@ -437,12 +439,20 @@ def _in_memory(subject: _Subject) -> dict[str, nn.Module]:
 
 
 def _timed(
-    subject: _Subject, models: Mapping[str, nn.Module], scores: Mapping[str, float | None]
+    subject: _Subject,
+    contents: Mapping[str, tuple[Path, bytes]],
+    scores: Mapping[str, float | None],
+    *,
+    memory: bool,
 ) -> tuple[Backend, ...]:
-    """Time models on one image and on 32, in turns; the first is what others are compared with."""
-    first = next(iter(models))
-    size = subject.images.shape[1:]
-    with quiet():
+    """Time one image and 32, in turns, next to the first.
+
+    On one thread: the idle threads of one library spin, and would slow the next one.
+    """
+    with use_threads(1), quiet():
+        models = _in_memory(subject) if memory else {}
+        models |= {name: _opened(*each) for name, each in contents.items()}
+        size, first = subject.images.shape[1:], next(iter(models))
         found = measure_interleaved(models, size, batch_size=TIMED, baseline=first)
     return tuple(
         Backend(
