@@ -311,8 +311,9 @@ def test_other_models_of_the_library_are_not_taken_for_one() -> None:
         find_host(transformers.ViTMAEModel(other))
 
 
-def test_the_library_is_nowhere_imported() -> None:
+def test_the_library_is_imported_for_a_file_that_names_it_alone() -> None:
     files = sorted(Path(keymix.__file__).parent.rglob("*.py"))
     assert len(files) > 100
     imports = re.compile(r"^\s*(import|from) transformers\b|import_module\(.transformers", re.M)
-    assert [file for file in files if imports.search(file.read_text(encoding="utf-8"))] == []
+    found = [file.name for file in files if imports.search(file.read_text(encoding="utf-8"))]
+    assert found == ["swapped.py"]

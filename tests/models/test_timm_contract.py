@@ -260,7 +260,7 @@ def test_a_folder_of_timms_is_the_model(name: str, tmp_path_factory: Any) -> Non
         if choice:
             features = timm.create_model(saved, pretrained=True, features_only=True).eval()
             wanted = model.forward_intermediates(
-                x, indices=features.feature_info.out_indices, intermediates_only=True
+                x, indices=[*features.feature_info.out_indices], intermediates_only=True
             )
             for found, own in zip(features(x), wanted, strict=True):
                 assert torch.equal(found, own)

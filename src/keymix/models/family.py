@@ -373,7 +373,10 @@ def register_variants(
                     "and hand weights of your own or of timm's model to "
                     "keymix.models.load_weights(model, file)"
                 )
-            refuse_weights(given.get("pretrained_model_args"))
+            stored = given.get("pretrained_model_args") or {}
+            refuse_weights(stored)
+            # JSON has lists alone
+            given |= {k: tuple(v) for k, v in given.items() if k in stored and isinstance(v, list)}
             check_arguments(name, build, row, given)
             arguments = {"num_classes": classes, **overridden(row, given, with_mixer)}
             last = out_indices
