@@ -99,7 +99,7 @@ def test_names_are_words_with_hyphens() -> None:
     fields = {f"--{path}" for path in paths()}
     own = {name for verb in PARSERS for name in options(verb)} - fields - {"-h"}
     own = {name for name in own if not name.startswith("--model.options.")}  # keys of a field
-    assert not [name for name in own if not re.fullmatch(r"--[a-z]+(-[a-z]+)*", name)]
+    assert not [name for name in own if not re.fullmatch(r"--[a-z][a-z0-9]*(-[a-z]+)*", name)]
 
 
 @pytest.fixture
