@@ -136,7 +136,7 @@ def test_a_class_of_a_users_own_is_not_taken_for_the_librarys(tmp_path: Path) ->
 
 
 STRANGE: dict[str, tuple[str, dict[str, Any], str]] = {
-    "a folder": ("timm", {"name": "local-dir:/tmp/x"}, "unknown model"),
+    "a folder": ("timm", {"name": "local-dir:elsewhere"}, "unknown model"),
     "the Hub": ("timm", {"name": "hf-hub:some/model"}, "unknown model"),
     "a file": ("timm", {"arguments": {"checkpoint_path": "/x"}}, "asks for other weights"),
     "weights": ("timm", {"arguments": {"pretrained": True}}, "asks for other weights"),
