@@ -217,7 +217,7 @@ class ImageData:
         return prepared(pixels, self.kind, mean=self.mean, std=self.std)
 
     def some(self, split: Split, number: int) -> list[Tensor]:
-        """Read so many images, or all, spread over a split, as a model is given them."""
+        """Read up to `number` images, spread over a split, as a model is given them."""
         number = min(number, len(split))
         rows = [i * len(split) // number for i in range(number)]
         return [self.prepared(split.read(i)) for i in rows]
