@@ -48,16 +48,14 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 @pytest.mark.slow
-def test_every_registered_mixer_is_measured_at_every_number_of_tokens(no_process) -> None:
+def test_every_registered_mixer_is_measured(no_process) -> None:
     lines: list[tuple[str, float]] = []
-    study = complexity(**SMALL, tokens=(4, 6), progress=lambda *step: lines.append(step))
+    study = complexity(**SMALL, tokens=(6,), progress=lambda *step: lines.append(step))
     names = list_mixers()
-    assert [(row.tokens, row.mixer) for row in study.scaling] == [
-        (n, name) for n in (4, 6) for name in names
-    ]
+    assert [(row.tokens, row.mixer) for row in study.scaling] == [(6, name) for name in names]
     for row in study.scaling:
         assert row.reason is None, row
-        assert row.grid == ((2, 2) if row.tokens == 4 else (2, 3))
+        assert row.grid == (2, 3)
         assert 0 < row.latency_q1_ms <= row.latency_ms <= row.latency_q3_ms
         base = next(r for r in study.scaling if (r.mixer, r.tokens) == ("softmax", row.tokens))
         verdicts = ("not distinguishable", "busy", "too few rounds")
@@ -68,7 +66,7 @@ def test_every_registered_mixer_is_measured_at_every_number_of_tokens(no_process
         options = sized_mixers(row.mixer, dim=12, num_heads=3)[0].arguments(row.grid)
         found = counted(options)
         assert (row.params, row.macs) == (found.params, found.macs)
-    assert no_process == [names, names]
+    assert no_process == [names]
     shares = [share for _, share in lines]
     assert shares == sorted(shares)
     assert 0 <= shares[0] < shares[-1] <= 1

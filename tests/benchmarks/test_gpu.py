@@ -196,7 +196,7 @@ def test_the_command_needs_no_installed_keymix_and_takes_wheels(tmp_path: Path) 
     wheel.parent.mkdir()
     with zipfile.ZipFile(wheel, "w") as packed:  # runs as each process starts, as no package does
         packed.writestr("sitecustomize.py", f"open({str(tmp_path / 'seen')!r}, 'a').write('x')")
-    words = f"--slices b --device cpu --tiny --minutes 2 --wheels {wheel.parent} --out {tmp_path}"
+    words = f"--slices e --device cpu --tiny --minutes 2 --wheels {wheel.parent} --out {tmp_path}"
     without = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
         [sys.executable, str(SCRIPT), *words.split(), "--commit", "abc"],
@@ -205,10 +205,10 @@ def test_the_command_needs_no_installed_keymix_and_takes_wheels(tmp_path: Path) 
         text=True,
         check=True,
     )
-    record = json.loads((tmp_path / "b.json").read_text())
+    record = json.loads((tmp_path / "e.json").read_text())
     assert "1 of 1 measured" in done.stdout
     assert record["commit"] == "abc"
-    said = "--slices b --device cpu --tiny --minutes 2 --wheels WHEELS --commit abc"
+    said = "--slices e --device cpu --tiny --minutes 2 --wheels WHEELS --commit abc"
     assert record["command"] == said  # no path of this machine
     assert record["machine"]["torch"]
     assert (tmp_path / "seen").exists()

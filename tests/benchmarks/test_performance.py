@@ -28,7 +28,7 @@ def test_op_has_every_path_of_every_mixer(
 ) -> None:
     monkeypatch.setattr(performance, "LARGEST_MAP", 4 * 784 * 4 * 16**2)
     mixers = "re_attention static_key(key_grid=1/4)"
-    found = rows(f"--parts op --tokens 4 16 --mixers {mixers}", capsys)
+    found = rows(f"--parts op --tokens 4 --mixers {mixers}", capsys)
     paths = [tuple(row[:2]) for row in found]
     table = [
         BASELINE,

@@ -102,19 +102,6 @@ def test_any_timm_model_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
     assert small["input_size"] == [1, 32, 32]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "macs"),
-    # 0.06 and 6.9 billion are published
-    [("mobilenetv3_small_100", 56_510_400), ("volo_d1_224", 6_918_741_504)],
-)
-def test_models_with_hardswish_or_a_stem_are_counted(
-    model: str, macs: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    record = json.loads(run(capsys, model, "--json"))
-    assert (record["macs"], record["input_size"]) == (macs, [3, 224, 224])
-
-
 def test_a_model_that_cannot_run_is_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -71,28 +71,9 @@ def file(tmp_path: Path) -> str:
     return str(path)
 
 
-def said(*words: str) -> str:
-    """Run a command in a process of its own, so that nothing stays registered here."""
-    command = [sys.executable, "-m", "keymix", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.slow
-def test_what_a_file_registers_is_listed_and_counted(file: str) -> None:
-    rows = json.loads(said("list", "--import", file, "--json"))
-    assert rows["tasks"][-1] == {
-        "name": "number", "summary": "estimates numbers", "scores": ["error"], "unit": "jar",
-    }  # fmt: skip
-    assert rows["data"][-1]["name"] == "jars:PATH"
-    assert rows["mixers"][-1]["name"] == "nothing"
-    found = said("count", "number_net", "--input-size", "3,2,2", "--import", file, "--json")
-    assert json.loads(found)["macs"] == 12
-
-
-@pytest.mark.slow
-def test_measuring_and_training_processes_run_the_file(file: str) -> None:
+def test_what_a_file_registers_is_listed_counted_measured_and_trained(file: str) -> None:
+    """In a process of its own, so that nothing stays registered here."""
     code = f"""
 from keymix.analysis.memory import Build, cpu_peak_unknown, peak_memory
 build = Build(
@@ -107,9 +88,21 @@ from keymix.compare.worker import main
 assert main(["no comparison", "all", {file!r}]) == 2
 from keymix.data.specs import parse
 assert "number" in list_tasks() and parse("jars:there")[0].task == "number"
+from keymix.cli import main
+print("=" * 9)
+assert main(["list", "--import", {file!r}, "--json"]) == 0
+assert main(["count", "number_net", "--input-size", "3,2,2", "--import", {file!r}, "--json"]) == 0
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    shown = done.stdout.partition("=" * 9)[2].strip()
+    rows, end = json.JSONDecoder().raw_decode(shown)
+    assert rows["tasks"][-1] == {
+        "name": "number", "summary": "estimates numbers", "scores": ["error"], "unit": "jar",
+    }  # fmt: skip
+    assert rows["data"][-1]["name"] == "jars:PATH"
+    assert rows["mixers"][-1]["name"] == "nothing"
+    assert json.loads(shown[end:])["macs"] == 12
 
 
 @pytest.mark.parametrize(

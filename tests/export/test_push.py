@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -98,18 +99,25 @@ for folder in sys.argv[1:]:
 """
 
 
-@pytest.mark.slow
-def test_timm_loads_every_family_in_a_new_process(tmp_path: Path) -> None:
-    folders = []
+def push_all(into: Path) -> None:
+    """Push a model of each family, with what it answers beside it."""
     for case, (name, options) in (OWN | TIMMS).items():
-        model, folder = built(name, options), tmp_path / case
+        model, folder = built(name, options), into / case
         assert keymix.push(model, to=folder) == str(folder)
         images = torch.randn(shape_of(model), generator=torch.Generator().manual_seed(0))
         with torch.inference_mode():
             last = model.forward_intermediates(images, intermediates_only=True)[-1]
             kept = {"images": images, "outputs": model(images), "map": last}
         torch.save(kept, f"{folder}.pt")
-        folders.append(str(folder))
+
+
+@pytest.mark.slow
+def test_timm_loads_every_family_in_a_new_process(tmp_path: Path) -> None:
+    pushing = get_context("spawn").Process(target=push_all, args=(tmp_path,))
+    pushing.start()
+    pushing.join()
+    assert pushing.exitcode == 0
+    folders = [str(tmp_path / case) for case in OWN | TIMMS]
     done = subprocess.run(
         [sys.executable, "-c", _CHILD, *folders], capture_output=True, text=True, check=False
     )
