@@ -130,5 +130,6 @@ def _batch_norm(
             unbiased = var * (count / (count - 1).clamp(min=1))
             running_var.lerp_(unbiased.to(running_var.dtype), momentum)
     rate = (var + eps).rsqrt().to(wide)
-    out = centred * (rate if weight is None else rate * weight).view(shape)
-    return (out if bias is None else out + bias.view(shape)).to(x.dtype)
+    out: Tensor = centred * (rate if weight is None else rate * weight).view(shape)
+    out = out if bias is None else out + bias.view(shape)
+    return out.to(x.dtype)
