@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from keymix.errors import UserError
 from keymix.layers.checkpoint import recomputing, still_statistics
 from keymix.layers.folding import constant_norm, replaced
+from keymix.layers.sync_batchnorm import counts_over_ranks, over_ranks, sum_over_ranks
 from keymix.mixers.base import Grid, Site, Traits, heads_first, heads_last, redefines
 from keymix.mixers.map_mixer import LINEAR, MapMixer, MapOptions, Roles
 from keymix.mixers.registry import register_mixer
@@ -75,9 +76,10 @@ class ReMixing(MapMixer):
         # hundred tokens leaves no digit of the variance, and gives wrong gradients in evaluation
         flat = mixed.reshape(-1, *mixed.shape[-3:]).contiguous()
         if norm.training and not track:
-            flat = nn.functional.batch_norm(
-                flat, None, None, norm.weight, norm.bias, training=True, eps=norm.eps
-            )
+            with over_ranks(norm):
+                flat = nn.functional.batch_norm(
+                    flat, None, None, norm.weight, norm.bias, training=True, eps=norm.eps
+                )
         elif norm.training and recomputing():  # these maps moved the statistics already
             with still_statistics(norm):
                 flat = norm(flat)
@@ -194,14 +196,20 @@ class ReMixing(MapMixer):
             shift = theta.sum(0) + keys * self.theta_bias
             return (y + mean * shift[:, None, None]).to(y.dtype)
         moments = norm.training or norm.running_mean is None
+        factors = self.factors(inputs)
+        assert factors is not None  # or the map would be formed whole
+        rows = factors[0][..., 0].numel() // self.num_heads
+        rows, count = counts_over_ranks(norm, (rows, rows * keys), theta)
+        # of a row: keys, unless other ranks have images of other sizes
+        weights = count / rows if rows else keys
 
         def centred_mix(maps: Tensor, theta: Tensor) -> tuple[Tensor, Tensor | None]:
-            maps = maps - 1 / keys
+            maps = maps - 1 / weights
             products = (maps @ maps.transpose(1, 2)).sum(0) if moments else None
             return _mixed(theta, maps), products
 
         y, products = self._by_rows(inputs, grid, bias, mix=centred_mix, learned=(theta,))
-        mean = theta.sum(0) / keys
+        mean = theta.sum(0) / weights
         if self.theta_bias is not None:
             mean = mean + self.theta_bias
         values = inputs["v"].sum(-2, keepdim=True)
@@ -211,7 +219,7 @@ class ReMixing(MapMixer):
             rate = norm.weight * (norm.running_var + norm.eps).rsqrt()
             shift = norm.bias + (mean - norm.running_mean) * rate
         else:
-            count = y.numel() // (y.shape[-1] * self.num_heads) * keys
+            products = sum_over_ranks(norm, products)
             variance = ((products / count @ theta) * theta).sum(0)
             rate = norm.weight * (variance + norm.eps).rsqrt()
             shift = norm.bias + 0 * mean  # which the norm takes off; its gradient is zero, not None
