@@ -93,15 +93,14 @@ def test_a_damaged_store_is_measured_again_and_overwrite_forgets_it(tmp_path, me
     path = tmp_path / "out" / "costs.json"
     kept = json.loads(path.read_text(encoding="utf-8"))
     no_row = kept | {"rows": {"static_key": kept["rows"]["static_key"]}}
-    damaged = [{"rows": []}, kept | {"measured": {"rounds": 3}}, no_row]
-    for number, content in enumerate(damaged, 2):
+    for number, content in enumerate([{"rows": []}, no_row], 2):
         path.write_text(json.dumps(content), encoding="utf-8")
         small(tmp_path / "out", controls=False)
         assert len(measured) == number
     small(tmp_path / "out", controls=False)
-    assert len(measured) == 4  # a whole one serves
+    assert len(measured) == 3  # a whole one serves
     small(tmp_path / "out", controls=False, overwrite=True)
-    assert len(measured) == 5
+    assert len(measured) == 4
 
 
 def test_a_machine_that_is_busy_while_times_are_measured_is_noted(tmp_path, monkeypatch):
