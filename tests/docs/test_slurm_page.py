@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from documents import DOCS, blocks
 
+from keymix.analysis.memory import Peak
 from keymix.cli import main
+from keymix.compare.budget import Trial
 
 SMALLER = {
     "--data folder:photos --mixers mhsa,ska,kv --seeds 5": "--limit 60 --epochs 1 --seeds 1 "
@@ -49,6 +51,12 @@ def test_plan_array_and_last_job_train_each_run_once_and_report(
         (tmp_path / name).chmod(0o755)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    known = dict.fromkeys(
+        ("softmax", "static_key"), Peak(inference_mib=1.0, training_mib=2.0, note="")
+    )
+    monkeypatch.setattr("keymix.compare.costs.peak_memory", lambda *_, **__: known)
+    monkeypatch.setattr("keymix.compare.costs.BUDGET_SECONDS", 0.1)
+    monkeypatch.setattr("keymix.compare.budget.timed", lambda *_, **__: Trial(step=1, image=1))
     subprocess.run(["bash", "-euc", submit], check=True)
     options = (tmp_path / "options").read_text().split()
     assert [each for each in options if "depend" in each] == [

@@ -282,7 +282,7 @@ class Lock(SoftFileLease):
     def lost(self) -> bool:
         """Whether another process took the lock over from this one, which it took for dead."""
         owner = self.owner
-        return self.compromise is not None or (owner is not None and owner.token != self.token)
+        return owner is not None and owner.token != self.token
 
     @property
     def who(self) -> str:
