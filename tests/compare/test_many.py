@@ -219,12 +219,14 @@ def test_four_processes_train_what_one_would(tmp_path: Path) -> None:
     runs = (tmp_path / "trained").read_text().splitlines()
     assert sorted(runs) == [f"{m} seed{s}" for m in ("softmax", "static_key") for s in (0, 1)]
     assert not [*out.rglob(f"{LOCK}*")]
-    epochs = folder.read(out).plan.recipe.schedule.epochs
-    assert 2 < epochs < 20
+    schedule = folder.read(out).plan.recipe.schedule
+    assert 2 < schedule.epochs < 20
+    same = ["--epochs", str(schedule.epochs)]
+    same += ["--schedule.warmup_epochs", str(schedule.warmup_epochs)]
     alone = tmp_path / "alone"
     with cheap_costs():
         assert main([*words, "--minutes", "1", "--out", str(out)]) == 0
-        assert main([*words, "--epochs", str(epochs), "--out", str(alone)]) == 0
+        assert main([*words, *same, "--out", str(alone)]) == 0
     assert table(out) == table(alone)
     assert len(table(out)) > 8
 

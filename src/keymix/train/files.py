@@ -268,8 +268,13 @@ class Lock(SoftFileLease):
 
     def tried(self) -> bool:
         """Take the lock if nobody has it, and return whether it was so."""
-        with suppress(Timeout):
+        try:
             self.acquire(blocking=False)
+        except Timeout:
+            with suppress(OSError):  # an empty file: its process died before it wrote
+                there = Path(self.lock_file).stat()
+                if not there.st_size and time.time() - there.st_mtime > LEASE:
+                    self.force_break()
         return self.is_locked
 
     def free(self) -> bool:
