@@ -7,16 +7,17 @@ import csv
 import json
 import os
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from few_digits import cheap_costs, small
+from few_digits import cheap_costs
 
-from commands import Command
+from commands import PATIENCE, Command, wait_for
 from keymix.cli import main
 from keymix.compare import folder, worker
 from keymix.compare.budget import Trial
@@ -194,6 +195,21 @@ def _noted(place: Path) -> None:
     patch.setattr(worker, "train", noted)
 
 
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Command]]:
+    """Start commands that end with the test."""
+    started: list[Command] = []
+
+    def command(*words: str, before: Callable[[], object]) -> Command:
+        place = tmp_path / f"said{len(started)}"
+        started.append(Command(*words, folder=place, before=before))
+        return started[-1]
+
+    yield command
+    for each in started:
+        each.kill()
+
+
 def table(out: Path) -> list[dict[str, str]]:
     with (out / "results.csv").open(newline="") as stream:
         rows = [*csv.DictReader(stream)]
@@ -201,19 +217,15 @@ def table(out: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_four_processes_train_what_one_would(tmp_path: Path) -> None:
+def test_four_processes_train_what_one_would(tmp_path: Path, start: Callable[..., Command]) -> None:
     """One of them decides how many epochs fit into the minutes; the others follow it."""
     recipe = tmp_path / "recipe.json"
     write_json(recipe, replace_path(resolve("digits_vit"), {"schedule.epochs": 2}).to_dict())
     out = tmp_path / "out"
     words = ["compare", *TINY, "--seeds", "2", "--limit", "100", "--recipe", str(recipe)]
-    four = [
-        Command(
-            *words, "--minutes", "1", "--run", str(number), "--out", str(out),
-            folder=tmp_path / f"said{number}", before=partial(_noted, tmp_path),
-        )
-        for number in range(4)
-    ]  # fmt: skip
+    asked = [*words, "--minutes", "1", "--out", str(out)]
+    before = partial(_noted, tmp_path)
+    four = [start(*asked, "--run", str(number), before=before) for number in range(4)]
     assert [each.ended() for each in four] == [0] * 4, [each.err for each in four]
     assert len([*tmp_path.glob("timed*")]) == 1
     runs = (tmp_path / "trained").read_text().splitlines()
@@ -225,35 +237,45 @@ def test_four_processes_train_what_one_would(tmp_path: Path) -> None:
     same += ["--schedule.warmup_epochs", str(schedule.warmup_epochs)]
     alone = tmp_path / "alone"
     with cheap_costs():
-        assert main([*words, "--minutes", "1", "--out", str(out)]) == 0
+        assert main(asked) == 0
         assert main([*words, *same, "--out", str(alone)]) == 0
     assert table(out) == table(alone)
     assert len(table(out)) > 8
 
 
-@pytest.mark.slow
-def test_two_comparisons_in_one_folder_share_the_runs_and_one_may_be_killed(
-    tmp_path: Path,
-) -> None:
-    out = tmp_path / "out"
-    words = ["compare", *TINY, "--seeds", "2", "--limit", "100", "--epochs", "25"]
-    two = [
-        Command(*words, "--out", str(out), folder=tmp_path / f"said{number}", before=_cheap)
-        for number in range(2)
-    ]
-    first, second = two
-    first.until((out / "runs/softmax/seed0/metrics.jsonl").exists)
-    second.until(lambda: len([*out.glob("runs/*/*/metrics.jsonl")]) > 1)
-    killed = first if Lock(out / "runs/softmax/seed0").owner.pid == first.pid else second
-    killed.kill()
-    (other,) = (each for each in two if each is not killed)
-    assert other.ended() == 0, other.err
-    assert len([*out.glob(f"runs/*/*/{SUMMARY}")]) == 4
-    assert (out / "report.html").exists()
-    alone = small(tmp_path / "alone", seeds=2, epochs=25, controls=False)
-    assert table(out) == table(alone.out)
-
-
-def _cheap() -> None:
+def _asleep(place: Path) -> None:
+    """Let one of the processes sleep in its first run of softmax, and say which."""
     _kept.append(cheap_costs())
     _kept[0].__enter__()
+
+    def sleeping(recipe: Recipe, out: Path, **more: Any) -> Any:
+        def sleep(line: object) -> None:
+            if out.parent.name == "softmax" and not (place / "asleep").exists():
+                (place / "asleep").write_text(str(os.getpid()))
+                time.sleep(PATIENCE)
+
+        return train(recipe, out, **more | {"progress": sleep})
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr("keymix.compare.budget.timed", lambda *_, **__: Trial(step=1, image=1))
+    patch.setattr(worker, "train", sleeping)
+
+
+@pytest.mark.slow
+def test_two_comparisons_in_one_folder_share_the_runs_and_one_may_be_killed(
+    finished: Path, tmp_path: Path, start: Callable[..., Command]
+) -> None:
+    words = ["compare", *TINY, "--seeds", "2", "--limit", "100", "--epochs", "2"]
+    words.remove("--no-controls")
+    out, before = tmp_path / "out", partial(_asleep, tmp_path)
+    two = [start(*words, "--out", str(out), before=before) for _ in range(2)]
+    wait_for(lambda: "waiting for runs" in two[0].err + two[1].err)
+    assert len([*out.glob(f"runs/*/*/{SUMMARY}")]) == 5
+    asleep = int((tmp_path / "asleep").read_text())
+    (other,) = (each for each in two if each.pid != asleep)
+    assert "waiting for runs that other processes train: softmax, seed" in other.err
+    (killed,) = (each for each in two if each is not other)
+    killed.kill()
+    assert other.ended() == 0, other.err
+    assert (out / "report.html").exists()
+    assert table(out) == table(finished)
