@@ -183,7 +183,7 @@ def _noted(place: Path) -> None:
 
     def timed(*_: Any, **__: Any) -> Trial:
         (place / f"timed{os.getpid()}").touch()
-        return Trial(step=0.3 + os.getpid() % 16 / 100, image=1e-4)
+        return Trial(step=0.7 + os.getpid() % 16 / 100, image=1e-4)
 
     def noted(recipe: Recipe, out: Path, **more: Any) -> Any:
         with (place / "trained").open("a") as log:
