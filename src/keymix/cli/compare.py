@@ -40,8 +40,7 @@ Train several token mixers under one recipe, paired by seed, and report the
 score of the data's task (accuracy; for masks, their overlap with the truth),
 the cost, and how certain they are. Without options: softmax, static keys and
 the identity control on scikit-learn's digits, three seeds, three minutes on
-two cores. Run it again on the same folder to resume; further mixers and seeds
-join the finished runs."""
+two cores. Run it again to resume; further mixers and seeds join the runs."""
 
 _EXAMPLES = """\
 Fields of the recipe are options too, for all runs alike: --optim.lr 1e-3.
@@ -216,7 +215,7 @@ def _own() -> VerbParser:
     add(
         "--plan",
         action="store_true",
-        help="list the runs and how long they take, keep the plan, train nothing",
+        help="list the runs and how long they take, train nothing",
     )
     add("--run", metavar="K", help="train run K of those that --plan lists, and end")
     add("--no-controls", action="store_true", help="leave the identity control out")
