@@ -27,7 +27,6 @@ from keymix.errors import UserError, reason
 from keymix.hosts import find_mixers
 from keymix.records import to_json
 from keymix.tasks.classification.page import spread_out
-from keymix.train.files import locked
 from keymix.train.runs import load_run
 
 
@@ -220,14 +219,6 @@ def test_a_folder_with_other_files_is_refused_even_with_overwrite(tmp_path):
         with pytest.raises(UserError, match="holds no comparison"):
             small(tmp_path, overwrite=overwrite)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_a_folder_in_use_is_refused(tmp_path):
-    with (
-        locked(tmp_path / "out", "comparison"),
-        pytest.raises(UserError, match="another comparison is"),
-    ):
-        small(tmp_path / "out")
 
 
 @pytest.mark.slow

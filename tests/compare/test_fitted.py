@@ -359,7 +359,7 @@ def test_differences_are_written_with_their_certainty(finished: Path) -> None:
             assert row["degree"] == mine[row["mixer"]]["degree"]
 
 
-def test_a_plan_writes_nothing_and_says_what_is_used(tmp_path: Path) -> None:
+def test_a_plan_trains_nothing_and_says_what_is_used(tmp_path: Path) -> None:
     said: list[str] = []
     question = Question(
         data="digits",
@@ -370,7 +370,7 @@ def test_a_plan_writes_nothing_and_says_what_is_used(tmp_path: Path) -> None:
         out=tmp_path / "out",
     )
     text = plan_comparison(question, progress=lambda event: said.append(event.text))
-    assert not (tmp_path / "out").exists()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["plan.json"]
     assert "cannot" in text  # one seed shows no equality
     assert any("54 to train on" in line and "vit_nano_p4_12" in line for line in said)
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -22,11 +21,11 @@ from keymix.compare import execute, folder
 from keymix.compare.events import Event
 from keymix.compare.execute import train_runs
 from keymix.compare.runs import ERROR, log_of, read_error
-from keymix.compare.worker import main
 from keymix.data import load
 from keymix.errors import Interrupted, KeymixWarning, UserError
 from keymix.train import files
 from keymix.train.checkpoints import checkpoints
+from keymix.train.files import Lock
 
 pytestmark = pytest.mark.slow
 # processes import it first: steps of the second epoch wait for as long as there is a file "wait"
@@ -86,16 +85,6 @@ def gone(processes: list[int]) -> bool:
     return not any(Path(f"/proc/{each}").exists() for each in processes)
 
 
-def process_of(place: Path) -> int:
-    """The process that has locked a run's folder."""
-    inode = (place / ".lock").stat().st_ino
-    for line in Path("/proc/locks").read_text().splitlines():
-        found = re.search(r"FLOCK +ADVISORY +WRITE (\d+) \S+:(\d+) ", line)
-        if found and int(found[2]) == inode:
-            return int(found[1])
-    raise AssertionError(f"nobody has locked {place}")
-
-
 def test_a_killed_run_fails_alone_and_resumes(out: Path) -> None:
     """The warning of its damage, made in its process, reaches the user."""
     first, second = (out / name for name in RUNS)
@@ -106,7 +95,7 @@ def test_a_killed_run_fails_alone_and_resumes(out: Path) -> None:
         events.append(event)
         if (event.kind, event.mixer, event.epoch) == ("epoch", "softmax", 1):
             wait_for(lambda: len(waiting(out)) == 2)
-            os.kill(process_of(first), signal.SIGKILL)
+            os.kill(Lock(first).pid, signal.SIGKILL)
             out.with_name("wait").unlink()
 
     train(out, watch)
@@ -215,21 +204,6 @@ def test_a_log_that_cannot_be_made_ends_the_comparison(out: Path) -> None:
     log_of(out / RUNS[0]).mkdir(parents=True)
     with pytest.raises(UserError, match=r"seed0\.log"):
         train(out)
-
-
-def test_a_run_of_a_stored_plan_is_a_command_that_says_by_its_exit_code_how_it_went(
-    out: Path,
-) -> None:
-    command = [sys.executable, "-m", "keymix.compare.worker", str(out), "0"]
-    assert subprocess.run(command, check=False).returncode == 0
-    assert whole(out, RUNS[0])
-    (out / RUNS[1]).mkdir()
-    (out / RUNS[1] / "thesis.tex").touch()
-    assert main([str(out), "1"]) == 1
-    assert "holds no run" in read_error(out / RUNS[1])
-    shutil.rmtree(out / RUNS[1])
-    (out / RUNS[1]).touch()
-    assert main([str(out), "1"]) == 2
 
 
 SCRIPT = """

@@ -293,6 +293,7 @@ def test_run_killed_before_its_first_file_starts(vary: Vary, tmp_path: Path) -> 
     out = tmp_path / "run"
     out.mkdir()
     (out / ".lock").touch()
+    os.utime(out / ".lock", (0, 0))
     (out / ".recipe.json.part").write_text("{")
     train(vary({"schedule.epochs": 1}), out)
     assert not list(out.glob(".*"))

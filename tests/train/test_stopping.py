@@ -14,6 +14,7 @@ from test_resume import during
 from commands import Command
 from keymix.cli import main
 from keymix.compare.budget import Trial
+from keymix.tasks.classification.training import ClassificationTask
 from keymix.train import files
 from keymix.train.checkpoints import checkpoints
 
@@ -122,6 +123,31 @@ def stopped_in_order(out: Path, text: str, signum: int) -> None:
     assert not list(out.rglob("*.part"))
     assert not list(out.rglob(".lock"))
     assert not list(out.rglob("*.log")), [log.read_text() for log in out.rglob("*.log")]
+
+
+def test_a_folder_that_vanishes_ends_the_run_which_resumes_when_it_is_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a disk of the network that is unmounted."""
+    out, away = tmp_path / "run", tmp_path / "away"
+    words = ["train", "digits_vit", *SMALL, "--out", str(out)]
+    step = ClassificationTask.training_step
+
+    def vanishing(task: Any, batch: Any, *index: int) -> Any:
+        if task.current_epoch == 1 and out.exists():
+            out.rename(away)
+        return step(task, batch, *index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ClassificationTask, "training_step", vanishing)
+        assert main(words) == 2
+    line = last_line(capsys.readouterr().err)
+    assert f"cannot write '{out}" in line
+    assert "No such file" in line
+    assert not out.exists()
+    away.rename(out)
+    (out / files.LOCK).unlink()  # of this process, which has not ended
+    assert main(words) == 0
 
 
 def test_a_comparison_in_one_process_saves_its_run(

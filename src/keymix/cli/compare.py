@@ -40,8 +40,7 @@ Train several token mixers under one recipe, paired by seed, and report the
 score of the data's task (accuracy; for masks, their overlap with the truth),
 the cost, and how certain they are. Without options: softmax, static keys and
 the identity control on scikit-learn's digits, three seeds, three minutes on
-two cores. Run it again on the same folder to resume; further mixers and seeds
-join the finished runs."""
+two cores. Run it again to resume; further mixers and seeds join the runs."""
 
 _EXAMPLES = """\
 Fields of the recipe are options too, for all runs alike: --optim.lr 1e-3.
@@ -76,8 +75,15 @@ def main(argv: list[str]) -> int:
     if "--no-flip" in words.flags:
         fields["augment.flip"] = False
 
+    number = _number("--run", words, whole_number)
+    part = "--plan" if "--plan" in words.flags else "--run" if number is not None else ""
+    if part and "--overwrite" in words.flags:
+        raise UserError(f"{part} and --overwrite exclude each other: plan or train first.")
+    if part == "--plan" and number is not None:
+        raise UserError("--plan and --run exclude each other: --plan numbers the runs.")
+
     from keymix.compare.question import Question
-    from keymix.compare.run import answer, plan_comparison
+    from keymix.compare.run import answer, plan_comparison, train_one
 
     given: dict[str, Any] = {name: words.last(f"--{name}") for name in _TEXTS}
     question = Question(
@@ -98,12 +104,14 @@ def main(argv: list[str]) -> int:
         imports=imports,
         overwrite="--overwrite" in words.flags,
         images=_images(words.flags),
-        command=shlex.join(["keymix", "compare", *argv]),
+        command=shlex.join(["keymix", "compare", *_of_all_runs(argv)]),
     )
     with watching() as watch:
         if "--plan" in words.flags:
             console.say(plan_comparison(question, progress=watch))
             return 0
+        if number is not None:
+            return 0 if train_one(question, number, progress=watch) else 1
         result = answer(question, progress=watch)
     if "--json" in words.flags:
         console.say(json.dumps(plain(result), ensure_ascii=False))
@@ -113,6 +121,15 @@ def main(argv: list[str]) -> int:
     if "--open" in words.flags:
         console.open_page(result.report)
     return 1 if result.failed else 0
+
+
+def _of_all_runs(argv: list[str]) -> list[str]:
+    """Return the words that repeat a comparison as a whole, whatever part of it was asked for."""
+    rest = [word for word in argv if word != "--plan" and not word.startswith("--run=")]
+    if "--run" in rest:
+        place = rest.index("--run")
+        del rest[place : place + 2]
+    return rest
 
 
 def _images(flags: Collection[str]) -> bool | None:
@@ -198,8 +215,9 @@ def _own() -> VerbParser:
     add(
         "--plan",
         action="store_true",
-        help="print what would be done and how long, train nothing",
+        help="list the runs and how long they take, train nothing",
     )
+    add("--run", metavar="K", help="train run K of those that --plan lists, and end")
     add("--no-controls", action="store_true", help="leave the identity control out")
     add(
         "--no-reference",

@@ -162,6 +162,8 @@ class Bars:
             task = self._runs[run]
             self._progress.update(task, completed=event.epoch, total=event.epochs, text=text)
             self._overall()
+        elif event.kind == "elsewhere":
+            self._progress.remove_task(self._runs.pop(run))
         else:
             self._ended += 1
             self._fraction[run] = 1.0

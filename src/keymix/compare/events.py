@@ -16,7 +16,8 @@ class Event:
     Attributes:
         kind: ``plan`` (`done` of `total` runs are there already), ``estimate`` (how long it will
             take, in `text`), ``note`` (what was settled before training, in `text`), ``start``,
-            ``epoch``, ``done``, ``failed``, or ``stage`` (a step after training, in `text`).
+            ``epoch``, ``done``, ``failed``, ``elsewhere`` (what was about to start is another
+            process's), or ``stage`` (a step after training, in `text`).
         mixer: Whose run.
         seed: Which run.
         epoch: Epochs done in it.
@@ -28,7 +29,9 @@ class Event:
         total: Runs of the comparison.
     """
 
-    kind: Literal["plan", "estimate", "note", "start", "epoch", "done", "failed", "stage"]
+    kind: Literal[
+        "plan", "estimate", "note", "start", "epoch", "done", "failed", "elsewhere", "stage"
+    ]
     mixer: str = ""
     seed: int = 0
     epoch: int = 0

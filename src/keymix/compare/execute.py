@@ -13,45 +13,63 @@ import os
 import select
 import signal
 import subprocess
+import time
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from keymix.analysis.memory import fresh_python
 from keymix.compare.events import Event, Watcher
 from keymix.compare.question import Plan
-from keymix.compare.runs import read_error, unfinished
+from keymix.compare.runs import NAMED, Left, read_error
 from keymix.compare.worker import run
 from keymix.data.dataset import ImageData
 from keymix.errors import Interrupted, KeymixWarning, UserError
+from keymix.records import to_json
 from keymix.task import Score
-from keymix.train.files import METRICS, read_metrics
+from keymix.train.files import METRICS, InUse, read_metrics
 from keymix.train.folder import is_finished
 from keymix.train.signals import Interrupts, interruptible
 
 LOOK = 0.25
-"""Seconds between two looks at the epochs of runs under way."""
+"""Seconds between two looks at the epochs of runs under way, or for a run to start."""
 GRACE = 10.0
 """Seconds that runs have to save when they are asked to end."""
 
 
-def train_runs(plan: Plan, data: ImageData, *, watch: Watcher) -> None:
-    """Train the runs of a stored plan that are not done, one seed of all mixers after the other.
+def train_runs(plan: Plan, data: ImageData, *, watch: Watcher, only: int | None = None) -> None:
+    """Train the runs of a plan that are not done, or one, one seed of all mixers after the other.
 
-    One that fails leaves its reason in its folder. SIGINT and SIGTERM let runs save and raise
+    Those that other processes train are waited for, and taken over where such a process died. One
+    that fails leaves its reason in its folder. SIGINT and SIGTERM let runs save and raise
     Interrupted, which says how to resume; a second one ends at once.
     """
-    left = unfinished(plan)
-    watch(Event(kind="plan", done=len(plan.pairs) - len(left), total=len(plan.pairs)))
+    left = Left(plan, None if only is None else [only])
+    watch(Event(kind="plan", done=left.total - len(left), total=left.total))
     course = Course(plan, data.task.score, watch)
-    if left and plan.processes > 1 and hasattr(os, "fork"):
+    if left and only is None and plan.processes > 1 and hasattr(os, "fork"):
         _train_side_by_side(plan, course)
         return
+    idle = False
     try:
-        for number in left:
-            course.start(number)
-            run(plan, number, data=data, on_epoch=course.look)
-            course.end(number)
+        while left:
+            number = left.take()
+            if number is None:
+                if not idle:
+                    course.waits(left.numbers[:NAMED], len(left))
+                with interruptible(lambda: resume_hint(plan.out)):
+                    time.sleep(LOOK)
+            else:
+                course.start(number)
+                try:
+                    if not left.failed(number):
+                        run(plan, number, data=data, on_epoch=course.look)
+                    course.end(number)
+                except InUse:
+                    left.put_back(number)
+                    course.leave(number)
+            idle = number is None
     except Interrupted as stop:
         text = f"stopped by {signal.Signals(stop.signum).name}: {resume_hint(plan.out)}"
         raise Interrupted(stop.signum, text) from None
@@ -66,7 +84,7 @@ def _train_side_by_side(plan: Plan, course: Course) -> None:
         interruptible(lambda: resume_hint(plan.out)) as interrupts,
         interrupts.deferred(),
         subprocess.Popen(
-            [*command, str(plan.out), "all", *plan.imports],
+            [*command, str(plan.out), *plan.imports],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -75,6 +93,9 @@ def _train_side_by_side(plan: Plan, course: Course) -> None:
         ) as process,
     ):
         try:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(to_json(plan)).encode() + b"\n")
+            process.stdin.flush()
             _follow(process, course, interrupts)
         except Interrupted:
             process.terminate()
@@ -103,6 +124,10 @@ def _follow(process: subprocess.Popen[bytes], course: Course, interrupts: Interr
                     raise UserError(message["error"])
                 elif "start" in message:
                     course.start(message["start"])
+                elif "elsewhere" in message:
+                    course.leave(message["elsewhere"])
+                elif "waits" in message:
+                    course.waits(message["waits"], message["of"])
                 else:
                     course.end(message["end"])
         course.look()
@@ -152,6 +177,20 @@ class Course:
                         text=self._score.name,
                     )
                 )
+
+    def leave(self, number: int) -> None:
+        """Report that another process has a run that was about to start."""
+        del self._epochs[number]
+        mixer, seed = self._plan.pairs[number]
+        self._watch(Event(kind="elsewhere", mixer=mixer.label, seed=seed))
+
+    def waits(self, numbers: Sequence[int], total: int) -> None:
+        """Report that other processes train all runs that are left, the first of them by name."""
+        runs = (self._plan.pairs[number] for number in numbers)
+        names = [f"{mixer.label}, seed {seed}" for mixer, seed in runs]
+        more = f"; {total - len(names)} more" if total > len(names) else ""
+        text = f"waiting for runs that other processes train: {'; '.join(names)}{more}"
+        self._watch(Event(kind="note", text=text))
 
     def end(self, number: int) -> None:
         """Report that a run is done, or failed for the reason that its folder has."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from keymix.compare.costs import COSTS
 from keymix.compare.pictures import PICTURES_FILE
-from keymix.compare.question import Plan
+from keymix.compare.question import Plan, Question
 from keymix.compare.references import ARRAYS, FACTS
 from keymix.compare.runs import ERROR, Finished, Reading
 from keymix.data.record import DataRecord, SameImages
@@ -29,7 +29,7 @@ from keymix.report.comparison_page import render
 from keymix.report.gallery import Pictures
 from keymix.report.record import Results
 from keymix.train import folder as run_folder
-from keymix.train.files import clear_parts, read_json, write_json, write_text
+from keymix.train.files import InUse, Lock, clear_parts, read_json, write_json, write_text
 
 PLAN, FORMAT = "plan.json", 4
 RUNS, TUNING, LOCK = "runs", "tune", ".lock"
@@ -70,18 +70,39 @@ def keep(stored: Stored) -> Stored:
     return stored
 
 
+def decided(question: Question, *, trains: bool) -> bool:
+    """Whether the folder has all of a plan that answers a question, what is trained for it too."""
+    out = question.folder
+    if question.overwrite or not (out / PLAN).is_file():
+        return False
+    there = read(out)
+    tuned = question.tune is None or there.plan.tuning is not None
+    ready = there.checked is not None and tuned and (out / RUNS).exists()
+    return question.repeats(there.plan.question) and (ready or not trains)
+
+
+def kept(question: Question) -> Plan | None:
+    """Return the folder's plan if it was made for the same runs as a question asks for."""
+    if not decided(question, trains=True):
+        return None
+    plan = read(question.folder).plan
+    return plan if question.asks_for_runs_of(plan.question) else None
+
+
 def claim(plan: Plan, data: DataRecord) -> Stored:
     """Take the folder for this comparison: a new one, or the one that is there to resume.
 
-    A UserError refuses a folder of another comparison, or with files that are no comparison's.
+    A plan of which nothing is trained gives way. A UserError refuses a folder of another
+    comparison, or with files that are no comparison's.
     """
-    out, question = plan.out, plan.question
+    out = plan.out
     check_folder(out)
     clear_parts(out)
-    if question.overwrite:
+    if plan.question.overwrite:
         clear(out)
+        plan = replace(plan, question=replace(plan.question, overwrite=False))
     here = Stored(plan=plan, data=SameImages.of(data))
-    if not (out / PLAN).exists():
+    if not (out / PLAN).exists() or not (out / RUNS).exists():
         return keep(here)
     there = read(out)
     differing = [*differences(_identity(there), _identity(here))]
@@ -113,7 +134,8 @@ def check_folder(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {str(out)!r} is a file. Name a folder.")
     foreign = out.exists() and not (out / PLAN).exists()
-    if foreign and any(path.name not in (LOCK, f".{PLAN}.part") for path in out.iterdir()):
+    ours = (LOCK, f".{PLAN}.part")  # and what a lock is taken over with
+    if foreign and not all(path.name.startswith(ours) for path in out.iterdir()):
         raise UserError(
             f"the folder {str(out)!r} is not empty and holds no comparison. Name another with "
             "--out."
@@ -121,8 +143,15 @@ def check_folder(out: Path) -> None:
 
 
 def clear(out: Path) -> None:
-    """Delete what a comparison made in its folder, and nothing else."""
-    for runs in (out / RUNS, *out.glob(f"{TUNING}/lr*/{RUNS}")):
+    """Delete what a comparison made in its folder, and nothing else; not below a process."""
+    tops = (out / RUNS, *out.glob(f"{TUNING}/lr*/{RUNS}"))
+    for place in (place for runs in tops for place in runs.glob("*/seed*")):
+        if not (lock := Lock(place)).free():
+            raise InUse(
+                f"{lock.who} trains the run {str(place)!r}: stop it before --overwrite deletes it. "
+                f"If it is dead, remove {lock.lock_file!r}."
+            )
+    for runs in tops:
         for place in runs.glob("*/seed*"):
             if place.is_dir() and place.resolve().is_relative_to(out.resolve()):
                 clear_parts(place)
@@ -131,7 +160,7 @@ def clear(out: Path) -> None:
                     (place / name).unlink(missing_ok=True)
         for log in runs.glob("*/seed*.log"):
             log.unlink()
-        (runs.parent / PLAN).unlink(missing_ok=True)
+    (out / PLAN).unlink(missing_ok=True)
     for top in (out / RUNS, out / TUNING):
         for place in sorted(top.glob("**"), reverse=True):  # what is below a folder before it
             if not place.is_symlink() and not any(place.iterdir()):

@@ -141,6 +141,9 @@ def _before_the_data(question: Question, kept: Plan | None, *, cuda: bool) -> tu
     elif kept is not None and question.recipe is None:
         model = replace(kept.recipe.model, global_pool=recipe.model.global_pool)
         recipe = replace(kept.recipe, model=model)
+    elif kept is not None and kept.question.minutes is not None:  # that epochs gave way to
+        epochs = kept.recipe.schedule.epochs
+        recipe = defaults.with_epochs(recipe, question.given, epochs)
     if kept is not None and kept.tuning is not None:
         recipe = replace_path(recipe, {"optim.lr": kept.tuning.chosen})
     return recipe, why

@@ -19,6 +19,10 @@ _SHARED = ("data", "model", "recipe", "overrides", "epochs", "limit", "match", "
 """What all runs of a folder share; the rest may change from call to call, or grow."""
 
 
+_RUNS = ("mixers", "seeds", "baseline", "controls", "ann", "reference")
+"""What says which runs there are, besides the budget."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Question:
     """The arguments of `keymix.compare.run.compare`, which describes them; None is not named."""
@@ -91,6 +95,11 @@ class Question:
         there, here = to_json(before), to_json(self)
         shared = all(there[name] == here[name] for name in _SHARED)
         return shared and self.minutes in (None, before.minutes)
+
+    def asks_for_runs_of(self, before: Question) -> bool:
+        """Whether it asks for the runs that another one did, as far as neither has grown."""
+        there, here = to_json(before), to_json(self)
+        return self.repeats(before) and all(there[name] == here[name] for name in _RUNS)
 
     def _call(self) -> str:
         """Write the call of `compare` with the arguments that are not at their defaults."""

@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from keymix.compare.plan import resolve, summary, time_left, what_it_can_show
 from keymix.compare.question import Plan, Question
 from keymix.compare.references import References, compute_references, known_references
 from keymix.compare.results import Known, checked_data, results
-from keymix.compare.runs import Finished, Reading, read_runs
+from keymix.compare.runs import Finished, Reading, read_runs, state_of
 from keymix.compare.tune import tuned
 from keymix.data.dataset import ImageData
 from keymix.errors import FAILURES, UserError, reason
@@ -31,7 +32,8 @@ from keymix.mixers.registry import import_file
 from keymix.report.comparison import Comparison
 from keymix.report.record import OpenRun
 from keymix.report.words import said
-from keymix.train.files import locked
+from keymix.train.files import Lock, locked, make_folder
+from keymix.train.folder import is_finished
 from keymix.train.recipe import Recipe
 
 
@@ -126,28 +128,17 @@ def compare(
 def answer(question: Question, *, progress: Watcher | None = None) -> Comparison:
     """Answer a question: see `compare`."""
     watch: Watcher = progress or ignore
-    plan, data = _planned(question, watch)
-    out = plan.out
+    plan, data = _decided(question, watch, trains=True)
+    out, known = plan.out, data.record()
 
     def say(text: str) -> None:
         watch(Event(kind="stage", text=text))
 
-    known = data.record()
-    with locked(out, "comparison"):
+    if text := time_left(plan):
+        watch(Event(kind="estimate", text=text))
+    train_runs(plan, data, watch=watch)
+    with _alone(out, watch):
         stored = folder.claim(plan, known)
-        if question.tune is not None:
-            plan = tuned(plan, data, watch=watch)
-            stored = folder.keep(replace(stored, plan=plan))
-        if stored.checked is None:
-            say("checking the data")
-            stored = folder.keep(replace(stored, checked=checked_data(data)))
-        checked = stored.checked
-        assert checked is not None
-        for line in said("data_check", checked, known):
-            watch(Event(kind="note", text=line))
-        if text := time_left(plan):
-            watch(Event(kind="estimate", text=text))
-        train_runs(plan, data, watch=watch)
         runs = read_runs(plan, images=stored.data)
         if why := _none_finished(runs):
             raise UserError(f"no run could be finished; the first says: {why}")
@@ -158,6 +149,82 @@ def answer(question: Question, *, progress: Watcher | None = None) -> Comparison
         except FAILURES as error:  # a mixer of the user's may raise anything
             watch(Event(kind="note", text=f"costs could not be measured: {reason(error)}"))
         return _gathered(folder.look(stored, runs), runs, data, say=say)
+
+
+def train_one(question: Question, number: int, *, progress: Watcher | None = None) -> bool:
+    """Train one run of the comparison that answers a question, and return whether it is done.
+
+    Several processes may do so at once, on several machines: one of them decides the plan.
+
+    Args:
+        question: The arguments of `compare`.
+        number: The run, as `plan_comparison` numbers them.
+        progress: Called with every :class:`keymix.compare.events.Event`.
+
+    Raises:
+        UserError: As `compare`, before training; or if there is no such run.
+    """
+    watch: Watcher = progress or ignore
+    plan = folder.kept(question)
+    if plan is None or not _is_done(plan, number):
+        plan, data = _decided(question, watch, trains=True)
+        if number not in range(len(plan.pairs)):
+            raise UserError(f"--run {number}: the runs are 0 to {len(plan.pairs) - 1}; see --plan.")
+        train_runs(plan, data, watch=watch, only=number)
+    return _is_done(plan, number)
+
+
+def _is_done(plan: Plan, number: int) -> bool:
+    return number in range(len(plan.pairs)) and is_finished(plan.folder(*plan.pairs[number]))
+
+
+@contextmanager
+def _alone(out: Path, watch: Watcher) -> Iterator[None]:
+    """Do what one process at a time may do in a comparison's folder, with a line if it has to wait.
+
+    Training is not among it.
+    """
+    lock = Lock(out)
+    if not lock.free():
+        watch(Event(kind="note", text=f"waiting for {lock.who}, which plans or reports"))
+    with locked(out, "comparison", wait=True):
+        yield
+
+
+def _decided(question: Question, watch: Watcher, *, trains: bool) -> tuple[Plan, ImageData]:
+    """Decide the plan with what is trained or looked for before the runs, or follow the folder's.
+
+    One process decides: its timing says how many epochs fit. The others wait and read it.
+    """
+    folder.check_folder(question.folder)
+    first = not folder.decided(question, trains=trains)
+    with _alone(question.folder, watch) if first else nullcontext():
+        if first and not folder.decided(question, trains=trains):
+            return _settled(*_planned(question, watch), watch, trains=trains)
+    plan, data = _planned(question, watch)
+    with _alone(question.folder, watch):
+        return _settled(plan, data, watch, trains=trains)
+
+
+def _settled(
+    plan: Plan, data: ImageData, watch: Watcher, *, trains: bool
+) -> tuple[Plan, ImageData]:
+    """Keep a plan in its folder; what is to be known before its runs is found out, or said."""
+    known = data.record()
+    stored = folder.claim(plan, known)
+    if not trains:
+        return stored.plan, data
+    make_folder(plan.out / folder.RUNS)  # from now on, the plan stays
+    if plan.question.tune is not None:
+        stored = folder.keep(replace(stored, plan=tuned(stored.plan, data, watch=watch)))
+    checked = stored.checked
+    if checked is None:
+        watch(Event(kind="stage", text="checking the data"))
+        checked = checked_data(data)
+        stored = folder.keep(replace(stored, checked=checked))
+    for line in said("data_check", checked, known):
+        watch(Event(kind="note", text=line))
+    return stored.plan, data
 
 
 def _planned(question: Question, watch: Watcher) -> tuple[Plan, ImageData]:
@@ -182,23 +249,34 @@ def _planned(question: Question, watch: Watcher) -> tuple[Plan, ImageData]:
 
 
 def plan_comparison(question: Question, *, progress: Watcher | None = None) -> str:
-    """Say what `compare` would do and how long it would take; nothing is written.
+    """Say what `compare` would do and how long it would take; nothing is trained.
+
+    The plan is kept in the folder, so that all processes follow it. A plan of which nothing was
+    trained gives way to another.
 
     Args:
         question: The arguments of `compare`.
         progress: Called with every :class:`keymix.compare.events.Event`; notes say what is used.
 
     Returns:
-        What the test split could show, and the time that it would take, in words.
+        The runs with their numbers, and how they are; what the test split could show, and the time
+        that it would take, in words.
 
     Raises:
         UserError: As `compare`, before training.
     """
-    plan, data = _planned(question, progress or ignore)
+    plan, data = _decided(question, progress or ignore, trains=False)
+    rows = [("run", "mixer", "seed", "folder", "state")]
+    for number, (mixer, seed) in enumerate(plan.pairs):
+        place = plan.folder(mixer, seed)
+        shown = place.relative_to(plan.out).as_posix()
+        rows.append((str(number), mixer.label, str(seed), shown, state_of(place)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     text = time_left(plan) or "all runs are finished"
     if question.tune is not None:
         text = f"{text}; the tuning before it is not counted"
-    return "\n".join(filter(None, (what_it_can_show(plan, data), text)))
+    return "\n".join(filter(None, (*table, what_it_can_show(plan, data), text)))
 
 
 def ignore(event: Event) -> None:
@@ -243,18 +321,22 @@ def rebuild(
     say("reading the runs")
     for path in imports:
         import_file(path)
-    stored = folder.read(Path(out))
-    question = stored.plan.question
-    if images is not None and images != question.images:
-        plan = replace(stored.plan, question=replace(question, images=images))
-        stored = folder.keep(replace(stored, plan=plan))
-    runs = read_runs(stored.plan, images=stored.data)
-    if why := _none_finished(runs):
-        raise UserError(
-            f"no run of the comparison in {str(out)!r} is finished yet. Resume it with: "
-            f"{stored.plan.command}. The first says: {why}"
+    folder.read(Path(out))  # or refuse
+    with _alone(Path(out), watch):
+        stored = folder.read(Path(out))
+        question = stored.plan.question
+        if images is not None and images != question.images:
+            plan = replace(stored.plan, question=replace(question, images=images))
+            stored = folder.keep(replace(stored, plan=plan))
+        runs = read_runs(stored.plan, images=stored.data)
+        if why := _none_finished(runs):
+            raise UserError(
+                f"no run of the comparison in {str(out)!r} is finished yet. Resume it with: "
+                f"{stored.plan.command}. The first says: {why}"
+            )
+        return _gathered(
+            stored, runs, None, say=say, note=folder.imports_note(stored.plan, imports)
         )
-    return _gathered(stored, runs, None, say=say, note=folder.imports_note(stored.plan, imports))
 
 
 def _none_finished(runs: Sequence[Reading]) -> str:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -19,7 +20,7 @@ from keymix.report.part import Page, RunAnswers, page_of
 from keymix.report.record import DoneRun, HistoryLine, Lines, Mark, Number, OpenRun, Which
 from keymix.task import LOSS, Task
 from keymix.train.environment import lines
-from keymix.train.files import METRICS, SUMMARY, read_metrics
+from keymix.train.files import LOOK, METRICS, SUMMARY, Lock, read_metrics
 from keymix.train.folder import is_finished, read_finished
 from keymix.train.recipe import Recipe
 from keymix.train.record import Tested
@@ -29,6 +30,8 @@ DAMAGED = ".damaged"
 ERROR = "error.txt"
 """In a run's folder, why it failed when it was last tried: one line."""
 NOT_STARTED = "it has not started"
+NAMED = 3
+"""Runs that are waited for and named."""
 _HERE = ("name", "data.spec", "data.workers")  # parts of a recipe that change no result
 
 
@@ -70,10 +73,69 @@ Reading = Finished | OpenRun
 """A run as it was found."""
 
 
-def unfinished(plan: Plan) -> list[int]:
-    """Return the runs that are not done, by their number in the plan."""
-    pairs = enumerate(plan.pairs)
-    return [number for number, pair in pairs if not is_finished(plan.folder(*pair))]
+class Left:
+    """The runs that are left of those asked for, by their number in the plan; all if None.
+
+    Other processes, on other machines too, may work on the same: one takes what nobody works on.
+    """
+
+    def __init__(self, plan: Plan, numbers: Sequence[int] | None = None) -> None:
+        asked = range(len(plan.pairs)) if numbers is None else numbers
+        self._folders = {number: plan.folder(*plan.pairs[number]) for number in asked}
+        self.total = len(self._folders)
+        open_ = [number for number, place in self._folders.items() if not is_finished(place)]
+        self._locks = {number: Lock(self._folders[number]) for number in open_}
+        self._failed = {number: _failed_at(self._folders[number]) for number in open_}
+        self._next = 0.0  # look, by the clock
+
+    def __len__(self) -> int:
+        return len(self._locks)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Those that are left now."""
+        return [*self._locks]
+
+    def take(self) -> int | None:
+        """Take the first that nobody works on, done elsewhere meanwhile or not; None if all are.
+
+        A run is looked at once in `LOOK` seconds.
+        """
+        if time.monotonic() >= self._next:
+            for number, lock in self._locks.items():
+                if lock.free():
+                    del self._locks[number]
+                    return number
+            self._next = time.monotonic() + LOOK
+        return None
+
+    def put_back(self, number: int) -> None:
+        """Leave a run that another process took first."""
+        self._locks[number] = Lock(self._folders[number])
+
+    def failed(self, number: int) -> bool:
+        """Whether a run has failed elsewhere meanwhile: it would here."""
+        return _failed_at(self._folders[number]) not in (0, self._failed[number])
+
+
+def _failed_at(folder: Path) -> int:
+    """Return when a run's failure was recorded, 0 if none is."""
+    try:
+        return (folder / ERROR).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+State = Literal["done", "running", "failed", "left"]
+
+
+def state_of(folder: Path) -> State:
+    """Return how a run is: done, being trained by some process, failed when last tried, or left."""
+    if not Lock(folder).free():
+        return "running"
+    if is_finished(folder):
+        return "done"
+    return "failed" if _failed_at(folder) else "left"
 
 
 def log_of(folder: Path) -> Path:

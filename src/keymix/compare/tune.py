@@ -15,7 +15,7 @@ import numpy as np
 
 from keymix.compare.events import Event, Watcher
 from keymix.compare.execute import train_runs
-from keymix.compare.folder import TUNING, Stored, keep
+from keymix.compare.folder import TUNING
 from keymix.compare.question import Plan
 from keymix.compare.runs import Finished, read_runs
 from keymix.data.dataset import ImageData
@@ -54,9 +54,8 @@ def _validated(plan: Plan, images: ImageData, rate: float, watch: Watcher) -> di
         seeds=(SEED if SEED not in plan.seeds else max(plan.seeds) + 1,),
         out=plan.out / TUNING / f"lr{rate:g}",
     )
-    same = SameImages.of(images.record())
-    keep(Stored(plan=trial, data=same))
     train_runs(trial, images, watch=watch)
+    same = SameImages.of(images.record())
     return {
         each.run.mixer: value
         for each in read_runs(trial, images=same)

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of a comparison: ``python -m keymix.compare.worker FOLDER K [IMPORT ...]``.
+"""The processes of a comparison: ``python -m keymix.compare.worker FOLDER [IMPORT ...]``.
 
-It trains run K of a folder's stored plan, counted from 0, one seed of all mixers after the other.
-The exit code is 0 for a finished run, 1 for one that failed (``error.txt`` in its folder says why),
-2 where more than this run fails, and 128 + N of a run that saved at signal N.
-
-With K ``all`` it trains what is left, and forks a process for every run: PyTorch is imported and
-the data are loaded once, and never the user's script. SIGTERM lets the runs save. When standard
-input ends, as it does with the comparison, the runs are killed. Standard output has JSON lines: a
-run that starts or ends, a warning, an error that ends it all.
+It reads a plan, a line of JSON on standard input, and trains what is left of it in the folder, in
+a process forked for every run: PyTorch is imported and the data are loaded once, and never the
+user's script. SIGTERM lets the runs save. When standard input ends, as it does with the comparison,
+the runs are killed. Standard output has JSON lines: a run that starts, ends or is another process's
+after all, that all left are, a warning, an error that ends it all.
 """
 
 from __future__ import annotations
@@ -24,25 +21,28 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
-from keymix.compare import folder
 from keymix.compare.question import Plan
-from keymix.compare.runs import DAMAGED, ERROR, log_of, unfinished
+from keymix.compare.runs import DAMAGED, ERROR, NAMED, Left, log_of
 from keymix.data.dataset import ImageData
 from keymix.errors import FAILURES, Interrupted, KeymixWarning, UserError, WriteError, reason
 from keymix.mixers.registry import import_file
+from keymix.records import from_json
 from keymix.train.checkpoints import DamagedRun
 from keymix.train.engine import train
-from keymix.train.files import make_folder, write_error, write_text
+from keymix.train.files import InUse, make_folder, write_error, write_text
 from keymix.train.model import load_data, model_for
 
 POLL = 0.05
 """Seconds between two looks at the processes of the runs under way."""
+ELSEWHERE = 75
+"""Exit code of a run's process that found another one at work on it (EX_TEMPFAIL)."""
 _LONGEST = 500  # characters of a message: its line enters a pipe at once or not at all
 
 Send = Callable[..., None]
@@ -58,7 +58,8 @@ def run(
 ) -> int:
     """Train a run of a plan and return 0, or 1 where it failed.
 
-    What is raised ends more than this run: `Interrupted`, and `WriteError`.
+    What is raised says nothing of this run: `Interrupted`, `WriteError`, and `InUse` where another
+    process trains it.
     """
     mixer, seed = plan.pairs[number]
     place = plan.folder(mixer, seed)
@@ -80,7 +81,7 @@ def run(
         except DamagedRun as error:
             move_away(place, error)
             trained()
-    except WriteError:
+    except (WriteError, InUse):
         raise
     except FAILURES as error:  # a mixer of the user's may raise anything
         make_folder(place)
@@ -114,14 +115,21 @@ class Forks:
 
     def train(self, data: ImageData | None) -> None:
         """Train them; SIGTERM ends those under way, and the end of standard input kills them."""
-        waiting = unfinished(self._plan)
+        left, idle = Left(self._plan), False
         signal.signal(signal.SIGTERM, self._save)
-        while self._children or (waiting and not self._stopping):
-            free = 0 if self._stopping else self._plan.processes - len(self._children)
-            for number in waiting[:free]:
+        while self._children or (left and not self._stopping):
+            while not self._stopping and len(self._children) < self._plan.processes:
+                number = left.take()
+                if number is None:
+                    break
                 self._send(start=number)
-                self._children[os.fork() or self._child(number, data)] = number
-            del waiting[:free]
+                if left.failed(number):
+                    self._send(end=number)
+                else:
+                    self._children[os.fork() or self._child(number, data)] = number
+            if not idle and left and not self._children:
+                self._send(waits=left.numbers[:NAMED], of=len(left))
+            idle = not self._children
             if select.select([0], [], [], POLL)[0]:
                 self._tell(signal.SIGKILL)
                 return
@@ -129,8 +137,13 @@ class Forks:
                 done, status = os.waitpid(child, os.WNOHANG)
                 if done:
                     number = self._children.pop(child)
-                    self._see_to(number, os.waitstatus_to_exitcode(status))
-                    self._send(end=number)
+                    code = os.waitstatus_to_exitcode(status)
+                    if code == ELSEWHERE:
+                        left.put_back(number)
+                        self._send(elsewhere=number)
+                    else:
+                        self._see_to(number, code)
+                        self._send(end=number)
 
     def _save(self, *_: object) -> None:
         self._stopping = True
@@ -161,6 +174,8 @@ class Forks:
         except WriteError as error:
             self._send(error=str(error))  # no other run would fare better
             code = 1
+        except InUse:
+            code = ELSEWHERE
         except Interrupted as stop:
             code = stop.exit_code
         except (*FAILURES, SystemExit):
@@ -219,21 +234,18 @@ def _send(pipe: int, **message: Any) -> None:
 
 
 def main(argv: Sequence[str], *, messages: int = 1) -> int:
-    """Train the run that is named, or all that are left, with messages to a file descriptor."""
+    """Train all runs that are left, with messages to a file descriptor."""
     send = partial(_send, messages)
-    out, number, *imports = argv
+    out, *imports = argv
     try:
         for path in imports:
             import_file(path)
-        plan = folder.read(Path(out)).plan
-        if number != "all":
-            return run(plan, int(number))
+        plan = from_json(Plan, json.loads(sys.stdin.readline()), where="the plan")
+        plan = replace(plan, out=Path(out))
         Forks(plan, send).train(_prepared(plan))
     except UserError as error:
         send(error=str(error))
         return 2
-    except Interrupted as stop:
-        return stop.exit_code
     return 0
 
 

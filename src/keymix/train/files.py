@@ -7,6 +7,9 @@ import errno
 import io
 import json
 import os
+import socket
+import time
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,11 +18,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from filelock import FileLock, Timeout
+from filelock import OwnerRecord, SoftFileLease, Timeout
 from safetensors import SafetensorError
 from torch import Tensor
 
-from keymix.errors import UserError, WriteError
+from keymix.errors import KeymixWarning, UserError, WriteError
 from keymix.records import from_json, to_json
 from keymix.train.recipe import RECORD
 from keymix.train.record import EpochLine, WeightsFacts
@@ -28,6 +31,13 @@ from keymix.weights_file import packed, unpacked
 RECIPE, ENVIRONMENT, SUMMARY = RECORD, "environment.json", "summary.json"
 METRICS, PREDICTIONS, CHECKPOINTS = "metrics.jsonl", "predictions_test.npz", "checkpoints"
 NONFINITE, SWAP, LOGGERS, LOCK = "nonfinite.json", "swap.json", "loggers.json", ".lock"
+
+LEASE = 300.0
+"""Seconds after which a lock that is not renewed is free, on whatever machine its process was."""
+BEAT = 10.0
+"""Seconds between two renewals."""
+LOOK = 1.0
+"""Seconds between two looks at a lock that is waited for."""
 
 _PART = ".part"
 _BAD_ARRAYS = (
@@ -63,8 +73,10 @@ def weights_file(which: str) -> str:
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write a file so that a crash, or a full disk, leaves the old one or the new one whole.
 
-    `write` puts the content into the open file that it is given. Raises `WriteError`.
+    `write` puts the content into the open file that it is given. Raises `WriteError`, or `InUse`
+    where another process took the folder's lock over.
     """
+    _refuse_lost(path)
     part = part_of(path)
     try:
         try:
@@ -225,38 +237,132 @@ def write_metrics(path: Path, lines: Sequence[EpochLine]) -> None:
     write_text(path, "".join(json.dumps(to_json(line)) + "\n" for line in lines))
 
 
+# ---- one process at a time in a folder --------------------------------------------------------
+
+
 class InUse(UserError):
     """Another process works in the folder."""
 
 
-@contextmanager
-def locked(folder: Path, what: str, *, patience: float = 0.0) -> Iterator[None]:
-    """Lock a folder, made if need be, against another process; `what` works there, for the message.
+class Lock(SoftFileLease):
+    """A folder's lock: a file that names its process and machine, and that this one renews.
 
-    A lock that another one has is waited for `patience` seconds. It ends with the process, however
-    that ends. A folder that was made for this and is left empty goes again. Raises `InUse`, or
-    `WriteError` if the folder cannot be made or written to.
+    Another process has it once that one has ended, on the same machine; else once it saw no renewal
+    for `LEASE` seconds.
     """
-    path = folder / LOCK
+
+    def __init__(self, folder: Path) -> None:
+        path, beat = folder / LOCK, min(BEAT, LEASE / 3)
+        super().__init__(path, lease_duration=LEASE, heartbeat_interval=beat, thread_local=False)
+
+    def _take_over(self, marker: os.stat_result, breaker_pid: int | None) -> None:
+        """Where names cannot be exchanged, as on NFS, remove a dead process's file: any may come.
+
+        Should two do so in one moment, one of them finds the lock `lost`.
+        """
+        super()._take_over(marker, breaker_pid)
+        with suppress(OSError):
+            there = Path(self.lock_file).stat()
+            if (there.st_ino, there.st_mtime_ns) == (marker.st_ino, marker.st_mtime_ns):
+                Path(self.lock_file).unlink()
+
+    def tried(self) -> bool:
+        """Take the lock if nobody has it, and return whether it was so."""
+        try:
+            self.acquire(blocking=False)
+        except Timeout:
+            with suppress(OSError):  # an empty file: its process died before it wrote
+                there = Path(self.lock_file).stat()
+                if not there.st_size and time.time() - there.st_mtime > LEASE:
+                    self.force_break()
+        return self.is_locked
+
+    def free(self) -> bool:
+        """Whether nobody has the lock; looks of one object notice a machine that died."""
+        found = not Path(self.lock_file).exists() or self.tried()
+        self.release()
+        return found
+
+    @property
+    def lost(self) -> bool:
+        """Whether another process took the lock over from this one, which it took for dead."""
+        owner = self.owner
+        return owner is not None and owner.token != self.token
+
+    @property
+    def who(self) -> str:
+        """The process that has the lock, in words."""
+        owner = self.owner
+        return "a process" if owner is None else f"process {owner.pid} on {_host(owner)}"
+
+    @property
+    def here(self) -> bool:
+        """Whether a process of this machine has the lock; so say those that say nothing."""
+        owner = self.owner
+        return owner is None or _host(owner) == socket.gethostname()
+
+
+_locks: dict[Path, Lock] = {}  # that this process has, by folder
+
+
+def _host(owner: OwnerRecord) -> str:
+    return owner.hostname.partition("?")[0]
+
+
+@contextmanager
+def locked(folder: Path, what: str, *, wait: bool = False) -> Iterator[None]:
+    """Lock a folder, made if need be, against other processes; `what` works there, for the message.
+
+    One that works there is waited for, or else refused by `InUse`; that of another machine only
+    once it gave a sign of life. A folder that was made for this and is left empty goes again.
+    Raises `WriteError` if the folder cannot be made or written to.
+    """
+    path, lock = folder / LOCK, Lock(folder)
     made = [place for place in (folder, *folder.parents) if not place.exists()]
-    lock = FileLock(path)
+    seen = 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=patience)
-    except Timeout:
-        raise InUse(
-            f"another {what} is at work in {str(folder)!r}. Wait for it, or name another folder "
-            "with --out."
-        ) from None
+        while not lock.tried():
+            renewed = _renewed(path)
+            if renewed and not wait and (lock.here or seen not in (0, renewed)):
+                raise InUse(
+                    f"another {what} is at work in {str(folder)!r}: {lock.who}. Wait for it, or "
+                    f"name another folder with --out. If it is dead, remove {str(path)!r}."
+                )
+            if renewed and not wait and not seen:
+                text = f"{str(folder)!r} is {lock.who}'s: free if that is silent for {LEASE:g} s"
+                warnings.warn(text, KeymixWarning, stacklevel=3)
+            seen = renewed
+            time.sleep(LOOK)
+            folder.mkdir(parents=True, exist_ok=True)  # who was there may have taken it away
     except OSError as error:
         raise write_error(path, error) from None
+    _locks[folder] = lock
     try:
         yield
     finally:
+        del _locks[folder]
         if lock.is_locked:  # not in a forked child
-            with suppress(OSError):  # a folder that became read-only: the lock itself goes with us
-                path.unlink(missing_ok=True)  # who has it open already does not get the lock
-            lock.release()
+            with suppress(OSError):  # a folder that became read-only, or is gone
+                lock.release()
             with suppress(OSError):
                 for place in made:
                     place.rmdir()
+
+
+def _renewed(path: Path) -> int:
+    """Return when a lock's file was renewed, 0 if there is none."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def _refuse_lost(path: Path) -> None:
+    """Refuse to write below a folder whose lock another process took over."""
+    for folder in path.parents:
+        if folder in _locks and _locks[folder].lost:
+            raise InUse(
+                f"{_locks[folder].who} has taken {str(folder)!r} over: this process gave no sign "
+                f"of life for {LEASE:g} s, or its lock was removed"
+            )

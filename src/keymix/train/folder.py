@@ -78,7 +78,8 @@ def is_finished(folder: Path) -> bool:
 
 def _is_content(path: Path) -> bool:
     """Whether a file is more than what a run leaves that was killed before its first one."""
-    return path not in (path.parent / files.LOCK, files.part_of(path.parent / files.RECIPE))
+    part = files.part_of(path.parent / files.RECIPE).name
+    return not path.name.startswith((files.LOCK, part))
 
 
 def run_folder(path: Path) -> Path:
