@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import math
 import os
@@ -136,7 +135,6 @@ def _launch(argv: list[str], devices: int) -> int:
             command,
             env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             start_new_session=True,  # Ctrl-C reaches them from here
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
         )
         for rank in range(devices)
     ]
@@ -146,10 +144,6 @@ def _launch(argv: list[str], devices: int) -> int:
         for process in running:
             process.kill()
             process.wait()
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _watched(running: list[subprocess.Popen[bytes]]) -> int:

@@ -7,7 +7,10 @@ one process every function here returns at once, and nothing is initialised.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -56,6 +59,8 @@ def together() -> Iterator[None]:
         yield
         return
     _check_devices()
+    if sys.platform == "linux":  # no rank outlives what started it
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group()  # gloo for what is on the CPU, NCCL for tensors of GPUs
