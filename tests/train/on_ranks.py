@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from commands import PATIENCE, forkserver
+from keymix.errors import Reported
 from keymix.tasks.classification.training import ClassificationTask
 from keymix.tasks.detection.answers import ANSWERS, DetectionAnswers, scored
 from keymix.tasks.detection.matching import Found, Instances
@@ -60,14 +61,17 @@ def _on_rank(rank: int, port: int, checks: list[Check], out: Path) -> None:
     )
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
-    with ranks.together():
-        for name, check, arguments in checks:
-            try:
-                found[name] = check(*arguments)
-            except (ValueError, RuntimeError, KeyboardInterrupt) as error:
-                found[name] = type(error).__name__, str(error)
-            out.write_bytes(pickle.dumps(found))
-            ranks.gathered(None)
+    try:
+        with ranks.together():
+            for name, check, arguments in checks:
+                try:
+                    found[name] = check(*arguments)
+                except (ValueError, KeyboardInterrupt) as error:
+                    found[name] = type(error).__name__, str(error)
+                out.write_bytes(pickle.dumps(found))
+                ranks.gathered(None)
+    except Reported as error:
+        out.write_bytes(pickle.dumps(found | {"left alone": str(error)}))
 
 
 def trained_steps(recipe: Recipe, steps: int) -> tuple[dict[str, torch.Tensor], float, str]:
@@ -207,6 +211,18 @@ def broken_run(recipe: Recipe, out: Path) -> Any:
         return batch
 
     with each_batch(broken):
+        train(recipe, out)
+
+
+def killed_run(recipe: Recipe, out: Path) -> Any:
+    """The second rank dies in a step of the second epoch; nothing can follow."""
+
+    def killed(task: ClassificationTask, batch: Any) -> Any:
+        if ranks.rank() == 1 and task.current_epoch == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return batch
+
+    with each_batch(killed):
         train(recipe, out)
 
 

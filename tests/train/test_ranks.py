@@ -6,6 +6,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from on_ranks import (
     detections,
     full_disk,
     joined_detections,
+    killed_run,
     mask_losses,
     of_ranks,
     own_mask_losses,
@@ -31,7 +35,9 @@ from on_ranks import (
     whole_run,
 )
 
-from commands import Command, wait_for
+from commands import Command
+from keymix.cli import train as command_line
+from keymix.cli.train import watched
 from keymix.data import load
 from keymix.errors import KeymixWarning, UserError
 from keymix.train import files, ranks
@@ -41,6 +47,7 @@ from keymix.train.evaluation import score_split
 from keymix.train.folder import read_answers, read_environment
 from keymix.train.recipe import Recipe, replace_path
 from keymix.train.runs import load_run
+from keymix.train.signals import interruptible
 
 PLAIN = {
     "model.drop_rate": 0.0,  # ranks drop different units
@@ -84,6 +91,7 @@ def found(tiny_recipe: Recipe, folder: Path) -> list[dict[str, Any]]:
         ("resumed", whole_run, (uneven, folder / "cut")),
         ("broken", broken_run, (uneven, folder / "broken")),
         ("full", full_disk, (uneven, folder / "full")),
+        ("killed", killed_run, (uneven, folder / "killed")),
     ]
     return of_ranks(checks, folder)
 
@@ -220,6 +228,41 @@ def test_more_processes_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch
         pass
 
 
+def test_a_rank_that_is_left_alone_ends(found: list[dict[str, Any]], folder: Path) -> None:
+    assert "another rank ended" in found[0]["left alone"]
+    assert checkpoints(folder / "killed")[0].path.name == "epochs_00001.ckpt"
+    assert not (folder / "killed" / files.LOCK).exists()
+
+
+def processes_of(*programs: str) -> list[subprocess.Popen[bytes]]:
+    return [
+        subprocess.Popen([sys.executable, "-c", f"import os, signal, sys, time; {each}"])
+        for each in programs
+    ]
+
+
+def test_a_killed_process_is_named_and_ends_the_others() -> None:
+    running = processes_of("time.sleep(0.2); sys.exit(2)", "os.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(UserError, match="rank 1 of 2 was killed by SIGKILL"):
+        watched(running)
+
+
+def test_the_code_is_that_of_the_first_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_line, "_GRACE", 0.5)
+    running = processes_of("time.sleep(600)", "sys.exit(2)")
+    assert watched(running) == 2
+    assert running[0].poll() is not None
+
+
+def test_a_signal_to_the_command_reaches_every_process() -> None:
+    program = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); print(1); time.sleep(600)"
+    running = processes_of(program, program)
+    timer = threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+    with interruptible(lambda: ""):
+        assert watched(running) == 143
+
+
 @pytest.fixture
 def commands() -> Iterator[list[Command]]:
     started: list[Command] = []
@@ -234,32 +277,19 @@ def children(pid: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc")
-def test_devices_start_stop_and_end_together(commands: list[Command], tmp_path: Path) -> None:
+def test_devices_start_and_stop_together(commands: list[Command], tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = ["train", "digits_vit", "--limit", "80", "--data.batch_size", "16", "--out", str(out)]
     words += ["--epochs", "400", "--devices", "2"]
 
-    def started(name: str) -> Command:
-        before = checkpoints(out)
-        command = Command(*words, folder=tmp_path / name)
-        commands.append(command)
-        command.until(lambda: checkpoints(out) != before)
-        return command
-
-    command = started("stopped")
+    command = Command(*words, folder=tmp_path / "said")
+    commands.append(command)
+    command.until(lambda: checkpoints(out))
+    processes = children(command.pid)
+    assert len(processes) == 2
     assert command.ended(signal.SIGINT) == 130
     lines = command.err.splitlines()
     assert [line for line in lines if line.startswith("keymix: stopped by SIGINT")] == lines[-1:]
     assert "8 per device x 2 devices x 1 batch per update" in lines[0]
     assert not any("Warning" in line or "Traceback" in line for line in lines), command.err
-
-    command = started("killed")
-    processes = children(command.pid)
-    assert len(processes) == 2
-    os.kill(processes[1], signal.SIGKILL)
-    assert command.ended() == 2
-    lines = command.err.splitlines()
-    assert "the process of rank 1 of 2 was killed by SIGKILL, and the others" in lines[-1]
-    assert not any("Traceback" in line for line in lines), command.err
-    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes))
-    assert not (out / files.SUMMARY).exists()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in processes)

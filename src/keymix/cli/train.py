@@ -12,6 +12,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -138,32 +140,31 @@ def _launch(argv: list[str], devices: int) -> int:
         )
         for rank in range(devices)
     ]
-    try:
-        return _watched(running)
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
+    return watched(running)
 
 
-def _watched(running: list[subprocess.Popen[bytes]]) -> int:
+def watched(running: Sequence[subprocess.Popen[bytes]]) -> int:
     """Wait for processes that end together, and return the exit code of the first that failed."""
     asked, code, deadline = False, 0, math.inf
-    while time.monotonic() < deadline:
-        ended = [process.poll() for process in running]
-        code = code or next(filter(None, ended), 0)
-        if None not in ended:
-            break
-        if code and deadline == math.inf:
-            deadline = time.monotonic() + _GRACE
-        try:
-            time.sleep(_LOOK)
-        except Interrupted as stop:
-            if asked:
-                raise
-            asked = True
-            for process in running:
-                process.send_signal(stop.signum)
+    with ExitStack() as stack:
+        for process in running:
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        while time.monotonic() < deadline:
+            ended = [process.poll() for process in running]
+            code = code or next(filter(None, ended), 0)
+            if None not in ended:
+                break
+            if code and deadline == math.inf:
+                deadline = time.monotonic() + _GRACE
+            try:
+                time.sleep(_LOOK)
+            except Interrupted as stop:
+                if asked:
+                    raise
+                asked = True
+                for process in running:
+                    process.send_signal(stop.signum)
     died = [(number, -code) for number, code in enumerate(ended) if code is not None and code < 0]
     for number, signum in [] if asked else died[:1]:
         raise UserError(

@@ -21,7 +21,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional as differentiable
 from lightning_fabric import Fabric
 from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from lightning_fabric.strategies import DDPStrategy
+from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -112,7 +112,9 @@ def mean(values: Tensor) -> Tensor:
 
 def summed(values: Tensor) -> Tensor:
     """Sum a tensor over the ranks, with gradients: of a loss that is no mean over images."""
-    return values if size() == 1 else differentiable.all_reduce(values)
+    if size() > 1:
+        values = differentiable.all_reduce(values)  # type: ignore[no-untyped-call]
+    return values
 
 
 def gathered(value: T) -> list[T]:

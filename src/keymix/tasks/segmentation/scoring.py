@@ -80,7 +80,7 @@ def soft_dice_loss(
         wanted = (planes * counted[:, None]).to(shares.dtype)
     shares, wanted = shares[:, list(classes)], wanted[:, list(classes)]
     sums = (shares * wanted).sum((0, 2, 3)), (shares + wanted).sum((0, 2, 3))
-    both, all_ = ranks.summed(torch.stack(sums))
+    both, all_ = ranks.summed(torch.stack(sums)).unbind()
     return (1 - (2 * both + 1) / (all_ + 1)).mean()
 
 
