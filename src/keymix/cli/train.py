@@ -36,9 +36,7 @@ Train one model. RECIPE is a recipe's name (`keymix list recipes`), a .yaml or
 _LOOK, _GRACE = 0.1, 20.0
 """Seconds between looks at the processes of a training, and from the first failure to the kill."""
 _EPILOG = """\
-In brackets: the values of {recipe}.
-
-examples:
+In brackets: the values of {recipe}. Examples:
   keymix train digits_vit --mixer ska --out ska-digits
   keymix train digits_vit --print-config > mine.yaml; keymix train mine.yaml
 """

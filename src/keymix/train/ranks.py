@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional as differentiable
 from lightning_fabric import Fabric
-from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -173,19 +172,12 @@ def held(block: AbstractContextManager[None]) -> Iterator[None]:
         yield
 
 
-def fabric_options() -> dict[str, Any]:
-    """Return how Fabric divides a training over the ranks that there are."""
-    machine = on_this_machine()
-    strategy = DDPStrategy(
+def strategy() -> DDPStrategy:
+    """Return how Fabric trains over ranks."""
+    return DDPStrategy(
         broadcast_buffers=False,  # statistics of batches are summed over ranks
         find_unused_parameters=True,  # as one process has it: no gradient, no step
     )
-    return {
-        "devices": machine,
-        "num_nodes": size() // machine,
-        "strategy": strategy,
-        "plugins": [TorchElasticEnvironment()],
-    }
 
 
 def wrapped(fabric: Fabric, task: nn.Module) -> nn.Module:

@@ -19,6 +19,7 @@ import lightning_fabric
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers
 from timm.scheduler.scheduler import Scheduler
 from timm.scheduler.scheduler_factory import create_scheduler_v2
@@ -77,19 +78,19 @@ def check_precision(precision: str) -> None:
 def make_fabric(precision: str) -> Fabric:
     """Make Fabric for one device of this machine, or for one per rank."""
     device = device_of_this_machine()
-    options: dict[str, Any] = {
-        "devices": [torch.cuda.current_device()] if device.type == "cuda" else 1,
-        "plugins": [LightningEnvironment()],  # a scheduler's signals are ours
-    }
-    if ranks.size() > 1:
-        options = ranks.fabric_options()
+    several, machine = ranks.size() > 1, ranks.on_this_machine()
+    chosen = device.type == "cuda" and not several
     with _quiet():
         fabric = Fabric(
             accelerator=device.type,
+            devices=[torch.cuda.current_device()] if chosen else machine,
+            num_nodes=ranks.size() // machine,
+            strategy=ranks.strategy() if several else "auto",
             precision=_FABRIC_PRECISION[effective_precision(precision, device)],
-            **options,
+            # a scheduler's signals are ours
+            plugins=[TorchElasticEnvironment() if several else LightningEnvironment()],
         )
-        if ranks.size() > 1:
+        if several:
             fabric.launch()
     return fabric
 
