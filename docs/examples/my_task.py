@@ -114,9 +114,10 @@ class ValuesAnswered(AnswersPart):
             for batch, output in outputs
         ]
         index, target, found = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
-        answers = ValueAnswers(index=index, target=target, found=found.astype(np.float64))
-        error = float(np.abs(answers.found - target).mean())
-        loss = float(np.square(answers.found - target).mean())
+        own = ValueAnswers(index=index, target=target, found=found.astype(np.float64))
+        answers = self.joined(own, data)  # those of all devices, if a training has several
+        error = float(np.abs(answers.found - answers.target).mean())
+        loss = float(np.square(answers.found - answers.target).mean())
         return Evaluated(scores={"loss": loss, "mae": error}, answers=answers)
 
     def read(self, stored: Any, which: str, data: Any) -> ValueAnswers:

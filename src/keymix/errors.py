@@ -16,6 +16,10 @@ class WriteError(UserError):
     """A file of a run or a comparison could not be written; the old one is whole."""
 
 
+class Reported(UserError):
+    """What ends a training on several ranks, of which another process says it."""
+
+
 class KeymixWarning(RuntimeWarning):
     """Something that stops nothing but should be seen. The command line prints it in one line."""
 

@@ -23,6 +23,10 @@ ROWS = (
         "'--optim.name'?",
     ),
     (
+        "train digits_vit --devices 0",
+        "--devices 0: give how many devices train together, such as 2.",
+    ),
+    (
         "train digits_vit --neuron plif",
         "unknown option '--neuron': the neurons of a spiking model are --model.options.neuron: "
         "lif, if, plif or relu.",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from keymix._version import __version__
-from keymix.errors import Interrupted, KeymixWarning, UserError, one_line, unknown
+from keymix.errors import Interrupted, KeymixWarning, Reported, UserError, one_line, unknown
 from keymix.train.signals import interruptible
 
 VERBS = {
@@ -74,6 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     after SIGINT (Ctrl-C), or 143 after SIGTERM.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before PyTorch loads OpenMP
+    if "RANK" in os.environ:  # each rank would warn of a search that costs little
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     words = [*(sys.argv[1:] if argv is None else argv)]  # keymix.cli.list shadows the builtin
     if isinstance(sys.stdout, io.TextIOWrapper):  # a name or a dash that the encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -99,11 +101,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             command = importlib.import_module(f"keymix.cli.{verb.replace('-', '_')}")
             return int(command.main(rest))
     except UserError as error:
-        sys.stderr.write(f"keymix: error: {one_line(str(error))}\n")
+        if not isinstance(error, Reported):
+            sys.stderr.write(f"keymix: error: {one_line(str(error))}\n")
         return 2
     except KeyboardInterrupt as stop:
         text = one_line(str(stop)) or f"interrupted; {_AGAIN}"
-        sys.stderr.write(f"keymix: {text}\n")
+        if os.environ.get("RANK", "0") == "0":  # of a training on many devices the first speaks
+            sys.stderr.write(f"keymix: {text}\n")
         return stop.exit_code if isinstance(stop, Interrupted) else 130
     except BrokenPipeError:
         sys.stderr.close()

@@ -5,6 +5,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +22,7 @@ import yaml
 from keymix.cli import console, scores
 from keymix.cli.console import VerbParser
 from keymix.cli.recipe_options import DEFAULT, add_fields, sort_words, typed
-from keymix.errors import UserError
+from keymix.errors import Interrupted, UserError
 from keymix.records import to_json
 from keymix.task import LOSS
 from keymix.train.recipe import Recipe, from_dict, merge, read_mapping, replace_path
@@ -24,10 +33,10 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Train one model. RECIPE is a recipe's name (`keymix list recipes`), a .yaml or
 .json file, or a run's folder, which resumes where it stopped."""
+_LOOK, _GRACE = 0.1, 20.0
+"""Seconds between looks at the processes of a training, and from the first failure to the kill."""
 _EPILOG = """\
-In brackets: the values of {recipe}.
-
-examples:
+In brackets: the values of {recipe}. Examples:
   keymix train digits_vit --mixer ska --out ska-digits
   keymix train digits_vit --print-config > mine.yaml; keymix train mine.yaml
 """
@@ -53,10 +62,15 @@ def main(argv: list[str]) -> int:
     out = words.last("--out")
     if out is None:
         out = named if named is not None and Path(named).is_dir() else f"runs/{recipe.name}"
+    devices = _devices(words.last("--devices"))
+    if devices > 1:
+        return _launch(argv, devices)
     from keymix.train.engine import train
 
     overwrite, log = "--overwrite" in words.flags, words.last("--log")
     run = train(recipe, out, overwrite=overwrite, progress="bar", log=log)  # type: ignore[arg-type]
+    if os.environ.get("RANK", "0") != "0":
+        return 0
     _print_run(run, as_json="--json" in words.flags)
     _warn_of_degenerate(run)
     return 0
@@ -84,9 +98,79 @@ def _own() -> VerbParser:
     add("--config", metavar="FILE", help="a YAML or JSON file with some fields")
     made.add_imports()
     made.add_json()
+    add("--devices", metavar="N", help="train on N GPUs (or N processes of a CPU) [1]")
     add("--log", metavar="NAME", help="log to tensorboard, wandb or mlflow too")
     add("--print-config", action="store_true", help="print the recipe and stop")
     return made
+
+
+def _devices(given: str | None) -> int:
+    if given is None:
+        return 1
+    if not given.isdecimal() or int(given) < 1:
+        raise UserError(f"--devices {given}: give how many devices train together, such as 2.")
+    if "WORLD_SIZE" in os.environ:
+        raise UserError("--devices starts the processes itself: leave it out with torchrun.")
+    return int(given)
+
+
+def _launch(argv: list[str], devices: int) -> int:
+    """Run the command in a process per device, as torchrun does, and return how the first ended.
+
+    One that fails ends the others: they notice it by themselves, or are killed. A signal goes to
+    all, which save; a second one kills them. torchrun's own launcher would end the first rank while
+    it says what was saved, and would have to load PyTorch for this.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    at = argv.index("--devices") if "--devices" in argv else None
+    rest = [word for word in argv if not word.startswith("--devices=")]
+    if at is not None:
+        del rest[at : at + 2]
+    shared = {**address, "WORLD_SIZE": str(devices), "LOCAL_WORLD_SIZE": str(devices)}
+    command = [sys.executable, "-m", "keymix", "train", *rest]
+    running = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            start_new_session=True,  # Ctrl-C reaches them from here
+        )
+        for rank in range(devices)
+    ]
+    return watched(running)
+
+
+def watched(running: Sequence[subprocess.Popen[bytes]]) -> int:
+    """Wait for processes that end together, and return the exit code of the first that failed."""
+    asked, code, deadline = False, 0, math.inf
+    with ExitStack() as stack:
+        for process in running:
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        while time.monotonic() < deadline:
+            ended = [process.poll() for process in running]
+            code = code or next(filter(None, ended), 0)
+            if None not in ended:
+                break
+            if code and deadline == math.inf:
+                deadline = time.monotonic() + _GRACE
+            try:
+                time.sleep(_LOOK)
+            except Interrupted as stop:
+                if asked:
+                    raise
+                asked = True
+                for process in running:
+                    process.send_signal(stop.signum)
+    died = [(number, -code) for number, code in enumerate(ended) if code is not None and code < 0]
+    for number, signum in [] if asked else died[:1]:
+        raise UserError(
+            f"the process of rank {number} of {len(running)} was killed by "
+            f"{signal.Signals(signum).name}, and the others were ended. The same command without "
+            "--overwrite resumes from the last checkpoint."
+        )
+    return code if code >= 0 else 128 - code
 
 
 def _recipe(named: str | None, configs: list[str]) -> Recipe:

@@ -41,6 +41,7 @@ class TrainingPlan:
         lines: The epochs that were done before.
         params: Trainable parameters.
         device: Where it trains.
+        ranks: Devices that share each batch.
     """
 
     folder: Path
@@ -53,6 +54,7 @@ class TrainingPlan:
     lines: Sequence[EpochLine]
     params: int
     device: str
+    ranks: int = 1
 
     @property
     def epochs(self) -> int:
@@ -69,6 +71,11 @@ class TrainingPlan:
             f"{_number(self.epochs, 'epoch')} of {_number(self.steps, 'step')} of "
             f"{min(self.recipe.data.batch_size, train)} on {self.device}",
         ]
+        if self.ranks > 1:
+            share, summed = self.recipe.data.batch_size // self.ranks, self.recipe.optim.accumulate
+            parts.append(
+                f"{share} per device x {self.ranks} devices x {_number(summed, 'batch')} per update"
+            )
         if self.done >= self.steps * self.epochs:
             parts.append("trained before; tested now")
         elif self.done:

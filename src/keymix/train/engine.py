@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import filecmp
 import math
+import warnings
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +20,10 @@ from torch import nn
 from keymix.analysis.threads import threads_each, use_threads
 from keymix.arguments import checked
 from keymix.data.dataset import ImageData
-from keymix.errors import UserError, WriteError, check_positive
+from keymix.errors import KeymixWarning, UserError, WriteError, check_positive
+from keymix.layers.sync_batchnorm import sync_batchnorm
 from keymix.task import Task
-from keymix.train import files
+from keymix.train import files, ranks
 from keymix.train.callbacks import Callback, Report, TrainingPlan
 from keymix.train.checkpoints import checkpoints, resume_hint
 from keymix.train.environment import environment
@@ -45,7 +47,7 @@ from keymix.train.nonfinite import Losses
 from keymix.train.parts import Evaluated, training_of
 from keymix.train.recipe import Recipe
 from keymix.train.record import Environment, RunRecord, Tested, Validated, WeightsFacts
-from keymix.train.resume import Progress, resumed
+from keymix.train.resume import Progress, resumed, stored
 from keymix.train.runs import Run
 from keymix.train.signals import interruptible
 from keymix.train.step import Training, check_precision, deterministic, make_fabric
@@ -99,12 +101,33 @@ def train(
         raise UserError(f"{checkpoint_minutes=} must be 0 or more.")
     if threads is not None:
         check_positive(threads=threads)
-    callback = callback_of(progress, log)  # or refuse
-    run = Run(folder, recipe)
-    if is_done(folder, recipe, overwrite=overwrite):
+    with ranks.together():
+        return _train(
+            Run(folder, recipe),
+            overwrite=overwrite,
+            callback=callback_of(progress, log) if ranks.rank() == 0 else Callback(),  # or refuse
+            data=data,
+            checkpoint_minutes=checkpoint_minutes,
+            threads=threads,
+        )
+
+
+def _train(
+    run: Run,
+    *,
+    overwrite: bool,
+    callback: Callback,
+    data: ImageData | None,
+    checkpoint_minutes: float,
+    threads: int | None,
+) -> Run:
+    """Train among the ranks that there are; the first alone touches the folder."""
+    folder, recipe = run.folder, run.recipe
+    if ranks.first(lambda: is_done(folder, recipe, overwrite=overwrite)):
         return run
-    check_recipe(recipe)
-    check_precision(recipe.precision)
+    with ranks.agreed():
+        check_recipe(recipe)
+        check_precision(recipe.precision)
     cuda = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with (
         torch.random.fork_rng(devices=cuda),
@@ -112,26 +135,31 @@ def train(
         interruptible(lambda: resume_hint(folder, overwrite=overwrite)) as interrupts,
         enough_memory(recipe.data.image_size, recipe.data.batch_size),
         closing(callback),
-        locked(folder, "run"),
-        use_threads((not overwrite and _recorded(folder).threads) or threads or threads_each()),
+        ranks.held(locked(folder, "run")),
+        use_threads(
+            ranks.first(lambda: None if overwrite else _recorded(folder).threads)
+            or threads
+            or threads_each(ranks.on_this_machine())
+        ),
     ):
-        if is_done(folder, recipe, overwrite=overwrite):  # by another process meanwhile
+        if ranks.first(lambda: is_done(folder, recipe, overwrite=overwrite)):  # meanwhile
             return run
-        fresh = overwrite or not checkpoints(folder)
-        weights = find_weights(recipe.model) if fresh else None  # or refuse, before data is read
-        images = data if data is not None else _opened(recipe)
-        model = model_for(recipe, images.record())
-        _check_readout(model)
-        params = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        batches = training_batches(recipe, images)
-        if weights is not None:  # before the average of weights
-            start_from(model, weights)
-        training = make_training(recipe, images, model, folder, steps=len(batches))
-        before = Progress() if overwrite else resumed(run, images, training)
-        if overwrite:  # nothing was written so far; the recipe is replaced below
-            clear(folder, recipe=False)  # so that the folder stays a run's all the time
+        fresh = ranks.first(lambda: overwrite or not checkpoints(folder))
+        with ranks.agreed():
+            weights = find_weights(recipe.model) if fresh else None  # or refuse, before data
+            images = data if data is not None else _opened(recipe)
+            model = model_for(recipe, images.record())
+            _check_readout(model)
+            params = sum(p.numel() for p in model.parameters() if p.requires_grad)
+            batches = training_batches(recipe, images)
+            if weights is not None:  # before the average of weights
+                start_from(model, weights)
+            training = make_training(recipe, images, model, folder, steps=len(batches))
+        found = None if overwrite else ranks.first(lambda: stored(run))
+        with ranks.agreed():
+            before = Progress() if found is None else resumed(run, found, images, training)
         try:
-            _start(run, before, fresh=fresh)
+            ranks.first(lambda: _start(run, before, fresh=fresh, overwrite=overwrite))
             record = EpochRecord(
                 folder,
                 images=len(images.train),
@@ -143,10 +171,10 @@ def train(
             with interrupts.deferred():
                 validation = eval_loader(recipe, images, "val")
                 fit(training, batches, validation, saver, callback)
-            interrupts.look()
+            saver.look()
             record.keep_last(training.task)
             _finish(run, images, record, training.task.evaluated, params=params)
-            callback.on_test_end(run.summary)
+            ranks.first(lambda: callback.on_test_end(run.summary))
         except WriteError as error:
             raise WriteError(f"{error}; {resume_hint(folder, overwrite=overwrite)}.") from error
     return run
@@ -167,6 +195,7 @@ def _plan(
         lines=before.lines,
         params=params,
         device=device_of_this_machine().type,
+        ranks=ranks.size(),
     )
 
 
@@ -187,8 +216,10 @@ def _check_readout(model: nn.Module) -> None:
         )
 
 
-def _start(run: Run, before: Progress, *, fresh: bool) -> None:
+def _start(run: Run, before: Progress, *, fresh: bool, overwrite: bool) -> None:
     folder = run.folder
+    if overwrite:  # nothing was written so far; the recipe is replaced below
+        clear(folder, recipe=False)  # so that the folder stays a run's all the time
     environment_now = _environment(folder, resumed=not fresh)
     files.clear_parts(folder)
     (folder / files.NONFINITE).unlink(missing_ok=True)
@@ -209,6 +240,10 @@ def _environment(folder: Path, *, resumed: bool) -> Environment:
     if not resumed:
         return now
     there = _recorded(folder)
+    if there.known and there.ranks != now.ranks:
+        text = f"the run began on {there.ranks or 1} device(s) and resumes on {now.ranks or 1}: it "
+        text += "continues with the same batches, but not to the bit as it would have"
+        warnings.warn(text, KeymixWarning, stacklevel=3)
     differs = there.machine != now.machine
     return replace(now, earlier=(*there.earlier, *([there.machine] if differs else [])))
 
@@ -237,6 +272,7 @@ def make_training(
         items=data.kind.nouns,
     )
     teacher = make_teacher(recipe.loss, data, device_of_this_machine())
+    sync_batchnorm(model)
     part = training_of(data.task)
     task = part.make(recipe, model, data, steps=steps, losses=losses, teacher=teacher)
     return Training(task, make_fabric(recipe.precision), steps=steps)
@@ -251,33 +287,33 @@ def _finish(
     assert best is not None  # an epoch is done
 
     def test(which: str) -> Evaluated:
-        model.load_state_dict(files.read_weights(folder / files.weights_file(which))[0])
+        path = folder / files.weights_file(which)
+        model.load_state_dict(ranks.first(lambda: files.read_weights(path)[0]))
         return score_split(recipe, model, data, "test")
 
     scored = {"last": test("last")}
     mine, other = (folder / files.weights_file(which) for which in ("last", "best"))
-    one = filecmp.cmp(mine, other, shallow=False)  # an epoch that is trained again may differ
+    # an epoch that is trained again may differ
+    one = ranks.first(lambda: filecmp.cmp(mine, other, shallow=False))
     scored["best"] = scored["last"] if one else test("best")
     arrays: dict[str, Any] = dict(scored["last"].answers.shared())
     for which, found in scored.items():
         arrays |= found.answers.arrays(which)
-    files.write_arrays(folder / files.PREDICTIONS, arrays)
-    files.write_json(
-        folder / files.SUMMARY,
-        RunRecord(
-            status="done",
-            model=recipe.model.name,
-            mixer=mixer_label(recipe.model),
-            seed=recipe.seed,
-            params=params,
-            epochs=recipe.schedule.epochs,
-            seconds=math.fsum(line.seconds or 0.0 for line in record.lines),
-            last=_tested(last, scored["last"], data.task),
-            best=_tested(best, scored["best"], data.task),
-            data=data.record(),
-            task=data.task.name,
-        ),
+    summary = RunRecord(
+        status="done",
+        model=recipe.model.name,
+        mixer=mixer_label(recipe.model),
+        seed=recipe.seed,
+        params=params,
+        epochs=recipe.schedule.epochs,
+        seconds=math.fsum(line.seconds or 0.0 for line in record.lines),
+        last=_tested(last, scored["last"], data.task),
+        best=_tested(best, scored["best"], data.task),
+        data=data.record(),
+        task=data.task.name,
     )
+    ranks.first(lambda: files.write_arrays(folder / files.PREDICTIONS, arrays))
+    ranks.first(lambda: files.write_json(folder / files.SUMMARY, summary))
 
 
 def _tested(epoch: Validated, test: Evaluated, task: Task) -> Tested:

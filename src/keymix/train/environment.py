@@ -15,6 +15,7 @@ import torch
 
 from keymix._version import __version__
 from keymix.analysis.study_record import StudyRecord
+from keymix.train import ranks
 from keymix.train.record import Environment, Machine
 
 NOT_RECORDED = "not recorded"
@@ -63,6 +64,7 @@ def environment() -> Environment:
         threads=torch.get_num_threads(),
         device=torch.cuda.get_device_name(0) if cuda else "cpu",
         cuda=torch.version.cuda if cuda else None,
+        ranks=ranks.size() if ranks.size() > 1 else None,
     )
 
 
@@ -96,6 +98,8 @@ def _of_machine(found: Machine) -> dict[str, str]:
     }
     if found.device not in (None, "cpu"):
         written["device"] = f"{found.device}, CUDA {found.cuda}"
+    if found.ranks:
+        written["devices"] = str(found.ranks)
     return written
 
 

@@ -18,6 +18,7 @@ from keymix.data.specs import parse
 from keymix.errors import KeymixWarning, UserError
 from keymix.models.factory import domain_of
 from keymix.records import Own
+from keymix.train import ranks
 from keymix.train.model import device_of_this_machine, load_data, warn_of_sparse
 from keymix.train.parts import Evaluated, answers_of
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe
@@ -40,7 +41,7 @@ UNTRAINED = "it has learned nothing yet, or training diverged: train more epochs
 
 
 def eval_loader(recipe: Recipe, data: ImageData, split: SplitName) -> Loader:
-    """Serve a split in order, without augmentation, on the device of this machine."""
+    """Serve a split, or this rank's share, in order, without augmentation, on the device."""
     from keymix.data.loaders import Loader
 
     return Loader(
@@ -49,6 +50,8 @@ def eval_loader(recipe: Recipe, data: ImageData, split: SplitName) -> Loader:
         batch_size=recipe.data.eval_batch_size,
         train=False,
         seed=recipe.seed,
+        rank=ranks.rank(),
+        world_size=ranks.size(),
         workers=recipe.data.workers,
         device=device_of_this_machine(),
     )

@@ -15,7 +15,7 @@ import torch
 
 from keymix.errors import Interrupted
 from keymix.records import to_json
-from keymix.train import files
+from keymix.train import files, ranks
 from keymix.train.callbacks import Callback
 from keymix.train.checkpoints import prune, save
 from keymix.train.parts import answers_of
@@ -84,12 +84,16 @@ class EpochRecord:
             images_per_s=self.images / max(self._trained, 1e-9),
         )
         found, kind = line.validated, task.kind
-        if self.best is None or found.rank(kind) > self.best.rank(kind):
-            self.best = found
-            self.write_weights("best", task, found)
+        better = self.best is None or found.rank(kind) > self.best.rank(kind)
+        self.best = found if better else self.best
         self.lines.append(line)
-        files.write_metrics(self.folder / files.METRICS, self.lines)
+        ranks.first(lambda: self._write(task, found if better else None))
         self.start()
+
+    def _write(self, task: TrainingTask, best: Validated | None) -> None:
+        if best is not None:
+            self.write_weights("best", task, best)
+        files.write_metrics(self.folder / files.METRICS, self.lines)
 
     def latest(self) -> dict[str, float | None]:
         """The last epoch's metrics, how many epochs are planned and which was best."""
@@ -104,7 +108,7 @@ class EpochRecord:
 
     def keep_last(self, task: TrainingTask) -> None:
         """Write the weights of the last epoch."""
-        self.write_weights("last", task, self.lines[-1].validated)
+        ranks.first(lambda: self.write_weights("last", task, self.lines[-1].validated))
 
     def _elapsed(self) -> float:
         return self._before + time.perf_counter() - self._start
@@ -131,34 +135,48 @@ class Saver:
         """Whether to save now.
 
         At the end of an epoch always; within one after an update, if a signal asks for it or it is
-        time. Not after an epoch's last step, which its end saves, after the validation.
+        time, on any rank. Not after an epoch's last step, which its end saves after validation.
         """
         place = self._training
         if place.batch == 0:
             return True
         if place.batch == place.steps or place.batch % place.accumulate:
             return False
-        asked = self.interrupts.signum is not None
-        return asked or self._clock() - self._saved >= self._seconds
+        late = self._clock() - self._saved >= self._seconds
+        return any(ranks.largest(self.interrupts.signum or 0, int(late)))
 
     def save(self) -> None:
         """Write a checkpoint of where the run stands."""
         state = self._training.state() | {"record": self.record.state()}
+        ranks.first(lambda: self._write(state))
+        self._saved = self._clock()
+
+    def _write(self, state: Mapping[str, Any]) -> None:
         save(self.record.folder, state)
         prune(self.record.folder)
-        self._saved = self._clock()
+
+    def look(self) -> None:
+        """End the work here if a signal waits, on any rank: it ends all."""
+        (signum,) = ranks.largest(self.interrupts.signum or 0)
+        if signum:
+            self.interrupts.signum = signum
+            raise self.interrupts.stopped()
 
     def after_step(self) -> None:
         """Save if it is time, and end a run that was asked to, unless gradients would be lost."""
         if self.due():
             self.save()
-            self.interrupts.look()
+            self.look()
         elif self._training.batch == self._training.steps:
-            self.interrupts.look()
+            self.look()
 
     def after_wait(self, stop: Interrupted) -> None:
-        """Save what was done before a signal ended a wait for data, and say so."""
-        if stop is self.interrupts.ended_wait and self._training.batch and self.due():
+        """Save what was done before a signal ended a wait for data, and say so.
+
+        A rank that has waited too long ends without: the others are in another step.
+        """
+        mine = stop is self.interrupts.ended_wait and ranks.size() == 1
+        if mine and self._training.batch and self.due():
             self.save()
             stop.args = self.interrupts.stopped().args
 
@@ -196,7 +214,7 @@ def fit(
             if saver.due():  # always, at the end of an epoch
                 saver.save()
             callback.on_epoch_end(record.latest())
-            interrupts.look()
+            saver.look()
 
 
 def served(
@@ -204,17 +222,25 @@ def served(
 ) -> Iterator[ImageBatch]:
     """Serve the batches of an epoch after `start`; a signal ends the wait for one.
 
-    Where gradients are being accumulated it does so only if the batch does not come soon: a run is
-    saved between two updates.
+    Where gradients are being accumulated, or ranks have to agree, it does so only if the batch does
+    not come soon: a run is saved between two updates.
     """
     batches, done = loader.batches(start=start), start
     while True:
-        with interrupts.waiting(grace=GRACE if done % accumulate else 0.0):
+        with interrupts.waiting(grace=GRACE if done % accumulate or ranks.size() > 1 else 0.0):
             batch = next(batches, None)
         if batch is None:
             return
         yield batch
         done += 1
+
+
+def looked(loader: Loader, interrupts: Interrupts) -> Iterator[ImageBatch]:
+    """Serve a split; a signal ends the work after a batch. Ranks go on to where they agree."""
+    for batch in served(loader, interrupts):
+        yield batch
+        if ranks.size() == 1:
+            interrupts.look()
 
 
 def validate(training: Training, batches: Loader, interrupts: Interrupts) -> Metrics:
@@ -224,9 +250,8 @@ def validate(training: Training, batches: Loader, interrupts: Interrupts) -> Met
     with training.evaluating():
         if task.scores is None:
             return _tested(training, batches, interrupts)
-        for batch in served(batches, interrupts):
+        for batch in looked(batches, interrupts):
             training.validation_step(batch)
-            interrupts.look()
     return task.scores.metrics()
 
 
@@ -236,14 +261,9 @@ def _tested(training: Training, batches: Loader, interrupts: Interrupts) -> Metr
     if task.data is None:
         raise ValueError(f"{type(task).__name__} has neither scores nor data to validate with")
 
-    def looked() -> Iterator[ImageBatch]:
-        for batch in served(batches, interrupts):
-            yield batch
-            interrupts.look()
-
     found = answers_of(task.kind).evaluate(
         task.evaluated,
-        looked(),
+        looked(batches, interrupts),
         batches.split,
         task.data,
         device=training.fabric.device,

@@ -6,6 +6,8 @@ a few steps stay on the device and are looked at together.
 
 A gradient that is not finite ends the run too: neurons whose current is NaN do not fire, so a
 spiking network can lose all its weights and still answer with a finite loss.
+
+The losses of ranks are averaged where they are looked at, so all ranks stop at the same one.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from keymix.errors import UserError
-from keymix.train import files
+from keymix.train import files, ranks
 from keymix.train.record import ImageLoss, LargestGradient, NonFinite
 
 _LOOK_EVERY = 50  # steps on a GPU, and updates between looks at unclipped gradients on a CPU
@@ -141,14 +143,18 @@ class Losses:
     def _look_at(self, seen: Sequence[tuple[Step, Tensor | None, Tensor | None]]) -> None:
         names = [*seen[0][0].terms]
         every = [torch.stack([step.loss, *step.terms.values()]) for step, _, _ in seen]
-        losses = torch.stack(every).double().tolist()
-        for (loss, *terms), (step, each, gradients) in zip(losses, seen, strict=True):
-            whole = sum(terms, loss)
-            if not math.isfinite(whole) and self._folder is not None:
+        own = torch.stack(every).double().cpu()
+        losses = ranks.mean(own).tolist()
+        for number, (step, each, gradients) in enumerate(seen):
+            loss, *terms = losses[number]
+            if not math.isfinite(sum(terms, loss)) and self._folder is not None:
+                mine = float(own[number].sum())
+                if ranks.gathered(not math.isfinite(mine)).index(True) != ranks.rank():
+                    raise ranks.raised(None)
                 if self._late:
-                    raise self._error(step, whole, each, gradients)
+                    raise ranks.raised(self._error(step, mine, each, gradients))
                 now = None if step.each is None else step.each()  # nothing has changed since
-                raise self._error(step, whole, now, self._gradients_now())
+                raise ranks.raised(self._error(step, mine, now, self._gradients_now()))
             self._refuse_gradients(step, gradients)
             self._sum += loss  # one by one: the sum does not depend on when it is looked at
             for name, term in zip(names, terms, strict=True):
@@ -183,11 +189,12 @@ class Losses:
             return
         largest = self._gradient(gradients)
         assert largest is not None  # there are gradients
-        raise UserError(
+        error = UserError(
             f"the gradient of {largest[1]} became {largest[0]} by step {step.step + 1} of epoch "
             f"{step.epoch + 1}, at learning rate {step.rate:.3g}, while the loss stayed finite. "
             f"{_REMEDY}"
         )
+        raise ranks.raised(error)  # gradients are the same on all
 
     def _error(
         self, step: Step, loss: float, each: Tensor | None, gradients: Tensor | None

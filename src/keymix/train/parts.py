@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +23,7 @@ from keymix.data.specs import task_name
 from keymix.errors import UserError, require
 from keymix.records import to_json
 from keymix.task import Score, Task, get_task
+from keymix.train import ranks
 from keymix.train.scoring import ImageBatch, Outputs, answered
 
 if TYPE_CHECKING:
@@ -282,7 +284,26 @@ class AnswersPart(ABC):
             precision: As in a recipe.
         """
         outputs = answered(model, batches, device=device, precision=precision)
-        return self.evaluated(outputs, split, data, device)
+        found = self.evaluated(outputs, split, data, device)
+        if ranks.size() > 1 and len(found.answers.index) != len(split):
+            raise UserError(
+                f"task {data.task.name!r} scores one device's share of {split.name}: its "
+                "`evaluated` must take the answers through `joined`."
+            )
+        return found
+
+    def joined(self, answers: Answers, data: ImageData) -> Any:
+        """Return the answers to a whole split, of which each rank has those to its share.
+
+        Args:
+            answers: This rank's; of a training on one device they are returned as they are.
+            data: The data set.
+        """
+        if ranks.size() == 1:
+            return answers
+        parts = ranks.gathered({**answers.shared(), **answers.arrays("last")})
+        stored = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return self.read(stored, "last", data.record())
 
     @abstractmethod
     def evaluated(

@@ -270,6 +270,7 @@ class Machine:
         threads: Threads of torch.
         device: Name of the GPU, or ``cpu``.
         cuda: Version of CUDA; None without a GPU.
+        ranks: Devices that shared each batch; None for one.
     """
 
     python: str | None = None
@@ -282,10 +283,11 @@ class Machine:
     threads: int | None = None
     device: str | None = None
     cuda: str | None = None
+    ranks: int | None = None
 
     def omitted(self) -> tuple[str, ...]:
-        """The fields that are not written: all of an unknown machine."""
-        return () if self.known else tuple(vars(Machine()))
+        """The fields that are not written: all of an unknown machine, and one device."""
+        return (() if self.ranks else ("ranks",)) if self.known else tuple(vars(Machine()))
 
     @property
     def known(self) -> bool:

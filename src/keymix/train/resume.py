@@ -7,9 +7,10 @@ All other files of a run are written from these two, those of a finished run too
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -17,7 +18,7 @@ from keymix.errors import KeymixWarning, UserError, one_line
 from keymix.train import files
 from keymix.train.checkpoints import DamagedRun, newest
 from keymix.train.folder import damage
-from keymix.train.record import EpochLine, SameData, Validated
+from keymix.train.record import EpochLine, EpochsDone, SameData, Validated
 from keymix.train.runs import Run
 from keymix.train.step import Training
 
@@ -40,18 +41,33 @@ class Progress:
     best: Validated | None = None
 
 
-def resumed(run: Run, data: ImageData, training: Training) -> Progress:
-    """Bring a training to where the run's newest checkpoint stands; without one to no place.
+class Stored(NamedTuple):
+    """What a run resumes from, and which file of a finished one is damaged: empty for none."""
 
-    A run that began with other images is refused, and so is a `DamagedRun`. Nothing is written.
+    content: Mapping[str, Any]
+    record: EpochsDone
+    best: Validated | None
+    wrong: str
+
+
+def stored(run: Run) -> Stored | None:
+    """Read what a run resumes from; None where there is no checkpoint.
+
+    A `DamagedRun` is refused. Nothing is written.
     """
     wrong = damage(run.folder) if run.done else ""
     found = newest(run.folder)
     if found is None:
         if wrong:
             raise DamagedRun(f"{wrong}; the finished run has no checkpoint to write it from")
-        return Progress()
+        return None
     content, record = found
+    return Stored(content, record, _best(run.folder) if record.lines else None, wrong)
+
+
+def resumed(run: Run, found: Stored, data: ImageData, training: Training) -> Progress:
+    """Bring a training to where a checkpoint stands; one that began with other data is refused."""
+    content, record, best, wrong = found
     changed = record.data.changed(SameData.of(data.record()))
     if changed:
         raise UserError(
@@ -59,7 +75,6 @@ def resumed(run: Run, data: ImageData, training: Training) -> Progress:
             f"{data.spec!r} has changed since ({', '.join(changed)}). Restore it, or start over "
             "with --overwrite."
         )
-    best = _best(run.folder) if record.lines else None
     try:
         training.restore(content)
     except (UserError, torch.OutOfMemoryError):

@@ -55,7 +55,10 @@ def answered(
 
 
 class ValidationScores(nn.Module):
-    """Scores of an evaluation, summed up batch by batch; a module, so that its sums move along."""
+    """Scores of an evaluation, summed up batch by batch; a module, so that its sums move along.
+
+    They are metrics of torchmetrics, which adds up the sums of all ranks.
+    """
 
     @abstractmethod
     def update(self, outputs: Any, targets: Any) -> object:

@@ -12,18 +12,21 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, Literal
 
 import lightning_fabric
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers
 from timm.scheduler.scheduler import Scheduler
 from timm.scheduler.scheduler_factory import create_scheduler_v2
 from torch import nn
 
 from keymix.errors import UserError, unknown
+from keymix.train import ranks
 from keymix.train.model import device_of_this_machine
 from keymix.train.recipe import OptimConfig, Recipe
 from keymix.train.scoring import ImageBatch, autocast, effective_precision
@@ -73,15 +76,23 @@ def check_precision(precision: str) -> None:
 
 
 def make_fabric(precision: str) -> Fabric:
-    """Make Fabric for one device of this machine."""
+    """Make Fabric for one device of this machine, or for one per rank."""
     device = device_of_this_machine()
+    several, machine = ranks.size() > 1, ranks.on_this_machine()
+    chosen = device.type == "cuda" and not several
     with _quiet():
-        return Fabric(
+        fabric = Fabric(
             accelerator=device.type,
-            devices=[torch.cuda.current_device()] if device.type == "cuda" else 1,
+            devices=[torch.cuda.current_device()] if chosen else machine,
+            num_nodes=ranks.size() // machine,
+            strategy=ranks.strategy() if several else "auto",
             precision=_FABRIC_PRECISION[effective_precision(precision, device)],
-            plugins=[LightningEnvironment()],  # a scheduler's signals are ours
+            # a scheduler's signals are ours
+            plugins=[TorchElasticEnvironment() if several else LightningEnvironment()],
         )
+        if several:
+            fabric.launch()
+    return fabric
 
 
 @contextmanager
@@ -162,6 +173,11 @@ class Training:
         updates = math.ceil(steps / self.accumulate)
         self._schedule = make_schedule(recipe, self._optimizer, updates)
 
+    @cached_property
+    def _forward(self) -> nn.Module:
+        """The task as a step calls it, wrapped once its weights are those that it starts from."""
+        return ranks.wrapped(self.fabric, self.task)
+
     @property
     def epoch(self) -> int:
         """The epoch that is trained; `batch` of its batches are done."""
@@ -174,13 +190,15 @@ class Training:
 
     def step(self, batch: ImageBatch) -> None:
         """Train on the epoch's next batch; the last of an accumulation window ends in an update."""
-        with self._autocast():
-            loss = self.task.training_step(batch, self.batch)
-        if self.batch % self.accumulate == 0:
-            self._optimizer.zero_grad()
-        self.fabric.backward(loss / self.accumulate)
+        last = (self.batch + 1) % self.accumulate == 0 or self.batch + 1 == self.steps
+        with ranks.averaged(self._forward, last):
+            with self._autocast():
+                loss = self._forward(batch, self.batch)
+            if self.batch % self.accumulate == 0:
+                self._optimizer.zero_grad()
+            self.fabric.backward(loss / self.accumulate)
         self.batch += 1
-        if self.batch % self.accumulate == 0 or self.batch == self.steps:
+        if last:
             self.update()
 
     def update(self) -> None:

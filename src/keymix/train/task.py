@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from keymix.errors import UserError, one_line
 from keymix.task import Task
+from keymix.train import ranks
 from keymix.train.batchnorm_warmup import BatchNormWarmup
 from keymix.train.nonfinite import Losses, Step
 from keymix.train.recipe import Recipe
@@ -166,7 +167,7 @@ class TrainingTask(nn.Module):
             self.kind = data.task
         self.last_lr = recipe.optim.lr
         self.losses = losses
-        full = None if steps_per_epoch == 1 else recipe.data.batch_size
+        full = None if steps_per_epoch == 1 else recipe.data.batch_size // ranks.size()
         self.trained = TrainingForward(model, compile=recipe.compile, full=full)
         self._warmup = BatchNormWarmup(model)
 
@@ -174,6 +175,10 @@ class TrainingTask(nn.Module):
     def evaluated(self) -> nn.Module:
         """The model that is validated and kept: the averaged one where there is one."""
         return self.model if self.ema is None else cast(nn.Module, self.ema.module)
+
+    def forward(self, batch: ImageBatch, batch_idx: int) -> Tensor:
+        """Take a training step: a task is called as a module, so that ranks can wrap it."""
+        return self.training_step(batch, batch_idx)
 
     def training_step(self, batch: ImageBatch, batch_idx: int) -> Tensor:
         """Seed the step and return the loss."""

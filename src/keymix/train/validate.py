@@ -22,7 +22,7 @@ from keymix.errors import KeymixWarning, UserError, require
 from keymix.mixers.spec import parse_mixer
 from keymix.models.factory import check_model, takes_images_alone, task_of_model
 from keymix.task import Task, get_task
-from keymix.train import files
+from keymix.train import files, ranks
 from keymix.train.losses import Teacher
 from keymix.train.model import device_of_this_machine, takes_no_frames
 from keymix.train.parts import training_of
@@ -95,15 +95,31 @@ def training_batches(recipe: Recipe, data: ImageData) -> Loader:
     batches = Loader(
         data.train,
         data,
-        batch_size=recipe.data.batch_size,
+        batch_size=_share(recipe, data),
         train=True,
         augment=recipe.augment,
         seed=recipe.seed,
+        rank=ranks.rank(),
+        world_size=ranks.size(),
         workers=recipe.data.workers,
         device=device_of_this_machine(),
     )
     _check_sizes(recipe, data, len(batches))
     return batches
+
+
+def _share(recipe: Recipe, data: ImageData) -> int:
+    """The part of a batch that each rank takes; refuse a batch or a split that cannot be shared."""
+    batch, number = recipe.data.batch_size, ranks.size()
+    remedy = f"must be a multiple of {number}, the devices: each takes as many of a batch"
+    require(batch % number == 0, "data.batch_size", batch, remedy)
+    least = min(len(data.train), len(data.val), len(data.test))
+    if least < number:
+        raise UserError(
+            f"a split of data {data.spec} has {least} {data.kind.nouns}, and {number} devices were "
+            "asked for: ask for fewer."
+        )
+    return batch // number
 
 
 def _check_sizes(recipe: Recipe, data: ImageData, batches: int) -> None:

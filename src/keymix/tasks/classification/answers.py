@@ -286,7 +286,7 @@ class ClassificationAnswers(AnswersPart):
             confidence=confidence,
             balanced=is_balanced(data.task),
         )
-        return Evaluated(scores=scores.metrics(), answers=answers)
+        return Evaluated(scores=scores.metrics(), answers=self.joined(answers, data))
 
     def read(
         self, stored: Arrays, which: Literal["last", "best"], data: DataRecord

@@ -310,7 +310,7 @@ class DetectionAnswersPart(FolderAnswers[InstancePrediction]):
             for batch, found in outputs
             for i, output in zip(batch.index.tolist(), found, strict=True)
         )
-        return _evaluated(scored(images, data.classes))
+        return _evaluated(self.joined(scored(images, data.classes), data))
 
     def read(
         self, stored: Arrays, which: Literal["last", "best"], data: DataRecord
@@ -323,6 +323,10 @@ class DetectionAnswersPart(FolderAnswers[InstancePrediction]):
                 if name.startswith(kind)
             }
             for kind in ("true", which)
+        )
+        true, found = (
+            {name: a[np.argsort(rows["image"], kind="stable")] for name, a in rows.items()}
+            for rows in (true, found)  # ranks answer images in turns
         )
         return DetectionAnswers(
             index=np.sort(stored["index"]), true=true, found=found, classes=data.classes

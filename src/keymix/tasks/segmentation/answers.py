@@ -187,6 +187,7 @@ class SegmentationAnswers(FolderAnswers[MaskPrediction]):
             classes=data.classes,
             scored=tuple(scores.scored),
         )
+        answers = self.joined(answers, data)
         own = answers.details("mm" if millimetres else "px")
         return Evaluated(scores=scores.compute(), answers=answers, own=own)
 

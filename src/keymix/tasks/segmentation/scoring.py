@@ -20,6 +20,7 @@ from torchmetrics import Metric
 
 from keymix.analysis import overlap
 from keymix.data.kinds import IGNORE
+from keymix.train import ranks
 from keymix.train.scoring import Metrics, ValidationScores
 
 if TYPE_CHECKING:
@@ -42,9 +43,13 @@ def pixel_losses(logits: Tensor, targets: Tensor, *, multilabel: bool) -> tuple[
 
 
 def mean_loss(logits: Tensor, targets: Tensor, *, multilabel: bool) -> Tensor:
-    """Mean cross entropy over the pixels that count; 0 where none does."""
+    """Mean cross entropy over the pixels that count; 0 where none does.
+
+    Of a batch over several ranks the mean of what each returns is that of the batch.
+    """
     losses, counted = pixel_losses(logits, targets, multilabel=multilabel)
-    return losses.sum() / counted.sum().clamp(min=1)
+    pixels = ranks.mean(counted.sum().to(losses.dtype))
+    return losses.sum() / pixels.clamp(min=1 / ranks.size())
 
 
 def loss_of_each(logits: Tensor, targets: Tensor, *, multilabel: bool) -> Tensor:
@@ -74,7 +79,8 @@ def soft_dice_loss(
         planes = F.one_hot(targets * counted, logits.shape[1]).movedim(-1, 1)
         wanted = (planes * counted[:, None]).to(shares.dtype)
     shares, wanted = shares[:, list(classes)], wanted[:, list(classes)]
-    both, all_ = (shares * wanted).sum((0, 2, 3)), (shares + wanted).sum((0, 2, 3))
+    sums = (shares * wanted).sum((0, 2, 3)), (shares + wanted).sum((0, 2, 3))
+    both, all_ = ranks.summed(torch.stack(sums)).unbind()
     return (1 - (2 * both + 1) / (all_ + 1)).mean()
 
 
