@@ -28,7 +28,7 @@ def test_op_has_every_path_of_every_mixer(
 ) -> None:
     monkeypatch.setattr(performance, "LARGEST_MAP", 4 * 784 * 4 * 16**2)
     mixers = "re_attention static_key(key_grid=1/4)"
-    found = rows(f"--parts op --tokens 4 --mixers {mixers}", capsys)
+    found = rows(f"--parts op --measures forward training --tokens 4 --mixers {mixers}", capsys)
     paths = [tuple(row[:2]) for row in found]
     table = [
         BASELINE,
@@ -37,7 +37,7 @@ def test_op_has_every_path_of_every_mixer(
         *(("static_key(key_grid=1/4)", path) for path in performance.PATHS),
     ]
     for each in table:
-        assert paths.count(each) == 6  # times, shares and memory, forward and training
+        assert paths.count(each) == 4  # times and shares, forward and training
     assert all(cell.startswith("1 (") for cell in found[paths.index(BASELINE)][2:])
     assert found[paths.index(("re_attention", "reference"))][2].startswith("**")  # auto takes it
 

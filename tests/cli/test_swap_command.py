@@ -198,7 +198,8 @@ def test_a_stopped_search_resumes_and_reports_every_step(
     assert [row["step"] for row in rows] == ["0", "1", "2", "3"]
     assert [float(row["loss"]) for row in rows] == [s["loss"] for s in result["search"]["steps"]]
     page = (out / "report.html").read_text(encoding="utf-8")
-    assert page.count("<svg") == 3
+    timed = any(step["latency_ms"] for step in result["search"]["steps"])  # not on a busy machine
+    assert page.count("<svg") == 2 + timed
     assert 'class="met"' in page
     names = [m.mixer_name for m in find_mixers(load_run(out).model()).values()]
     assert [i for i, name in enumerate(names) if name == "static_key"] == result["search"]["layers"]

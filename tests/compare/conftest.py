@@ -14,6 +14,12 @@ from few_masks import few, made_masks
 from keymix.compare.events import Event
 
 
+@pytest.fixture(autouse=True)
+def _undrawn_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave charts empty: half of a small comparison is their drawing, which tests/report sees."""
+    monkeypatch.setattr("keymix.report.svg._drawn", lambda draw, size, attributes: "<svg></svg>")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _cheap_costs() -> Iterator[None]:
     """Measure cost quickly, in comparisons of a whole file, too."""

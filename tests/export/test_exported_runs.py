@@ -9,6 +9,7 @@ import shutil
 import typing
 import zipfile
 from collections.abc import Callable
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from keymix.data.record import DataRecord, LeftOutImage
 from keymix.train.exported import public_model, public_record
 from keymix.train.recipe import ModelConfig
 from made_masks import write_uwgi
+from tolerances import close
 from written_masks_run import written_masks_run
 
 
@@ -97,14 +99,11 @@ def test_the_command_shows_its_checks_and_refuses_what_is_there(
         ("onnx", ".onnx", False),
         ("onnx", ".onnx", True),
         ("torch", ".pt2", False),
-        ("openvino", ".xml", False),
     ],
 )
 def test_a_file_holds_no_path_and_no_name(
     ward: Path, tmp_path: Path, format: Any, ending: str, int8: bool
 ) -> None:
-    if format == "openvino":
-        pytest.importorskip("openvino")
     path = tmp_path / f"model{ending}"
     keymix.export(ward / "run", path, format=format, int8=int8)
     content = b"".join(each.read_bytes() for each in tmp_path.iterdir())
@@ -113,6 +112,39 @@ def test_a_file_holds_no_path_and_no_name(
             content += b"".join(archive.read(name) for name in archive.namelist())
     assert b"dark" in content  # a class
     refuse_secrets(content, tmp_path)
+
+
+def alone(check: Callable[..., None], *given: Any) -> None:
+    """Run a check in a process of its own: one that loaded OpenVINO died of it minutes later."""
+    process = get_context("spawn").Process(target=check, args=given)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
+def openvino_files(ward: Path, folder: Path) -> None:
+    path, photos = folder / "model.xml", sorted((ward / "photos").rglob("*.png"))[:5]
+    found = keymix.export(ward / "run", path, format="openvino")
+    content = [each.read_bytes() for each in folder.iterdir()]
+    assert found.bytes == sum(map(len, content))
+    assert b"dark" in b"".join(content)  # a class
+    refuse_secrets(b"".join(content), folder)
+    run, file = keymix.load(ward / "run"), keymix.load(path)
+    own, other = (each.outputs([*map(each.transform, photos)]) for each in (run, file))
+    close(other, own)
+    keymix.export(ward / "run", path, format="openvino", int8=True, overwrite=True)
+    assert len(keymix.load(path).predict(photos)) == 5
+    path.with_suffix(".bin").unlink()
+    with pytest.raises(UserError, match=r"model\.bin"):
+        keymix.load(path)
+
+
+@pytest.mark.slow
+def test_files_for_openvino_answer_as_their_run_and_hold_no_name(
+    ward: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("openvino")
+    alone(openvino_files, ward, tmp_path)
 
 
 def test_no_field_of_a_public_record_can_name_a_file() -> None:

@@ -62,13 +62,10 @@ TIMMS: dict[str, tuple[str, Options]] = {
             "depth": 4,
         },
     ),
-    "vit_of_timm": ("vit_tiny_patch16_224", {"mixer": "key_value", "img_size": 32, "depth": 3}),
     "swin_of_timm": (
         "swin_tiny_patch4_window7_224",
         {"mixer": "static_key", "img_size": 56, "depths": (1, 1, 1, 1)},
     ),
-    "caformer": ("caformer_s18", {"mixer": "static_key", "img_size": 64}),
-    "cait_of_timm": ("cait_xxs24_224", {"mixer": "re_attention", "img_size": 32, "depth": 3}),
     "no_mixer": ("deit_tiny_patch16_224", {"img_size": 32, "depth": 3}),
 }
 
