@@ -14,10 +14,17 @@ from few_masks import few, made_masks
 from keymix.compare.events import Event
 
 
+@pytest.fixture
+def drawn() -> None:
+    """Let a test have its charts."""
+
+
 @pytest.fixture(autouse=True)
-def _undrawn_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+def _undrawn_charts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave charts empty: half of a small comparison is their drawing, which tests/report sees."""
-    monkeypatch.setattr("keymix.report.svg._drawn", lambda draw, size, attributes: "<svg></svg>")
+    if "drawn" not in request.fixturenames:
+        empty = "<svg></svg>"
+        monkeypatch.setattr("keymix.report.svg._drawn", lambda draw, size, attributes: empty)
 
 
 @pytest.fixture(scope="module", autouse=True)

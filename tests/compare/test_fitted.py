@@ -243,6 +243,7 @@ def planned(**asked: Any) -> tuple[Plan, ImageData]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("drawn")
 def test_references_join_are_outside_tests_and_survive_a_rebuild(
     tmp_path: Path, sizes: dict[int, float]
 ) -> None:
