@@ -206,6 +206,7 @@ def test_comparisons_pass_it_on(tiny: Recipe, tmp_path: Path) -> None:
         return make_plan(question, named_recipe(question)[0], data, specs)
 
     folder.claim(plan({}), data.record())
+    (tmp_path / "out" / folder.RUNS).mkdir()  # training has begun
     new = plan({"compile": True})
     assert all(new.recipe_for(mixer, seed).compile for mixer, seed in new.pairs)
     with pytest.raises(UserError, match="compile is False there and True here"):
