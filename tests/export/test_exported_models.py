@@ -59,7 +59,6 @@ CASES = [
     ("deepvit_micro_p4_32", "random", "pt2"),
     ("setr_qkv_ce", "pooling", "pt2"),
     ("setr_qkv_cvt", "softmax/identity/static_key_re_attention", "pt2"),
-    ("qkformer_micro_32", "qk_token/qk_channel/spiking_self", "pt2"),
     ("plain_convnet", None, "pt2"),
     ("plain_unet", None, "pt2"),
 ]
