@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import gc
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from event_files import (
 )
 
 from keymix.data.events import read_events
+from keymix.data.files import threads
 from keymix.errors import UserError
 
 
@@ -83,6 +86,36 @@ def test_npz_is_read_as_it_was_written(tmp_path: Path) -> None:
     events = random_events(40, side=16)
     assert as_list(write_npz(tmp_path / "a.npz", events)) == events
     assert read_events(tmp_path / "a.npz").sensor == (16, 16)
+
+
+class Cyclic:
+    """Garbage that lets other threads run while it is collected."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+    def __del__(self) -> None:
+        for _ in range(2000):
+            pass
+
+
+def test_npz_is_read_by_threads(tmp_path: Path) -> None:
+    """Without a lock CPython 3.11.7 raises SystemError in about one of three such runs."""
+    path = write_npz(tmp_path / "a.npz", random_events(4, side=16))
+
+    def read(_: int) -> int:
+        Cyclic()
+        return len(read_events(path))
+
+    interval, often = sys.getswitchinterval(), gc.get_threshold()
+    sys.setswitchinterval(1e-6)
+    gc.set_threshold(7, 2, 2)
+    try:
+        with threads(8) as pool:
+            assert set(pool.imap(read, range(800))) == {4}
+    finally:
+        sys.setswitchinterval(interval)
+        gc.set_threshold(*often)
 
 
 @pytest.mark.parametrize("kind", [np.bool_, np.int8, np.uint16])

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import lzma
+import threading
 import zipfile
 import zlib
 from pathlib import Path
@@ -17,6 +18,8 @@ from keymix.errors import UserError
 
 _FIELDS = ("t", "x", "y", "p")
 _SENSOR = "sensor_size"
+_ONE_AT_A_TIME = threading.Lock()
+"""NumPy parses headers with ``ast``: in two threads CPython before 3.11.8 fails (its gh-106905)."""
 _DAMAGE = (
     OSError,
     ValueError,
@@ -76,7 +79,7 @@ def extent(path: Path) -> tuple[Size | None, Size]:
 
 def _columns(path: Path) -> dict[str, NDArray[Any]]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with _ONE_AT_A_TIME, np.load(path, allow_pickle=False) as file:
             columns = {name: file[name] for name in (*_FIELDS, _SENSOR) if name in file}
     except _DAMAGE as error:
         why = getattr(error, "strerror", None) or "it is damaged, or no .npz file of plain numbers"
