@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What models cost, for tests of published figures: counted on ``meta``, each model once."""
+"""What models cost: counted on ``meta`` for published figures, made up for comparisons."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
-from keymix.analysis.counting import default_input_size, run_counting
+from keymix.analysis import measure
+from keymix.analysis.counting import Count, count, default_input_size, run_counting
+from keymix.analysis.memory import Peak
 from keymix.models import create_model
 from keymix.models.match import trainable
 
@@ -54,3 +58,60 @@ def cost_of(model: nn.Module, size: Sequence[int] | None = None) -> Cost:
     with torch.device("meta"):
         macs = run_counting(model.eval(), torch.zeros(1, *shape))
     return Cost(trainable(model), sum(macs.by_path.values()))
+
+
+_OF_MODELS: dict[str, Count] = {}
+
+
+@contextmanager
+def cheap_costs() -> Iterator[None]:
+    """Count a kind of model once, and make up its times and peak memory."""
+
+    def counted(model: nn.Module, shape: Any, *, task: str) -> Count:
+        key = f"{task} {shape} {model}"
+        if key not in _OF_MODELS:
+            _OF_MODELS[key] = count(model, shape, task=task)
+        return _OF_MODELS[key]
+
+    def timed(models: Any, shape: Any, *, batch_size: int, repeats: int, **more: Any) -> Any:
+        made = measure.Cost(
+            latency_ms=2.0,
+            latency_q1_ms=1.5,
+            latency_q3_ms=2.5,
+            images_per_s=800.0,
+            images_per_s_q1=700.0,
+            images_per_s_q3=900.0,
+            batch_size=batch_size,
+            input_size=tuple(shape),
+            repeats=repeats,
+            threads=1,
+            device="cpu",
+            dtype="float32",
+        )
+        return dict.fromkeys(models, made)
+
+    def trained(models: Any, *args: Any, **more: Any) -> dict[str, tuple[float, ...]]:
+        return dict.fromkeys(models, (8.0, 9.0, 10.0))
+
+    def known(builds: Any, *args: Any, **more: Any) -> dict[str, Peak]:
+        peak = Peak(inference_mib=1.0, training_mib=2.0, note="not measured")
+        return dict.fromkeys(builds, peak)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("keymix.compare.costs.count", counted)
+        patch.setattr("keymix.compare.costs.measure_interleaved", timed)
+        patch.setattr("keymix.compare.costs.training_quartiles_ms", trained)
+        patch.setattr("keymix.compare.costs.peak_memory", known)
+        yield
+
+
+@contextmanager
+def no_trials() -> Iterator[None]:
+    """Time no steps for a plan."""
+
+    def none(*_: Any, **__: Any) -> None:
+        raise RuntimeError("nothing is timed here")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("keymix.compare.budget.timed", none)
+        yield

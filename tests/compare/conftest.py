@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from few_digits import FINISHED, cheap_costs, no_trials, small
+from few_digits import FINISHED, small
 from few_masks import few, made_masks
 
+from costs import cheap_costs, no_trials
 from keymix.compare.events import Event
 
 

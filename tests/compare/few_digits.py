@@ -3,12 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from keymix.compare.run import Comparison, compare
 
@@ -38,34 +34,6 @@ def brittle(folder: Path, name: str, how: str) -> str:
 
 FINISHED: dict[str, Any] = {"seeds": 2, "epochs": 2}
 """What the comparison that tests share has in addition."""
-
-
-@contextmanager
-def cheap_costs() -> Iterator[None]:
-    """Start no process for peak memory, and time few rounds."""
-    from keymix.analysis.memory import Peak
-
-    peak = Peak(inference_mib=1.0, training_mib=2.0, note="not measured")
-
-    def known(builds: Any, *args: Any, **more: Any) -> dict[str, Peak]:
-        return dict.fromkeys(builds, peak)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("keymix.compare.costs.peak_memory", known)
-        patch.setattr("keymix.compare.costs.BUDGET_SECONDS", 0.1)
-        yield
-
-
-@contextmanager
-def no_trials() -> Iterator[None]:
-    """Time no steps for a plan."""
-
-    def none(*_: Any, **__: Any) -> None:
-        raise RuntimeError("nothing is timed here")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("keymix.compare.budget.timed", none)
-        yield
 
 
 def small(out: Path, **more: Any) -> Comparison:

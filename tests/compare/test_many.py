@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from few_digits import cheap_costs
 
 from commands import PATIENCE, Command, wait_for
+from costs import cheap_costs
 from keymix.cli import main
 from keymix.compare import folder, worker
 from keymix.compare.budget import Trial

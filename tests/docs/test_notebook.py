@@ -12,7 +12,7 @@ import pytest
 from documents import DOCS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "compare"))
-from few_digits import cheap_costs, no_trials
+from costs import cheap_costs, no_trials
 
 EXAMPLES = DOCS / "examples"
 

@@ -20,9 +20,9 @@ from pycocotools import mask as coco_masks
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from safetensors.torch import load_file
-from toy_tasks import quick_comparisons
 
 import keymix
+from costs import cheap_costs
 from keymix.analysis.answers import whole
 from keymix.cli import main
 from keymix.compare.run import rebuild
@@ -87,8 +87,7 @@ def compared(made_once: Callable[..., Path], data: Path) -> Path:
     """A finished comparison of two mixers at one seed."""
 
     def write(folder: Path) -> None:
-        with quick_comparisons(), pytest.MonkeyPatch.context() as patch:
-            patch.setattr("keymix.compare.costs.BATCH_SIZE", 2)  # 64 images take a minute
+        with cheap_costs():
             found = keymix.compare(
                 recipe=small(data),
                 mixers="mhsa,identity",

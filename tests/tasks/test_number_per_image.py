@@ -18,9 +18,10 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
-from toy_tasks import check_resume, compared, judged_difference, quick_comparisons, registered
+from toy_tasks import check_resume, compared, judged_difference, registered
 
 import keymix
+from costs import cheap_costs
 from keymix.analysis.answers import Answers, Arrays, FloatArray, IntArray, whole
 from keymix.cli import main
 from keymix.compare.run import rebuild
@@ -197,7 +198,7 @@ RECIPE = Recipe(
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick() -> Iterator[None]:
-    with registered(register), quick_comparisons():
+    with registered(register), cheap_costs():
         yield
 
 

@@ -22,9 +22,10 @@ from PIL import Image
 from timm.models import register_model
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
-from toy_tasks import check_resume, compared, quick_comparisons, registered
+from toy_tasks import check_resume, compared, registered
 
 import keymix
+from costs import cheap_costs
 from keymix.analysis.answers import Answers, Arrays, FloatArray, IntArray, whole
 from keymix.cli import main
 from keymix.compare.run import rebuild
@@ -290,7 +291,7 @@ RECIPE = Recipe(
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick() -> Iterator[None]:
-    with registered(register), quick_comparisons():
+    with registered(register), cheap_costs():
         yield
 
 

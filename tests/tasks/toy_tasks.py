@@ -12,7 +12,6 @@ import pytest
 
 import keymix
 from keymix.analysis.certainty import Certainty, Evidence, judge
-from keymix.analysis.memory import Peak
 from keymix.analysis.statistics import Crossed, Interval
 from keymix.compare.run import Comparison
 from keymix.task import get_task
@@ -63,20 +62,6 @@ def registered(register: Callable[[], None]) -> Iterator[None]:
         patch.setattr("keymix.task._OWN", {})
         patch.setattr("keymix.data.specs._OWN", {})
         register()
-        yield
-
-
-@contextmanager
-def quick_comparisons() -> Iterator[None]:
-    """Estimate nothing, start no process for peak memory, and time few rounds."""
-
-    def known(builds: Any, *args: Any, **more: Any) -> dict[str, Peak]:
-        peak = Peak(inference_mib=1.0, training_mib=2.0, note="not measured")
-        return dict.fromkeys(builds, peak)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("keymix.compare.costs.peak_memory", known)
-        patch.setattr("keymix.compare.costs.BUDGET_SECONDS", 0.1)
         yield
 
 
