@@ -56,7 +56,6 @@ LOADED = (
     "torch",
     "torchvision.transforms.v2",
     "timm",
-    "torchmetrics",
     "lightning_fabric",
     "sklearn.model_selection",
     "matplotlib.pyplot",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of masks against cases counted by hand, against torchmetrics, and against brute force."""
+"""Scores of masks against cases counted by hand, against scikit-learn, SciPy and brute force."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import math
 
 import numpy as np
 import pytest
-import torch
-from torchmetrics.classification import MulticlassJaccardIndex, MultilabelJaccardIndex
-from torchmetrics.functional.segmentation import hausdorff_distance
-from torchmetrics.segmentation import DiceScore
+from scipy.spatial.distance import directed_hausdorff
+from sklearn.metrics import f1_score, jaccard_score
 
 from each import together
 from keymix.analysis.overlap import (
@@ -144,34 +142,31 @@ def drawn(shape, classes, seed):
     return np.where(rng.random(shape) < 0.7, target, rng.integers(0, classes, shape)), target
 
 
-def test_jaccard_is_torchmetrics_macro_index_and_ignores_as_it_does():
+def test_jaccard_is_scikit_learns_over_the_pixels_that_count():
     predicted, target = drawn((3, 17, 13), 4, 0)
     target[:, :3] = 255
-    counts = counts_of(predicted, target).sum(0)
-    tensors = torch.tensor(predicted), torch.tensor(target)
+    counts, seen = counts_of(predicted, target).sum(0), target != 255
     for average, ours in (
-        ("none", jaccard(counts)),
+        (None, jaccard(counts)),
         ("macro", mean_jaccard(counts, range(4))),
         ("weighted", weighted_jaccard(counts, range(4))),
     ):
-        metric = MulticlassJaccardIndex(4, average=average, ignore_index=255)
-        np.testing.assert_allclose(ours, metric(*tensors).numpy(), rtol=1e-6, err_msg=average)
+        theirs = jaccard_score(target[seen], predicted[seen], average=average)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12, err_msg=str(average))
 
 
-def test_multilabel_jaccard_is_torchmetrics_index():
+def test_multilabel_jaccard_is_scikit_learns_of_each_class():
     predicted, target = drawn((3, 3, 17, 13), 2, 1)
     counts = counts_of(predicted, target, classes=3, multilabel=True).sum(0)
-    metric = MultilabelJaccardIndex(3, average="none")
-    theirs = metric(torch.tensor(predicted), torch.tensor(target)).numpy()
-    np.testing.assert_allclose(jaccard(counts), theirs, rtol=1e-6)
+    theirs = [jaccard_score(target[:, k].ravel(), predicted[:, k].ravel()) for k in range(3)]
+    np.testing.assert_allclose(jaccard(counts), theirs, rtol=1e-12)
 
 
-def test_dice_is_torchmetrics_pooled_score():
+def test_dice_is_f1_over_all_pixels():
     predicted, target = drawn((1, 17, 13), 4, 2)
     counts = counts_of(predicted, target).sum(0)
-    metric = DiceScore(4, include_background=False, average="none", input_format="index")
-    theirs = metric(torch.tensor(predicted), torch.tensor(target)).numpy()
-    np.testing.assert_allclose(dice(counts)[1:], theirs.reshape(-1), rtol=1e-6)
+    theirs = f1_score(target.ravel(), predicted.ravel(), average=None)
+    np.testing.assert_allclose(dice(counts), theirs, rtol=1e-12)
 
 
 @together
@@ -232,13 +227,12 @@ def test_hausdorff_of_an_empty_mask_is_undefined():
         assert math.isnan(hausdorff(*pair, (1.0, 1.0)))
 
 
-def test_hausdorff_of_convex_masks_is_torchmetrics_between_outlines():
-    predicted, truth = np.zeros((2, 24, 24), int)
-    predicted[3:12, 4:10], truth[6:20, 8:19] = 1, 1
-    planes = [torch.tensor(np.stack([1 - m, m]))[None] for m in (predicted, truth)]
-    theirs = hausdorff_distance(*planes, 2, spacing=[1.5, 2.0], directed=False)
-    ours = hausdorff(predicted == 1, truth == 1, (1.5, 2.0))
-    assert ours == pytest.approx(float(theirs[0, 0]), rel=1e-6)
+def test_hausdorff_is_scipys_of_the_pixels_in_both_directions():
+    predicted, truth = np.zeros((2, 24, 24), bool)
+    predicted[3:12, 4:10], truth[6:20, 8:19] = True, True
+    pair = [np.argwhere(mask) * (1.5, 2.0) for mask in (predicted, truth)]
+    theirs = max(directed_hausdorff(*pair)[0], directed_hausdorff(*pair[::-1])[0])
+    assert hausdorff(predicted, truth, (1.5, 2.0)) == pytest.approx(theirs, rel=1e-12)
 
 
 @pytest.mark.parametrize("spacing", [(0.0, 1.0), (1.0, -1.5), (math.nan, 1.0)])

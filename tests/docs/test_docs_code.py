@@ -22,7 +22,7 @@ WITH_PYTHON = [
 # other people's libraries and nothing of ours.
 _DRIVER = """
 import json, os, sys, traceback
-import lightning_fabric, matplotlib.pyplot, numpy, timm, torch, torchmetrics
+import lightning_fabric, matplotlib.pyplot, numpy, timm, torch
 import torchvision.transforms.v2
 torch.set_num_threads(1)  # other tests compute at the same time
 for request in sys.stdin:

@@ -52,7 +52,7 @@ def source_commit() -> str | None:
 def environment() -> Environment:
     """What this process computes with."""
     cuda = torch.cuda.is_available()
-    packages = ("torch", "torchvision", "timm", "lightning-fabric", "torchmetrics", "numpy")
+    packages = ("torch", "torchvision", "timm", "lightning-fabric", "numpy")
     return Environment(
         python=platform.python_version(),
         keymix=__version__,

@@ -100,13 +100,17 @@ def largest(*values: int) -> list[int]:
     return cast(list[int], every.tolist())
 
 
+def total(values: Tensor) -> Tensor:
+    """Return the sum of a tensor over the ranks, the same to the bit on all."""
+    found = values.clone()
+    if size() > 1:
+        dist.all_reduce(found)
+    return found
+
+
 def mean(values: Tensor) -> Tensor:
     """Return the mean of a tensor over the ranks, the same to the bit on all."""
-    if size() == 1:
-        return values
-    total = values.clone()
-    dist.all_reduce(total)
-    return total / size()
+    return values if size() == 1 else total(values) / size()
 
 
 def summed(values: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from keymix.analysis.passes import Inputs as Inputs  # noqa: PLC0414
+from keymix.train import ranks
 
 Metrics = dict[str, float | None]
 """Scores by name, None where one is not defined."""
@@ -55,10 +56,16 @@ def answered(
 
 
 class ValidationScores(nn.Module):
-    """Scores of an evaluation, summed up batch by batch; a module, so that its sums move along.
+    """Scores of an evaluation, from sums over its batches.
 
-    They are metrics of torchmetrics, which adds up the sums of all ranks.
+    Args:
+        sums: Zeros by name. They are attributes that `update` adds to, and move with the module.
     """
+
+    def __init__(self, **sums: Tensor) -> None:
+        super().__init__()
+        for name, zeros in sums.items():
+            self.register_buffer(name, zeros, persistent=False)
 
     @abstractmethod
     def update(self, outputs: Any, targets: Any) -> object:
@@ -67,6 +74,13 @@ class ValidationScores(nn.Module):
     @abstractmethod
     def metrics(self) -> Metrics:
         """The scores since the last call, by the keys of the task."""
+
+    def taken(self) -> dict[str, Tensor]:
+        """Return the sums over the batches of all ranks since the last call."""
+        found = {name: ranks.total(each) for name, each in self.named_buffers()}
+        for each in self.buffers():
+            each.zero_()
+        return found
 
 
 def effective_precision(precision: str, device: torch.device) -> str:

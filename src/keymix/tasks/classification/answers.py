@@ -13,7 +13,6 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import MeanMetric, Metric
 
 from keymix.analysis import statistics
 from keymix.analysis.answers import (
@@ -180,62 +179,41 @@ def counts(labels: IntArray, num_classes: int) -> tuple[int, ...]:
     return tuple(np.bincount(labels, minlength=num_classes).tolist())
 
 
-class Counts(Metric):
-    """Counts by class the images, those that were right, and those right among five."""
-
-    images: Tensor
-    right: Tensor
-    top5: Tensor
-
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        for name in ("images", "right", "top5"):
-            zeros = torch.zeros(num_classes, dtype=torch.int64)
-            self.add_state(name, zeros, dist_reduce_fx="sum")
-
-    def update(self, logits: Tensor, targets: Tensor) -> None:
-        """Take in a batch: logits [B, classes], targets [B]."""
-        classes = len(self.images)
-        best = logits.topk(min(5, classes), dim=1).indices == targets[:, None]
-        hit = logits.argmax(1) == targets
-        self.images += torch.bincount(targets, minlength=classes)
-        self.right += torch.bincount(targets[hit], minlength=classes)
-        self.top5 += torch.bincount(targets[best.any(1)], minlength=classes)
-
-    def compute(self) -> Tensor:
-        """How many images there are, were right, and right among five [3, classes]."""
-        return torch.stack([self.images, self.right, self.top5])
-
-
 class Scores(ValidationScores):
-    """Mean loss, accuracy, balanced and top-5 accuracy of an evaluation, right if distributed.
+    """Mean loss, accuracy, balanced and top-5 accuracy of an evaluation.
 
     Accuracies are quotients of whole numbers: 21 of 200 is 0.105 and not its float32.
     """
 
+    loss: Tensor
+    counts: Tensor  # by class: images, those that were right, those right among five [3, classes]
+
     def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        self.loss, self.counts = MeanMetric(), Counts(num_classes)
+        super().__init__(
+            loss=torch.zeros((), dtype=torch.float64),
+            counts=torch.zeros((3, num_classes), dtype=torch.int64),
+        )
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """Take in a batch: logits [B, classes], targets [B]."""
-        logits = logits.float()
-        self.loss.update(F.cross_entropy(logits, targets), len(targets))
-        self.counts.update(logits, targets)
+        logits, classes = logits.float(), self.counts.shape[1]
+        five = (logits.topk(min(5, classes), dim=1).indices == targets[:, None]).any(1)
+        hit = logits.argmax(1) == targets
+        found = [torch.bincount(each, minlength=classes) for each in (targets, targets[hit])]
+        self.counts += torch.stack([*found, torch.bincount(targets[five], minlength=classes)])
+        self.loss += F.cross_entropy(logits, targets, reduction="sum")
 
     def metrics(self) -> Metrics:
         """The scores since the last call: ``loss``, and as fractions or None the task's."""
-        images, right, top5 = self.counts.compute().tolist()
+        sums = self.taken()
+        images, right, top5 = sums["counts"].tolist()
         total = sum(images)
-        scores: Metrics = {
-            "loss": float(self.loss.compute()),
+        return {
+            "loss": float(sums["loss"]) / total,
             "top1": sum(right) / total,
             "balanced": float(np.mean([r / n for r, n in zip(right, images, strict=True) if n])),
             "top5": sum(top5) / total if len(images) >= TOP5_FROM else None,
         }
-        self.loss.reset()
-        self.counts.reset()
-        return scores
 
 
 @dataclass(frozen=True, kw_only=True)

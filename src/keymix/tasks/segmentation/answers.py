@@ -189,7 +189,7 @@ class SegmentationAnswers(FolderAnswers[MaskPrediction]):
         )
         answers = self.joined(answers, data)
         own = answers.details("mm" if millimetres else "px")
-        return Evaluated(scores=scores.compute(), answers=answers, own=own)
+        return Evaluated(scores=scores.metrics(), answers=answers, own=own)
 
     def read(self, stored: Arrays, which: Literal["last", "best"], data: DataRecord) -> MaskAnswers:
         """Read answers, images in the order of their index."""

@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
-from torchmetrics import Metric
 
 from keymix.analysis import overlap
 from keymix.data.kinds import IGNORE
@@ -92,32 +91,6 @@ def predicted_masks(logits: Tensor, *, multilabel: bool) -> Tensor:
     return (logits > 0).long() if multilabel else logits.argmax(1)
 
 
-class _Sums(Metric):
-    """Sums over an evaluation: of losses, of pixels that count, and of each class's pixels."""
-
-    loss: Tensor
-    pixels: Tensor
-    counts: Tensor
-
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        states = {"loss": torch.zeros((), dtype=torch.float64)}
-        states["pixels"] = torch.zeros((), dtype=torch.int64)
-        states["counts"] = torch.zeros((num_classes, 3), dtype=torch.int64)
-        for name, zero in states.items():
-            self.add_state(name, zero, dist_reduce_fx="sum")
-
-    def update(self, losses: Tensor, counted: Tensor, counts: Tensor) -> None:
-        """Take in a batch: what `pixel_losses` gives, and `overlap.count_overlap`."""
-        self.loss += losses.double().sum()
-        self.pixels += counted.sum()
-        self.counts += counts.sum(0)
-
-    def compute(self) -> tuple[Tensor, Tensor]:
-        """The mean loss, and the pixels of each class ``[K, 3]``."""
-        return self.loss / self.pixels.clamp(min=1), self.counts
-
-
 def overlap_scores(counts: NDArray[np.int64], scored: Sequence[int]) -> dict[str, float]:
     """Score the pixels of each class ``[K, 3]``, as fractions; means over those that count."""
     return {
@@ -128,14 +101,21 @@ def overlap_scores(counts: NDArray[np.int64], scored: Sequence[int]) -> dict[str
 
 
 class MaskScores(ValidationScores):
-    """Loss and overlap over an evaluation, from whole numbers, correct under distribution."""
+    """Loss and overlap over an evaluation, from whole numbers."""
+
+    loss: Tensor
+    pixels: Tensor  # that count
+    counts: Tensor  # common, predicted and true pixels of each class [K, 3]
 
     def __init__(self, data: ImageData) -> None:
-        super().__init__()
+        super().__init__(
+            loss=torch.zeros((), dtype=torch.float64),
+            pixels=torch.zeros((), dtype=torch.int64),
+            counts=torch.zeros((len(data.classes), 3), dtype=torch.int64),
+        )
         assert data.masks is not None
         self.multilabel, self.num_classes = data.masks.multilabel, len(data.classes)
         self.scored = list(data.record().scored_classes)
-        self.sums = _Sums(self.num_classes)
 
     def update(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Take in a batch: logits ``[B, K, H, W]``, targets as a loader gives them.
@@ -148,16 +128,13 @@ class MaskScores(ValidationScores):
         counts = overlap.count_overlap(
             found, targets, num_classes=self.num_classes, multilabel=self.multilabel
         )
-        self.sums.update(losses, counted, counts)
+        self.loss += losses.double().sum()
+        self.pixels += counted.sum()
+        self.counts += counts.sum(0)
         return counts
 
-    def compute(self) -> Metrics:
-        """The scores so far, as fractions: ``loss, jaccard, weighted_jaccard, dice``."""
-        loss, pixels = self.sums.compute()
-        return {"loss": float(loss), **overlap_scores(pixels.cpu().numpy(), self.scored)}
-
     def metrics(self) -> Metrics:
-        """The scores since the last call."""
-        scores = self.compute()
-        self.sums.reset()
-        return scores
+        """The scores since the last call, as fractions: ``loss``, and those of the task."""
+        sums = self.taken()
+        loss = sums["loss"] / sums["pixels"].clamp(min=1)
+        return {"loss": float(loss), **overlap_scores(sums["counts"].cpu().numpy(), self.scored)}
