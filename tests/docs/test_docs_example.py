@@ -10,8 +10,8 @@ import pytest
 import torch
 from documents import DOCS
 
+from costs import cheap_costs
 from keymix import create_mixer
-from keymix.analysis.memory import Peak
 from keymix.cli import main
 from keymix.mixers import registry
 from keymix.mixers.map_mixer import MapMixer
@@ -48,20 +48,13 @@ def test_the_example_gives_single_rows_and_gradients(distance: MapMixer) -> None
 
 @pytest.mark.slow
 def test_the_example_joins_a_comparison_from_the_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    """In this process, with few rounds of timing and a peak of memory that is given.
-
-    That a comparison starts from a shell, and in what processes it measures, is asked elsewhere.
-    """
-    peak = Peak(inference_mib=1.0, training_mib=2.0, note="not measured")
-    monkeypatch.setattr(
-        "keymix.analysis.memory.peak_memory", lambda builds, *_, **__: dict.fromkeys(builds, peak)
-    )
-    monkeypatch.setattr("keymix.compare.costs.BUDGET_SECONDS", 0.1)
+    """In this process. That a comparison starts from a shell is asked elsewhere."""
     words = ["compare", "--import", str(EXAMPLE), "--mixers", "mhsa,distance", "--no-controls"]
     words += ["--seeds", "1", "--epochs", "1", "--limit", "100", "--processes", "1"]
-    assert main([*words, "--out", str(tmp_path / "out")]) == 0
+    with cheap_costs():
+        assert main([*words, "--out", str(tmp_path / "out")]) == 0
     record = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
     assert [row["mixer"] for row in record["outcome"]["last"]] == [
         "softmax",
