@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from keymix.errors import UserError
 from keymix.train import files, ranks
-from keymix.train.record import ImageLoss, LargestGradient, NonFinite
 
 _LOOK_EVERY = 50  # steps on a GPU, and updates between looks at unclipped gradients on a CPU
 _NAMED = 8  # images in the message at most; the file has all
@@ -204,20 +203,22 @@ class Losses:
         gradient = self._gradient(gradients)
         assert self._folder is not None  # a trial has none, and continues
         path = self._folder / files.NONFINITE
-        record = NonFinite(
-            epoch=step.epoch,
-            step=step.step,
-            loss=repr(loss),
-            learning_rate=step.rate,
-            largest_gradient=gradient
-            and LargestGradient(
-                value=repr(gradient[0]), parameter=gradient[1], of="the update before"
-            ),
-            images=tuple(
-                ImageLoss(image=image, loss=None if value is None else repr(value))
+        record = {  # numbers as Python writes them: JSON has no NaN
+            "epoch": step.epoch,
+            "step": step.step,
+            "loss": repr(loss),
+            "learning_rate": step.rate,
+            "largest_gradient": gradient
+            and {
+                "value": repr(gradient[0]),
+                "parameter": gradient[1],
+                "of": "the update before",
+            },
+            "images": [
+                {"image": image} | ({} if value is None else {"loss": repr(value)})
                 for image, value in zip(images, own, strict=True)
-            ),
-        )
+            ],
+        }
         files.write_json(path, record)
         pairs = zip(images, own, strict=True)
         wrong = [i for i, value in pairs if value is not None and not math.isfinite(value)]
