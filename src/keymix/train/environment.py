@@ -49,8 +49,8 @@ def source_commit() -> str | None:
     return commit + ("+" if ask("status", "--porcelain", "-uno", "--", "src/keymix") else "")
 
 
-def environment() -> Environment:
-    """What this process computes with."""
+def environment(strategy: str | None = None) -> Environment:
+    """What this process computes with; the strategy counts for several."""
     cuda = torch.cuda.is_available()
     packages = ("torch", "torchvision", "timm", "lightning-fabric", "torchmetrics", "numpy")
     return Environment(
@@ -65,6 +65,7 @@ def environment() -> Environment:
         device=torch.cuda.get_device_name(0) if cuda else "cpu",
         cuda=torch.version.cuda if cuda else None,
         ranks=ranks.size() if ranks.size() > 1 else None,
+        strategy=strategy if ranks.size() > 1 else None,
     )
 
 
@@ -99,7 +100,7 @@ def _of_machine(found: Machine) -> dict[str, str]:
     if found.device not in (None, "cpu"):
         written["device"] = f"{found.device}, CUDA {found.cuda}"
     if found.ranks:
-        written["devices"] = str(found.ranks)
+        written["devices"] = f"{found.ranks}, {found.strategy or 'ddp'}"
     return written
 
 

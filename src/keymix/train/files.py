@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import os
+import shutil
 import socket
 import time
 import warnings
@@ -102,12 +103,35 @@ def clear_parts(folder: Path) -> None:
     """Remove what killed runs left half-written in their folder."""
     for place in (folder, folder / CHECKPOINTS):
         for part in place.glob(f".*{_PART}"):
-            part.unlink(missing_ok=True)
+            remove(part)
 
 
-def make_folder(path: Path) -> None:
-    """Make a folder and those above it."""
+def remove(path: Path) -> None:
+    """Remove a file or a folder if it is there; a folder under another name, so never by half."""
+    if not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    gone = part_of(path.with_name(f"{path.name}.old"))
+    shutil.rmtree(gone, ignore_errors=True)
+    path.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def replace_folder(part: Path, path: Path) -> None:
+    """Give a folder that is whole its name, in place of what may have it."""
     try:
+        remove(path)
+        part.rename(path)
+        _bring_to_disk(path.parent)
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+def make_folder(path: Path, *, empty: bool = False) -> None:
+    """Make a folder and those above it; `empty` takes away what is there."""
+    try:
+        if empty:
+            remove(path)
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise write_error(path, error) from error
