@@ -172,7 +172,7 @@ class Losses:
         if not having:
             return None
         self._parameters = [*having]
-        return ranks.full(torch.stack(torch._foreach_norm([*having.values()], math.inf)).float())
+        return ranks.magnitudes([*having.values()])
 
     def _gradient(self, gradients: Tensor | None) -> tuple[float, str] | None:
         """The largest gradient and its parameter; one that is not finite is the largest."""

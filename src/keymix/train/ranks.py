@@ -8,12 +8,13 @@ one process every function here returns at once, and nothing is initialised.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -229,7 +230,13 @@ def shard(model: nn.Module) -> None:
             raise UserError(f"strategy 'fsdp' cannot take this model: {name} {why}. Take 'ddp'.")
         seen.add(parameter)
     for unit in (*_blocks(model), model):
+        unit.register_forward_hook(_no_view)
         fully_shard(unit, reshard_after_forward=True)
+
+
+def _no_view(_: nn.Module, __: Any, output: Any) -> Any:
+    """Copy an output that is a view: changed in place, it would lose FSDP's hook without a word."""
+    return output.clone() if isinstance(output, Tensor) and output._is_view() else output
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
@@ -282,6 +289,20 @@ def whole(model: nn.Module) -> Iterator[None]:
 def full(tensor: Tensor) -> Tensor:
     """Put a tensor together of its parts; all ranks take part."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def magnitudes(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the largest absolute value of each tensor, of sharded ones over all their parts.
+
+    There NaN counts as infinite: the larger one of it and a number would be the number.
+    """
+    here = [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
+    here = [each if each.numel() else each.new_zeros(1) for each in here]
+    found = torch.stack(torch._foreach_norm(here, math.inf)).float()
+    if any(isinstance(each, DTensor) for each in tensors):
+        found = found.nan_to_num(nan=math.inf, posinf=math.inf)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+    return found
 
 
 def full_state(model: nn.Module) -> dict[str, Tensor]:
@@ -357,7 +378,9 @@ def read_shards(folder: Path, state: Mapping[str, Any], model: nn.Module) -> Map
         else:
             tensor = torch.empty(shape, dtype=dtype)
         named[str(number)] = leaves[place] = tensor
-    load_shards(named, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+    with warnings.catch_warnings():  # that it reads alone
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        load_shards(named, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
     found: Mapping[str, Any] = tree.tree_unflatten(leaves, form)
     return found
 

@@ -199,8 +199,9 @@ class Training:
                 ranks.shard(task.evaluated)
                 task.ema.foreach = False  # it would mix parameters with buffers, which are whole
         task.global_rank = fabric.global_rank
-        scaled = recipe.precision == "16"  # the scaler needs to see unfused gradients to clip them
-        self._optimizer = make_optimizer(recipe.optim, task.model, fused=not scaled)
+        # to clip, a scaler needs to see unfused gradients; fused SGD takes no sharded ones
+        fused = recipe.precision != "16" and not self.sharded
+        self._optimizer = make_optimizer(recipe.optim, task.model, fused=fused)
         updates = math.ceil(steps / self.accumulate)
         self._schedule = make_schedule(recipe, self._optimizer, updates)
 
