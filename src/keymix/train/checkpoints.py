@@ -155,9 +155,8 @@ def _read(path: Path) -> tuple[dict[str, Any], EpochsDone]:
             bad = archive.testzip()
         content = None if bad else torch.load(file, map_location="cpu", weights_only=True)
         if content and path.is_dir():
-            of_now = {name: _digest(path / name) for name in content["files"]}
-            wrong = [name for name, known in content["files"].items() if known != of_now[name]]
-            bad = f"{wrong[0]} was changed" if wrong else None
+            known = content["files"].items()
+            bad = ", ".join(name for name, digest in known if _digest(path / name) != digest)
             content["shards"] = str(path)
     except _UNREADABLE as error:
         bad, content = (str(error).splitlines() or [type(error).__name__])[0], None
@@ -187,10 +186,10 @@ def save(folder: Path, state: Mapping[str, Any], *, sharded: bool = False) -> No
         return
     part = files.part_of(path)
     try:
-        ranks.first(lambda: files.make_folder(part, empty=True))
+        ranks.first(lambda: files.make_folder(part))
         with ranks.agreed():
             try:
-                content = {**ranks.write_shards(part, content)}
+                content = ranks.write_shards(part, content)
                 names = ranks.first(lambda: sorted(each.name for each in part.iterdir()))
                 mine = {name: _digest(part / name) for name in names[ranks.rank() :: ranks.size()]}
             except OSError as error:

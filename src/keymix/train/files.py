@@ -107,14 +107,11 @@ def clear_parts(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder if it is there; a folder under another name, so never by half."""
-    if not path.is_dir():
+    """Remove a file or a folder if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
         path.unlink(missing_ok=True)
-        return
-    gone = part_of(path.with_name(f"{path.name}.old"))
-    shutil.rmtree(gone, ignore_errors=True)
-    path.rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)
 
 
 def replace_folder(part: Path, path: Path) -> None:
@@ -127,11 +124,9 @@ def replace_folder(part: Path, path: Path) -> None:
         raise write_error(path, error) from error
 
 
-def make_folder(path: Path, *, empty: bool = False) -> None:
-    """Make a folder and those above it; `empty` takes away what is there."""
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it."""
     try:
-        if empty:
-            remove(path)
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise write_error(path, error) from error

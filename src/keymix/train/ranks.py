@@ -33,10 +33,10 @@ from torch.distributed.checkpoint.hf_storage import (
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor import empty as empty_shards
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils import _pytree as tree
+from torch.utils._pytree import tree_map
 
 from keymix.analysis.threads import cores
 from keymix.errors import KeymixWarning, Reported, UserError
@@ -341,49 +341,54 @@ def _like(value: Any, own: Tensor | None) -> Any:
     return distribute_tensor(value, own.device_mesh, own.placements, src_data_rank=None)
 
 
-def write_shards(folder: Path, state: Mapping[str, Any]) -> Mapping[str, Any]:
+def write_shards(folder: Path, state: T) -> T:
     """Write the parts of a state's sharded tensors, each rank into a file of its own.
 
     In what is returned such a tensor has no values (``device="meta"``): the nth of these is tensor
     n of the files. Raises an OSError on all ranks if one cannot write.
     """
-    leaves, form = tree.tree_flatten(state)
-    sharded = [leaf for leaf in leaves if isinstance(leaf, DTensor)]
-    named = {str(number): tensor for number, tensor in enumerate(sharded)}
+    named = dict[str, Tensor]()
+
+    def taken(leaf: Any) -> Any:
+        if not isinstance(leaf, DTensor):
+            return leaf
+        named[str(len(named))] = leaf
+        return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
+
+    rest = cast(T, tree_map(taken, state))
     try:
-        writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-        save_shards(named, storage_writer=writer)
+        save_shards(
+            named, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True)
+        )
     except CheckpointException as error:
         (cause, _), *_ = error.failures.values()
         raise cause if isinstance(cause, OSError) else OSError(str(cause)) from error
-    rest = [_valueless(leaf) if isinstance(leaf, DTensor) else leaf for leaf in leaves]
-    found: Mapping[str, Any] = tree.tree_unflatten(rest, form)
-    return found
+    return rest
 
 
-def read_shards(folder: Path, state: Mapping[str, Any], model: nn.Module) -> Mapping[str, Any]:
+def read_shards(folder: Path, state: T, model: nn.Module) -> T:
     """Fill in what `write_shards` wrote: whole tensors, or this rank's parts for a sharded model.
 
     The number of ranks need not be the same.
     """
-    own: Any = next(model.parameters())
-    leaves, form = tree.tree_flatten(state)
-    places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_meta]
-    named = dict[str, Tensor]()
-    for number, place in enumerate(places):
-        shape, dtype = leaves[place].shape, leaves[place].dtype
-        if isinstance(own, DTensor):
-            mesh, by = own.device_mesh, [Shard(0)]
-            tensor: Tensor = empty_shards(*shape, dtype=dtype, device_mesh=mesh, placements=by)
-        else:
-            tensor = torch.empty(shape, dtype=dtype)
-        named[str(number)] = leaves[place] = tensor
+    own, named = next(model.parameters()).data, dict[str, Tensor]()
+
+    def given(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or not leaf.is_meta:
+            return leaf
+        there: dict[str, Any] = (
+            {"device_mesh": own.device_mesh, "placements": own.placements}
+            if isinstance(own, DTensor)
+            else {}
+        )
+        new: Tensor = (empty_shards if there else torch.empty)(
+            leaf.shape, dtype=leaf.dtype, **there
+        )
+        named[str(len(named))] = new
+        return new
+
+    filled = cast(T, tree_map(given, state))
     with warnings.catch_warnings():  # that it reads alone
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         load_shards(named, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
-    found: Mapping[str, Any] = tree.tree_unflatten(leaves, form)
-    return found
-
-
-def _valueless(tensor: Tensor) -> Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    return filled
