@@ -76,7 +76,7 @@ def _on_rank(rank: int, port: int, checks: list[Check], out: Path) -> None:
 
 
 def trained_steps(
-    recipe: Recipe, steps: int, strategy: ranks.Strategy = "ddp"
+    recipe: Recipe, steps: int, strategy: ranks.Strategy = "ddp", frozen: tuple[str, ...] = ()
 ) -> tuple[dict[str, torch.Tensor], float, str]:
     """Train some steps in float64; return weights, the epoch's mean loss, and what was wrapped.
 
@@ -87,6 +87,8 @@ def trained_steps(
     torch.set_default_dtype(torch.float64)
     try:
         model = build_model(recipe, num_classes=10, in_chans=1, image_size=(12, 12))
+        for name in frozen:
+            model.get_submodule(name).requires_grad_(False)
         training = make_training(recipe, data, model, None, steps=steps, strategy=strategy)
         batches = training_batches(recipe, data)
         with whole_numbers_of_bits():

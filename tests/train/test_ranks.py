@@ -70,6 +70,7 @@ SHARDED: dict[str, dict[str, Any]] = {
     "swin": {"model.name": "swin_micro_p2_32", "model.options": SMALL_SWIN},
     "qkformer": {"model.name": "qkformer_micro_32", "model.options": SMALL_SPIKING},
 }
+FROZEN = {"vit": ("patch_embed", "blocks.0.norm1"), "swin": ("layers.0.blocks.1",), "qkformer": ()}
 UNEVEN = {"data.limit": 77, "schedule.epochs": 2}
 TOLERANCE = 1e-12  # float64, sums in another order
 
@@ -112,7 +113,11 @@ def found(tiny_recipe: Recipe, folder: Path) -> list[dict[str, Any]]:
         ("copied again", shutil.copytree, (folder / "cut", folder / "to parts", *COPIED)),
         ("resumed", whole_run, (uneven, folder / "cut")),
         *(
-            (f"sharded {name}", trained_steps, (sharded(tiny_recipe, name), 5, "fsdp"))
+            (
+                f"sharded {name}",
+                trained_steps,
+                (sharded(tiny_recipe, name), 5, "fsdp", FROZEN[name]),
+            )
             for name in SHARDED
         ),
         ("parts", whole_run, (averaged, folder / "parts", "fsdp")),
@@ -155,7 +160,7 @@ def test_steps_on_two_ranks_are_those_of_one_process(
 def test_steps_of_a_sharded_model_are_those_of_one_process(
     found: list[dict[str, Any]], tiny: Recipe, name: str
 ) -> None:
-    weights, loss, _ = trained_steps(sharded(tiny, name), 5)
+    weights, loss, _ = trained_steps(sharded(tiny, name), 5, frozen=FROZEN[name])
     (theirs, mean, wrapped), (nothing, same, _) = (each[f"sharded {name}"] for each in found)
     assert (wrapped, nothing, same) == ("ClassificationTask", {}, mean)
     assert mean == pytest.approx(loss, rel=TOLERANCE)
