@@ -186,7 +186,7 @@ def save(folder: Path, state: Mapping[str, Any], *, sharded: bool = False) -> No
         return
     part = files.part_of(path)
     try:
-        ranks.first(lambda: files.make_folder(part))
+        ranks.first(lambda: files.make_folder(part, parents=False))
         with ranks.agreed():
             try:
                 content = ranks.write_shards(part, content)

@@ -173,8 +173,7 @@ def _train(
         with ranks.agreed():
             before = Progress() if found is None else resumed(run, found, images, training)
         try:
-            now = environment(strategy)
-            ranks.first(lambda: _start(run, before, now, fresh=fresh, overwrite=overwrite))
+            ranks.first(lambda: _start(run, before, strategy, fresh=fresh, overwrite=overwrite))
             with ranks.agreed():
                 if training.sharded and not (folder / files.RECIPE).exists():
                     raise UserError(
@@ -237,10 +236,13 @@ def _check_readout(model: nn.Module) -> None:
         )
 
 
-def _start(run: Run, before: Progress, now: Environment, *, fresh: bool, overwrite: bool) -> None:
+def _start(
+    run: Run, before: Progress, strategy: ranks.Strategy, *, fresh: bool, overwrite: bool
+) -> None:
     folder = run.folder
     if overwrite:  # nothing was written so far; the recipe is replaced below
         clear(folder, recipe=False)  # so that the folder stays a run's all the time
+    now = replace(environment(), strategy=strategy if ranks.size() > 1 else None)
     environment_now = now if fresh else _resumed(now, _recorded(folder))
     files.clear_parts(folder)
     (folder / files.NONFINITE).unlink(missing_ok=True)

@@ -49,8 +49,8 @@ def source_commit() -> str | None:
     return commit + ("+" if ask("status", "--porcelain", "-uno", "--", "src/keymix") else "")
 
 
-def environment(strategy: str | None = None) -> Environment:
-    """What this process computes with; the strategy counts for several."""
+def environment() -> Environment:
+    """What this process computes with."""
     cuda = torch.cuda.is_available()
     packages = ("torch", "torchvision", "timm", "lightning-fabric", "torchmetrics", "numpy")
     return Environment(
@@ -65,7 +65,6 @@ def environment(strategy: str | None = None) -> Environment:
         device=torch.cuda.get_device_name(0) if cuda else "cpu",
         cuda=torch.version.cuda if cuda else None,
         ranks=ranks.size() if ranks.size() > 1 else None,
-        strategy=strategy if ranks.size() > 1 else None,
     )
 
 

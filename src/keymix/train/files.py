@@ -124,10 +124,10 @@ def replace_folder(part: Path, path: Path) -> None:
         raise write_error(path, error) from error
 
 
-def make_folder(path: Path) -> None:
-    """Make a folder and those above it."""
+def make_folder(path: Path, *, parents: bool = True) -> None:
+    """Make a folder and those above it; without `parents`, only where these are there."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=parents, exist_ok=True)
     except OSError as error:
         raise write_error(path, error) from error
 
