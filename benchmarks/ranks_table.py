@@ -72,8 +72,8 @@ def cases() -> list[Case]:
     """Make the rows: all dense mixers in one model, then all models, then what is sharded."""
     in_vit = [Case("vit", mixer, "ddp") for mixer in list_mixers(domain="dense")]
     others = [Case(model, None, "ddp") for model in [*MODELS][1:]]
-    sharded = [Case("vit", mixer, "fsdp") for mixer in ("softmax", "static_key")]
-    sharded += [Case(model, None, "fsdp") for model in ("swin", "qkformer")]
+    sharded = [Case("vit", mixer, "fsdp") for mixer in ("softmax", "static_key", "re_attention")]
+    sharded += [Case(model, None, "fsdp") for model in [*MODELS][1:] if model != "mask_rcnn"]
     return in_vit + others + sharded
 
 
