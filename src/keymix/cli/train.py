@@ -102,7 +102,7 @@ def _own() -> VerbParser:
     made.add_imports()
     made.add_json()
     add("--devices", metavar="N", help="train on N GPUs (or N processes of a CPU) [1]")
-    add("--strategy", metavar="S", help="on each device a copy (ddp) or a part (fsdp) [ddp]")
+    add("--strategy", metavar="S", help="ddp: a copy on each device; fsdp: a part [ddp]")
     add("--log", metavar="NAME", help="log to tensorboard, wandb or mlflow too")
     add("--print-config", action="store_true", help="print the recipe and stop")
     return made
