@@ -368,6 +368,7 @@ ALLOWED = {
     "train/loop.py": 1,
     "train/losses.py": 3,
     "train/nonfinite.py": 2,
+    "train/ranks.py": 1,
     "train/resume.py": 1,
     "train/step.py": 2,
     "tasks/classification/training.py": 2,

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -24,7 +25,7 @@ from keymix.tasks.classification.training import ClassificationTask
 from keymix.tasks.detection.answers import ANSWERS, DetectionAnswers, scored
 from keymix.tasks.detection.matching import Found, Instances
 from keymix.tasks.segmentation.scoring import mean_loss, soft_dice_loss
-from keymix.train import files, loop, ranks
+from keymix.train import checkpoints, files, ranks
 from keymix.train.engine import make_training, train
 from keymix.train.model import build_model, load_data
 from keymix.train.recipe import Recipe, replace_path
@@ -74,14 +75,21 @@ def _on_rank(rank: int, port: int, checks: list[Check], out: Path) -> None:
         out.write_bytes(pickle.dumps(found | {"left alone": str(error)}))
 
 
-def trained_steps(recipe: Recipe, steps: int) -> tuple[dict[str, torch.Tensor], float, str]:
-    """Train some steps in float64; return weights, the epoch's mean loss, and what was wrapped."""
+def trained_steps(
+    recipe: Recipe, steps: int, strategy: ranks.Strategy = "ddp", frozen: tuple[str, ...] = ()
+) -> tuple[dict[str, torch.Tensor], float, str]:
+    """Train some steps in float64; return weights, the epoch's mean loss, and what was wrapped.
+
+    The weights of a sharded model are put together on the first rank, averaged ones with them.
+    """
     data = load_data(recipe.data)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
         model = build_model(recipe, num_classes=10, in_chans=1, image_size=(12, 12))
-        training = make_training(recipe, data, model, None, steps=steps)
+        for name in frozen:
+            model.get_submodule(name).requires_grad_(False)
+        training = make_training(recipe, data, model, None, steps=steps, strategy=strategy)
         batches = training_batches(recipe, data)
         with whole_numbers_of_bits():
             for batch in list(batches)[:steps]:
@@ -89,7 +97,11 @@ def trained_steps(recipe: Recipe, steps: int) -> tuple[dict[str, torch.Tensor], 
     finally:
         torch.set_default_dtype(before)
     loss = training.task.losses.means()["loss"]
-    return dict(model.state_dict()), loss, type(training._forward).__name__
+    weights = ranks.full_state(model) if training.sharded else dict(model.state_dict())
+    if training.task.ema is not None:
+        averaged = ranks.full_state(training.task.evaluated)
+        weights |= {f"ema.{name}": value for name, value in averaged.items()}
+    return weights, loss, type(training._forward).__name__
 
 
 @contextmanager
@@ -156,8 +168,8 @@ def joined_detections() -> Any:
     return answers.scores(), {**answers.shared(), **answers.arrays("last")}
 
 
-def whole_run(recipe: Recipe, out: Path) -> str:
-    return str(train(recipe, out).folder)
+def whole_run(recipe: Recipe, out: Path, strategy: ranks.Strategy = "ddp") -> str:
+    return str(train(recipe, out, strategy=strategy).folder)
 
 
 def refused_batch(recipe: Recipe, out: Path) -> Any:
@@ -173,7 +185,7 @@ def refused_folder(recipe: Recipe, out: Path) -> Any:
         train(recipe, out)
 
 
-def stopped_run(recipe: Recipe, out: Path) -> Any:
+def stopped_run(recipe: Recipe, out: Path, strategy: ranks.Strategy = "ddp") -> Any:
     """A signal reaches the second rank alone, within a step of the second epoch."""
 
     def signalled(task: ClassificationTask, batch: Any) -> Any:
@@ -182,23 +194,48 @@ def stopped_run(recipe: Recipe, out: Path) -> Any:
         return batch
 
     with each_batch(signalled):
-        train(recipe, out)
+        train(recipe, out, strategy=strategy)
 
 
 def full_disk(recipe: Recipe, out: Path) -> Any:
     """The first rank alone writes, so the other meets no full disk."""
 
-    def refused(folder: Path, state: Any) -> None:
-        raise files.write_error(folder, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    def refused(path: Path, write: Any) -> None:
+        raise files.write_error(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
-    before, loop.save = loop.save, refused
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        if ranks.rank() == 0:
+            patch.setattr(checkpoints, "_write", refused)
         train(recipe, out)
-    finally:
-        loop.save = before
 
 
-def broken_run(recipe: Recipe, out: Path) -> Any:
+def full_disk_of_one(recipe: Recipe, out: Path) -> Any:
+    """The second rank cannot write its part of a sharded checkpoint."""
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.MonkeyPatch.context() as patch:
+        if ranks.rank() == 1:
+            patch.setattr(ranks.HuggingFaceStorageWriter, "write_data", refused)
+        train(recipe, out, strategy="fsdp")
+
+
+def refused_strategy(recipe: Recipe, out: Path) -> Any:
+    train(recipe, out, strategy="fsdp")
+
+
+def refused_model(kind: str) -> Any:
+    """Parameters that cannot be sharded: one number, or one that stands in two places."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    if kind == "scalar":
+        model.scale = nn.Parameter(torch.tensor(1.0))
+    else:
+        model[1].weight = model[0].weight
+    ranks.shard(model)
+
+
+def broken_run(recipe: Recipe, out: Path, strategy: ranks.Strategy = "ddp") -> Any:
     """The second rank alone sees images that are not numbers."""
 
     def broken(task: ClassificationTask, batch: Any) -> Any:
@@ -207,7 +244,7 @@ def broken_run(recipe: Recipe, out: Path) -> Any:
         return batch
 
     with each_batch(broken):
-        train(recipe, out)
+        train(recipe, out, strategy=strategy)
 
 
 def killed_run(recipe: Recipe, out: Path) -> Any:

@@ -63,12 +63,15 @@ def main(argv: list[str]) -> int:
     if out is None:
         out = named if named is not None and Path(named).is_dir() else f"runs/{recipe.name}"
     devices = _devices(words.last("--devices"))
+    strategy = words.last("--strategy") or "ddp"
+    if strategy not in ("ddp", "fsdp"):
+        raise UserError(f"--strategy {strategy}: choose ddp or fsdp.")
     if devices > 1:
         return _launch(argv, devices)
     from keymix.train.engine import train
 
     overwrite, log = "--overwrite" in words.flags, words.last("--log")
-    run = train(recipe, out, overwrite=overwrite, progress="bar", log=log)  # type: ignore[arg-type]
+    run = train(recipe, out, overwrite=overwrite, progress="bar", log=log, strategy=strategy)  # type: ignore[arg-type]
     if os.environ.get("RANK", "0") != "0":
         return 0
     _print_run(run, as_json="--json" in words.flags)
@@ -99,6 +102,7 @@ def _own() -> VerbParser:
     made.add_imports()
     made.add_json()
     add("--devices", metavar="N", help="train on N GPUs (or N processes of a CPU) [1]")
+    add("--strategy", metavar="S", help="ddp: a copy on each device; fsdp: a part [ddp]")
     add("--log", metavar="NAME", help="log to tensorboard, wandb or mlflow too")
     add("--print-config", action="store_true", help="print the recipe and stop")
     return made

@@ -13,13 +13,19 @@ A checkpoint is a mapping of plain values and tensors, written with ``torch.save
 
 It is all that a run resumes from, but for the weights of the best epoch so far, which a file of
 their own keeps.
+
+The checkpoint of a model whose ranks have parts of it (``--strategy fsdp``) is a folder: the
+mapping, in which sharded tensors have no values, as ``state.ckpt``, and their parts, a safetensors
+file of each rank. ``files`` in the mapping has the SHA-256 of each.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import pickle
 import re
+import shutil
 import warnings
 import zipfile
 from collections.abc import Mapping
@@ -31,10 +37,13 @@ import torch
 
 from keymix.errors import KeymixWarning, UserError
 from keymix.records import FormatError, check_format, from_json
-from keymix.train import files
+from keymix.train import files, ranks
 from keymix.train.record import FORMAT, EpochsDone
 
 KEPT = 2
+
+STATE = "state.ckpt"
+"""In the folder of a sharded checkpoint, what is not sharded."""
 
 _NAME = re.compile(r"epochs_(\d+)(?:_step_(\d+))?\.ckpt")
 _PARTS: Mapping[str, type | tuple[type, ...]] = {
@@ -99,7 +108,7 @@ def checkpoints(folder: Path) -> list[Checkpoint]:
 def prune(folder: Path) -> None:
     """Remove all but the newest two: the second is there in case the newest is damaged."""
     for old in checkpoints(folder)[KEPT:]:
-        old.path.unlink(missing_ok=True)
+        files.remove(old.path)
 
 
 def resume_hint(folder: Path, *, overwrite: bool = False) -> str:
@@ -136,12 +145,19 @@ def newest(folder: Path) -> tuple[dict[str, Any], EpochsDone] | None:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], EpochsDone]:
-    """Read a checkpoint, checksums compared, and its record of the epochs that are done."""
-    where = f"the checkpoint {str(path)!r}"
+    """Read a checkpoint, checksums compared, and its record of the epochs that are done.
+
+    Of one that is a folder, ``shards`` names it: `ranks.read_shards` reads the rest.
+    """
+    where, file = f"the checkpoint {str(path)!r}", path / STATE if path.is_dir() else path
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(file) as archive:
             bad = archive.testzip()
-        content = None if bad else torch.load(path, map_location="cpu", weights_only=True)
+        content = None if bad else torch.load(file, map_location="cpu", weights_only=True)
+        if content and path.is_dir():
+            known = content["files"].items()
+            bad = ", ".join(name for name, digest in known if _digest(path / name) != digest)
+            content["shards"] = str(path)
     except _UNREADABLE as error:
         bad, content = (str(error).splitlines() or [type(error).__name__])[0], None
     if bad:
@@ -158,9 +174,41 @@ def _read(path: Path) -> tuple[dict[str, Any], EpochsDone]:
     return content, record
 
 
-def save(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint, given but for its format, into a run's folder, whole or not at all."""
-    content = io.BytesIO()  # torch.save itself hides the error of a full disk behind its own
-    torch.save({"format": FORMAT, **state}, content)
+def save(folder: Path, state: Mapping[str, Any], *, sharded: bool = False) -> None:
+    """Write a checkpoint, given but for its format, into a run's folder, whole or not at all.
+
+    The first rank writes it; one of a `sharded` model is written by all.
+    """
     path = checkpoint_path(folder, state["epoch"], state["batch"])
-    files.write_atomically(path, lambda stream: stream.write(content.getbuffer()))
+    content = {"format": FORMAT, **state}
+    if not sharded:
+        ranks.first(lambda: _write(path, content))
+        return
+    part = files.part_of(path)
+    try:
+        ranks.first(lambda: files.make_folder(part, parents=False))
+        with ranks.agreed():
+            try:
+                content = ranks.write_shards(part, content)
+                names = ranks.first(lambda: sorted(each.name for each in part.iterdir()))
+                mine = {name: _digest(part / name) for name in names[ranks.rank() :: ranks.size()]}
+            except OSError as error:
+                raise files.write_error(path, error) from error
+        for each in ranks.gathered(mine):
+            content.setdefault("files", {}).update(each)
+        ranks.first(lambda: _write(part / STATE, content))
+        ranks.first(lambda: files.replace_folder(part, path))
+    finally:
+        if ranks.rank() == 0:
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    written = io.BytesIO()  # torch.save itself hides the error of a full disk behind its own
+    torch.save(dict(content), written)
+    files.write_atomically(path, lambda stream: stream.write(written.getbuffer()))
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

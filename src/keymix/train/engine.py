@@ -46,11 +46,17 @@ from keymix.train.model import (
 from keymix.train.nonfinite import Losses
 from keymix.train.parts import Evaluated, training_of
 from keymix.train.recipe import Recipe
-from keymix.train.record import Environment, RunRecord, Tested, Validated, WeightsFacts
+from keymix.train.record import Environment, Machine, RunRecord, Tested, Validated, WeightsFacts
 from keymix.train.resume import Progress, resumed, stored
 from keymix.train.runs import Run
 from keymix.train.signals import interruptible
-from keymix.train.step import Training, check_precision, deterministic, make_fabric
+from keymix.train.step import (
+    Training,
+    check_precision,
+    check_strategy,
+    deterministic,
+    make_fabric,
+)
 from keymix.train.validate import check_recipe, make_teacher, training_batches
 
 
@@ -65,6 +71,7 @@ def train(
     data: ImageData | None = None,
     checkpoint_minutes: float = 10.0,
     threads: int | None = None,
+    strategy: ranks.Strategy = "ddp",
 ) -> Run:
     """Train a recipe into a folder; resume it there, or return at once when it is done.
 
@@ -86,6 +93,8 @@ def train(
             The end of an epoch always saves.
         threads: CPU threads of PyTorch; if None, those of the process, but at most one per core.
             A run that resumes has those it began with.
+        strategy: What each of several devices has of the model: a copy (``"ddp"``), or a part of
+            every parameter, gradient and moment (``"fsdp"``).
 
     Returns:
         The finished run.
@@ -109,6 +118,7 @@ def train(
             data=data,
             checkpoint_minutes=checkpoint_minutes,
             threads=threads,
+            strategy=strategy,
         )
 
 
@@ -120,6 +130,7 @@ def _train(
     data: ImageData | None,
     checkpoint_minutes: float,
     threads: int | None,
+    strategy: ranks.Strategy,
 ) -> Run:
     """Train among the ranks that there are; the first alone touches the folder."""
     folder, recipe = run.folder, run.recipe
@@ -128,6 +139,7 @@ def _train(
     with ranks.agreed():
         check_recipe(recipe)
         check_precision(recipe.precision)
+        check_strategy(strategy, recipe.optim)
     cuda = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with (
         torch.random.fork_rng(devices=cuda),
@@ -154,12 +166,20 @@ def _train(
             batches = training_batches(recipe, images)
             if weights is not None:  # before the average of weights
                 start_from(model, weights)
-            training = make_training(recipe, images, model, folder, steps=len(batches))
+            training = make_training(
+                recipe, images, model, folder, steps=len(batches), strategy=strategy
+            )
         found = None if overwrite else ranks.first(lambda: stored(run))
         with ranks.agreed():
             before = Progress() if found is None else resumed(run, found, images, training)
         try:
-            ranks.first(lambda: _start(run, before, fresh=fresh, overwrite=overwrite))
+            ranks.first(lambda: _start(run, before, strategy, fresh=fresh, overwrite=overwrite))
+            with ranks.agreed():
+                if training.sharded and not (folder / files.RECIPE).exists():
+                    raise UserError(
+                        f"strategy 'fsdp' writes checkpoints from all machines, and {str(folder)!r}"
+                        " is not the same folder on all: name one on shared storage with --out."
+                    )
             record = EpochRecord(
                 folder,
                 images=len(images.train),
@@ -216,11 +236,14 @@ def _check_readout(model: nn.Module) -> None:
         )
 
 
-def _start(run: Run, before: Progress, *, fresh: bool, overwrite: bool) -> None:
+def _start(
+    run: Run, before: Progress, strategy: ranks.Strategy, *, fresh: bool, overwrite: bool
+) -> None:
     folder = run.folder
     if overwrite:  # nothing was written so far; the recipe is replaced below
         clear(folder, recipe=False)  # so that the folder stays a run's all the time
-    environment_now = _environment(folder, resumed=not fresh)
+    now = replace(environment(), strategy=strategy if ranks.size() > 1 else None)
+    environment_now = now if fresh else _resumed(now, _recorded(folder))
     files.clear_parts(folder)
     (folder / files.NONFINITE).unlink(missing_ok=True)
     files.write_json(
@@ -231,21 +254,21 @@ def _start(run: Run, before: Progress, *, fresh: bool, overwrite: bool) -> None:
     files.write_metrics(folder / files.METRICS, list(before.lines))
 
 
-def _environment(folder: Path, *, resumed: bool) -> Environment:
+def _resumed(now: Environment, there: Environment) -> Environment:
     """The environment, with those (``earlier``) in which a resumed run was trained before.
 
     One whose record is missing or damaged stands there as one of which nothing is known.
     """
-    now = environment()
-    if not resumed:
-        return now
-    there = _recorded(folder)
-    if there.known and there.ranks != now.ranks:
-        text = f"the run began on {there.ranks or 1} device(s) and resumes on {now.ranks or 1}: it "
+    if there.known and (there.ranks, there.strategy) != (now.ranks, now.strategy):
+        text = f"the run began on {_devices(there)} and resumes on {_devices(now)}: it "
         text += "continues with the same batches, but not to the bit as it would have"
         warnings.warn(text, KeymixWarning, stacklevel=3)
     differs = there.machine != now.machine
     return replace(now, earlier=(*there.earlier, *([there.machine] if differs else [])))
+
+
+def _devices(machine: Machine) -> str:
+    return f"{machine.ranks} devices ({machine.strategy})" if machine.ranks else "1 device"
 
 
 def _recorded(folder: Path) -> Environment:
@@ -257,7 +280,13 @@ def _recorded(folder: Path) -> Environment:
 
 
 def make_training(
-    recipe: Recipe, data: ImageData, model: nn.Module, folder: Path | None, *, steps: int
+    recipe: Recipe,
+    data: ImageData,
+    model: nn.Module,
+    folder: Path | None,
+    *,
+    steps: int,
+    strategy: ranks.Strategy = "ddp",
 ) -> Training:
     """Make a training of a model, by the task that the data set, with `steps` batches per epoch.
 
@@ -267,7 +296,8 @@ def make_training(
         model,
         data.train.ids,
         folder,
-        late=device_of_this_machine().type != "cpu",
+        # gradients of parts cannot be looked at by one rank alone
+        late=device_of_this_machine().type != "cpu" or strategy == "fsdp",
         scaled=recipe.precision == "16",
         items=data.kind.nouns,
     )
@@ -275,7 +305,7 @@ def make_training(
     sync_batchnorm(model)
     part = training_of(data.task)
     task = part.make(recipe, model, data, steps=steps, losses=losses, teacher=teacher)
-    return Training(task, make_fabric(recipe.precision), steps=steps)
+    return Training(task, make_fabric(recipe.precision), steps=steps, strategy=strategy)
 
 
 def _finish(
@@ -288,8 +318,9 @@ def _finish(
 
     def test(which: str) -> Evaluated:
         path = folder / files.weights_file(which)
-        model.load_state_dict(ranks.first(lambda: files.read_weights(path)[0]))
-        return score_split(recipe, model, data, "test")
+        ranks.load_model(model, ranks.first(lambda: files.read_weights(path)[0]))
+        with ranks.whole(model):
+            return score_split(recipe, model, data, "test")
 
     scored = {"last": test("last")}
     mine, other = (folder / files.weights_file(which) for which in ("last", "best"))

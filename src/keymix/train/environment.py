@@ -99,7 +99,7 @@ def _of_machine(found: Machine) -> dict[str, str]:
     if found.device not in (None, "cpu"):
         written["device"] = f"{found.device}, CUDA {found.cuda}"
     if found.ranks:
-        written["devices"] = str(found.ranks)
+        written["devices"] = f"{found.ranks}, {found.strategy or 'ddp'}"
     return written
 
 

@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import os
+import shutil
 import socket
 import time
 import warnings
@@ -102,13 +103,31 @@ def clear_parts(folder: Path) -> None:
     """Remove what killed runs left half-written in their folder."""
     for place in (folder, folder / CHECKPOINTS):
         for part in place.glob(f".*{_PART}"):
-            part.unlink(missing_ok=True)
+            remove(part)
 
 
-def make_folder(path: Path) -> None:
-    """Make a folder and those above it."""
+def remove(path: Path) -> None:
+    """Remove a file or a folder if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def replace_folder(part: Path, path: Path) -> None:
+    """Give a folder that is whole its name, in place of what may have it."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        remove(path)
+        part.rename(path)
+        _bring_to_disk(path.parent)
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+def make_folder(path: Path, *, parents: bool = True) -> None:
+    """Make a folder and those above it; without `parents`, only where these are there."""
+    try:
+        path.mkdir(parents=parents, exist_ok=True)
     except OSError as error:
         raise write_error(path, error) from error
 

@@ -87,13 +87,10 @@ class EpochRecord:
         better = self.best is None or found.rank(kind) > self.best.rank(kind)
         self.best = found if better else self.best
         self.lines.append(line)
-        ranks.first(lambda: self._write(task, found if better else None))
+        if better:
+            self._write_weights("best", task, found)
+        ranks.first(lambda: files.write_metrics(self.folder / files.METRICS, self.lines))
         self.start()
-
-    def _write(self, task: TrainingTask, best: Validated | None) -> None:
-        if best is not None:
-            self.write_weights("best", task, best)
-        files.write_metrics(self.folder / files.METRICS, self.lines)
 
     def latest(self) -> dict[str, float | None]:
         """The last epoch's metrics, how many epochs are planned and which was best."""
@@ -101,14 +98,14 @@ class EpochRecord:
         epochs = self.facts.recipe.schedule.epochs
         return {**to_json(self.lines[-1]), "epochs": epochs, "best_epoch": best}
 
-    def write_weights(self, which: str, task: TrainingTask, validated: Validated) -> None:
+    def _write_weights(self, which: str, task: TrainingTask, validated: Validated) -> None:
         """Write the weights as they are now, as ``last`` or ``best``, with epoch and scores."""
-        path = self.folder / files.weights_file(which)
-        files.write_weights(path, task.evaluated.state_dict(), self.facts.of(validated))
+        path, state = self.folder / files.weights_file(which), ranks.full_state(task.evaluated)
+        ranks.first(lambda: files.write_weights(path, state, self.facts.of(validated)))
 
     def keep_last(self, task: TrainingTask) -> None:
         """Write the weights of the last epoch."""
-        ranks.first(lambda: self.write_weights("last", task, self.lines[-1].validated))
+        self._write_weights("last", task, self.lines[-1].validated)
 
     def _elapsed(self) -> float:
         return self._before + time.perf_counter() - self._start
@@ -148,12 +145,9 @@ class Saver:
     def save(self) -> None:
         """Write a checkpoint of where the run stands."""
         state = self._training.state() | {"record": self.record.state()}
-        ranks.first(lambda: self._write(state))
+        save(self.record.folder, state, sharded=self._training.sharded)
+        ranks.first(lambda: prune(self.record.folder))
         self._saved = self._clock()
-
-    def _write(self, state: Mapping[str, Any]) -> None:
-        save(self.record.folder, state)
-        prune(self.record.folder)
 
     def look(self) -> None:
         """End the work here if a signal waits, on any rank: it ends all."""

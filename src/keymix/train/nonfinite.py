@@ -88,7 +88,8 @@ class Losses:
 
     def clip(self, parameters: Sequence[nn.Parameter], largest: float) -> None:
         """Clip gradients by their norm as torch does, and note by how much."""
-        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        norm = ranks.full(nn.utils.get_total_norm(gradients))
         if not self._late:
             finite = bool(torch.isfinite(norm))
             self._gradients = None if finite else self._largest()  # clipped, all would be NaN
@@ -170,7 +171,7 @@ class Losses:
         if not having:
             return None
         self._parameters = [*having]
-        return torch.stack(torch._foreach_norm([*having.values()], math.inf)).float()
+        return ranks.magnitudes([*having.values()])
 
     def _gradient(self, gradients: Tensor | None) -> tuple[float, str] | None:
         """The largest gradient and its parameter; one that is not finite is the largest."""

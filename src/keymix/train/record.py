@@ -271,6 +271,7 @@ class Machine:
         device: Name of the GPU, or ``cpu``.
         cuda: Version of CUDA; None without a GPU.
         ranks: Devices that shared each batch; None for one.
+        strategy: How: ``ddp`` or ``fsdp``; None for one device.
     """
 
     python: str | None = None
@@ -284,10 +285,13 @@ class Machine:
     device: str | None = None
     cuda: str | None = None
     ranks: int | None = None
+    strategy: str | None = None
 
     def omitted(self) -> tuple[str, ...]:
         """The fields that are not written: all of an unknown machine, and one device."""
-        return (() if self.ranks else ("ranks",)) if self.known else tuple(vars(Machine()))
+        if not self.known:
+            return tuple(vars(Machine()))
+        return () if self.ranks else ("ranks", "strategy")
 
     @property
     def known(self) -> bool:

@@ -48,7 +48,9 @@ def answered(
     model: nn.Module, batches: Iterable[ImageBatch], *, device: torch.device, precision: str
 ) -> Outputs:
     """Put a model in eval mode on a device, and yield each batch with what it returns for it."""
-    model = model.to(device).eval()
+    model.eval()
+    if any(parameter.device.type != device.type for parameter in model.parameters()):
+        model.to(device)  # never of a model in parts, which it would take apart
     for batch in batches:
         with autocast(device, precision):
             outputs = model(batch.images)

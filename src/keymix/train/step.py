@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import lightning_fabric
@@ -44,6 +45,12 @@ _FUSED = (
     "adamw",
     "sgd",
 )  # torch's own whose fused step is several times faster on small nets
+
+
+_OF_WHOLE_TENSORS = (
+    *("adafactor", "adahessian", "adamp", "clamb", "kron"),
+    *("mars", "muon", "novograd", "sgdp"),
+)  # of timm's, by parts of names: they fail on sharded tensors, or come to other weights
 
 
 @contextmanager
@@ -118,6 +125,22 @@ def check_optimizer(config: OptimConfig) -> None:
         raise UserError(f"optim.betas: optimiser {config.name!r} has none; leave them out.")
 
 
+def check_strategy(strategy: ranks.Strategy, config: OptimConfig) -> None:
+    """Refuse what parts of a model are not trained with."""
+    if strategy == "ddp":
+        return
+    if ranks.size() == 1:
+        raise UserError(
+            "strategy 'fsdp' gives each device a part of the model, and there is one device: ask "
+            "for more (--devices 2, or torchrun), or leave --strategy out."
+        )
+    if any(name in config.name for name in _OF_WHOLE_TENSORS):
+        raise UserError(
+            f"optim.name = {config.name!r} computes with whole tensors, and strategy 'fsdp' has "
+            "parts of them on each device: take an optimiser such as adamw, or strategy 'ddp'."
+        )
+
+
 def make_optimizer(
     config: OptimConfig, model: nn.Module, *, fused: bool = True
 ) -> torch.optim.Optimizer:
@@ -160,16 +183,25 @@ def make_schedule(
 class Training:
     """A task with its optimiser and schedule under Fabric, and how far it is: `steps` an epoch."""
 
-    def __init__(self, task: TrainingTask, fabric: Fabric, *, steps: int) -> None:
+    def __init__(
+        self, task: TrainingTask, fabric: Fabric, *, steps: int, strategy: ranks.Strategy = "ddp"
+    ) -> None:
         recipe = task.recipe
         self.task, self.fabric, self.steps = task, fabric, steps
         self.accumulate = recipe.optim.accumulate
         self.batch = self.updates = 0
         with _quiet():
             fabric.to_device(task)
+        self.sharded = strategy == "fsdp"
+        if self.sharded:
+            ranks.shard(task.model)
+            if task.ema is not None:
+                ranks.shard(task.evaluated)
+                task.ema.foreach = False  # it would mix parameters with buffers, which are whole
         task.global_rank = fabric.global_rank
-        scaled = recipe.precision == "16"  # the scaler needs to see unfused gradients to clip them
-        self._optimizer = make_optimizer(recipe.optim, task.model, fused=not scaled)
+        # to clip, a scaler needs to see unfused gradients; fused SGD takes no sharded ones
+        fused = recipe.precision != "16" and not self.sharded
+        self._optimizer = make_optimizer(recipe.optim, task.model, fused=fused)
         updates = math.ceil(steps / self.accumulate)
         self._schedule = make_schedule(recipe, self._optimizer, updates)
 
@@ -233,7 +265,8 @@ class Training:
         modes = {module: module.training for module in self.task.modules()}
         self.task.eval()
         try:
-            yield
+            with ranks.whole(self.task.evaluated):  # shares of a split have not as many batches
+                yield
         finally:
             for module, mode in modes.items():
                 module.training = mode
@@ -265,12 +298,14 @@ class Training:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue where a checkpoint stands."""
         task = self.task
+        if "shards" in state:
+            state = ranks.read_shards(Path(state["shards"]), state, task.model)
         task.current_epoch, self.batch = state["epoch"], state["batch"]
         self.updates = state["updates"]
-        task.model.load_state_dict(state["model"])
+        ranks.load_model(task.model, state["model"])
         if task.ema is not None:
-            task.evaluated.load_state_dict(state["ema"])
-        self._optimizer.load_state_dict(state["optimizer"])
+            ranks.load_model(task.evaluated, state["ema"])
+        ranks.load_optimizer(self._optimizer, state["optimizer"])
         if self._schedule is not None:
             self._schedule.load_state_dict(state["scheduler"])
         if state["scaler"]:
