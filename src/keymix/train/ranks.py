@@ -204,7 +204,7 @@ def wrapped(fabric: Fabric, task: nn.Module) -> nn.Module:
     """Return a task whose backward pass averages gradients over the ranks; with one, itself."""
     if size() == 1 or _units(task):
         return task
-    with warnings.catch_warnings():  # of an option whose new name older versions do not know
+    with warnings.catch_warnings():  # Fabric makes the module, and its option is named so
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
         return fabric.strategy.setup_module(task)
 
