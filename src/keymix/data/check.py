@@ -151,6 +151,8 @@ def check(
         _add_faults(report, faults)
         report.add("unfit", [str(error)])
         return report
+    if source.stream is not None:
+        raise UserError(f"data {spec} is a stream: check the data that its shards were made of.")
     target = entry.target_kind
     table = Table.of(source.rows, by_class=target is CLASS)
     counts = {name: int((table.split == name).sum()) for name in SPLITS}

@@ -211,6 +211,8 @@ class Source:
             finding (`keymix.data.findings`).
         loose: What is wrong with the data, but with no row; training refuses it, or goes without
             if broken images are left out.
+        stream: The training images where they are read in order while training
+            (`keymix.data.shards.Shards`); the rows are validation and test then.
     """
 
     rows: Sequence[Row]
@@ -224,6 +226,7 @@ class Source:
     facts: DataFacts = field(default_factory=DataFacts)
     found: Mapping[str, tuple[str, Sequence[Any]]] = field(default_factory=dict)
     loose: tuple[Fault, ...] = ()
+    stream: Sequence[Row] | None = None
 
     @property
     def items(self) -> str:
