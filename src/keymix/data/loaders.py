@@ -271,7 +271,7 @@ class InMemoryBatches:
             else None
         )
 
-    def batches(self, order: IntArray, batch_size: int, *, epoch: int) -> Iterator[Made]:
+    def batches(self, order: Any, batch_size: int, *, epoch: int) -> Iterator[Made]:
         """Serve the images of an order, augmented as the epoch wants it."""
         if len(order) == 0:
             return

@@ -207,8 +207,9 @@ def load(
         for name, part in parts.items()
     }
     if source.stream is not None:
-        streamed = {"rows": source.stream, "origin": "train", "images": None, "values": None}
-        splits["train"] = replace(splits["val"], name="train", **streamed)
+        splits["train"] = replace(
+            splits["val"], name="train", rows=source.stream, images=None, values=None
+        )
     train = splits["train"]
     mean, std, measured_on = _statistics(train)
     gone = {name: np.setdiff1d(part.rows, parts[name].rows) for name, part in before.items()}

@@ -82,7 +82,7 @@ def write_shards(
         new = Path(place) / "shards"
         new.mkdir()
         for split, chosen in index.items():
-            shards = []
+            shards: list[Shard] = []
             for start in range(0, len(chosen), each):
                 some = chosen[start : start + each]
                 file = f"{split}-{len(shards):05d}{LAYOUTS[layout]}"

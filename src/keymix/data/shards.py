@@ -86,7 +86,7 @@ class Shards(Sequence[Row]):
     def __len__(self) -> int:
         return int(self.starts[-1])
 
-    def __getitem__(self, i: Any) -> Row:
+    def __getitem__(self, i: Any) -> Any:
         i = range(len(self))[i]
         return Row(id=self.name(i), image=partial(self._decoded, i), target=partial(self._class, i))
 
@@ -118,7 +118,7 @@ class Shards(Sequence[Row]):
 
     def fetch(self, positions: IntArray) -> dict[int, Row]:
         """Read the images at ascending positions; neighbours are read in one go."""
-        return {i: self._row(i, *found) for i, *found in self._fetched(positions, {})}
+        return dict(self._fetched(positions, {}))
 
     def served(
         self, first: int, size: int, *, skip: int, seed: int, epoch: int | None
@@ -128,7 +128,7 @@ class Shards(Sequence[Row]):
         for block in self.blocks(first, size, seed=seed, epoch=epoch):
             if skip < len(block):
                 found: dict[int, Row] = {}  # before the next ones are read
-                found |= {i: self._row(i, *of) for i, *of in self._fetched(np.unique(block), rows)}
+                found |= self._fetched(np.unique(block), rows)
                 yield from ((i, found[i]) for i in block[skip:].tolist())
             skip = max(0, skip - len(block))
 
@@ -168,7 +168,7 @@ class Shards(Sequence[Row]):
 
     def _fetched(
         self, positions: IntArray, rows: dict[int, tuple[int, Iterator[tuple[bytes, int]]]]
-    ) -> Iterator[tuple[int, bytes, int]]:
+    ) -> Iterator[tuple[int, Row]]:
         """Read ascending positions; ``rows`` has the row that each open shard is at, and the rest.
 
         Shards without any of the positions are closed.
@@ -181,7 +181,8 @@ class Shards(Sequence[Row]):
             at, rest = rows.get(shard, (-1, iter(())))
             if at != row:
                 rest = self._read(shard, row)
-            yield i, *next(rest)
+            data, label = next(rest)
+            yield i, Row(id=self.name(i), image=Encoded(data, self.name(i)), target=label)
             rows[shard] = row + 1, rest
 
     def _read(self, shard: int, first: int) -> Iterator[tuple[bytes, int]]:
@@ -223,10 +224,6 @@ class Shards(Sequence[Row]):
     def _shard(self, positions: Any) -> Any:
         """Find the shard of a position or of each."""
         return np.searchsorted(self.starts, positions, side="right") - 1
-
-    def _row(self, i: int, data: bytes, label: int) -> Row:
-        name = self.name(i)
-        return Row(id=name, image=Encoded(data, name), target=label)
 
     def _one(self, i: int) -> Row:
         return self.fetch(np.array([i]))[i]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from keymix.data.files import split_named, threads
+from keymix.data.files import threads
 from keymix.data.sample import Faults, Row, Source
 from keymix.data.shards import INDEX, Shard, ShardIndex, Shards, hugging_face
+from keymix.data.sources.hf import Found, chosen, sorted_by_path
 from keymix.data.sources.parquet import find_columns
 from keymix.data.specs import source
 from keymix.data.streams import Stream, hash64
@@ -105,73 +106,56 @@ def _held_out(
 
 def _opened(argument: str, spec: str) -> tuple[ShardIndex, list[str]]:
     """Read the index of shards, or make one of what parquet files say of themselves."""
-    path = Path(argument).expanduser()
-    hugging_face()
-    with _reachable(spec):
-        if path.exists() or "://" in argument:
-            place = argument.rstrip("/") if "://" in argument else str(path)
-            known = _read(f"{place}/{INDEX}", spec)
-            if known is not None:
-                return known, [f"shards of {known.source}"]
-            return _of_parquet(place, spec), []
-        if argument.count("/") not in (1, 2):
-            raise UserError(f"data {spec}: there is no {argument!r}. Check the path.")
-        return _of_parquet(argument, spec), []
-
-
-def _read(address: str, spec: str) -> ShardIndex | None:
-    """Read an index, with the addresses of its shards; None where there is none."""
     import fsspec
 
-    system, path = fsspec.core.url_to_fs(address)
-    if not system.exists(path):
-        return None
-    found = from_json(ShardIndex, json.loads(system.cat_file(path)), where=address)
-    place = address.removesuffix(INDEX)
-    splits = {
-        name: tuple(replace(each, file=place + each.file) for each in shards)
-        for name, shards in found.splits.items()
-    }
-    return replace(found, splits=splits)
+    hugging_face()
+    place, config = str(Path(argument).expanduser()), ""
+    if "://" in argument:
+        place = argument.rstrip("/")
+    elif not Path(place).exists():
+        owner, name, config = (*argument.split("/", 2), "", "")[:3]
+        if not owner or not name:
+            raise UserError(f"data {spec}: there is no {argument!r}. Check the path.")
+        place = f"hf://datasets/{owner}/{name}"
+    with _reachable(spec):
+        system, root = fsspec.core.url_to_fs(place)
+        try:
+            known = json.loads(system.cat_file(f"{root}/{INDEX}"))
+        except FileNotFoundError:
+            found = sorted_by_path(file.removeprefix(f"{root}/") for file in system.find(root))
+            return _of_parquet(place, found and chosen(found, config, spec), spec), [place]
+        index = from_json(ShardIndex, known, where=f"{place}/{INDEX}")
+        splits = {
+            name: tuple(replace(each, file=f"{place}/{each.file}") for each in shards)
+            for name, shards in index.splits.items()
+        }
+        return replace(index, splits=splits), [f"shards of {index.source}"]
 
 
-def _of_parquet(place: str, spec: str) -> ShardIndex:
-    """Ask parquet files in Hugging Face's layout what they hold: a folder, a URL or a name."""
-    datasets = hugging_face()
-    name, config = place, None
-    if not Path(place).exists() and "://" not in place:
-        owner, name, *rest = place.split("/")
-        name, config = f"{owner}/{name}", (*rest, None)[0]
-    builder = datasets.load_dataset_builder(
-        *(["parquet"] if "://" in place else [name, config]),
-        **({"data_dir": place} if "://" in place else {}),
-    )
-    if builder.name != "parquet":
+def _of_parquet(place: str, found: Sequence[Found], spec: str) -> ShardIndex:
+    """Ask parquet files in Hugging Face's layout what they hold."""
+    files: dict[str, list[str]] = {}
+    for each in sorted(found):
+        files.setdefault(each.split, []).append(f"{place}/{each.path}")
+    if "train" not in files:
         raise UserError(
-            f"data {spec}: {builder.name} files without {INDEX}, which says how many images they "
-            "have and of which classes. Write them by `keymix data shard`."
+            f"data {spec}: there is no {INDEX} and no parquet file of train. Write shards by "
+            "`keymix data shard`."
         )
-    files: Mapping[str, Sequence[str]] = {
-        split_named(str(each)) or str(each): [*of] for each, of in builder.config.data_files.items()
-    }
-    first = next(iter(files.get("train", ())), None)
-    if first is None:
-        raise UserError(f"data {spec}: no files of train, only of {', '.join(files) or 'none'}.")
+    first = files["train"][0]
     columns = find_columns(_footer(first)[0], first)
     if not columns.classes:
         raise UserError(
             f"data {spec}: the schema of {first} does not name the classes of column "
             f"{columns.label!r}. Write shards by `keymix data shard parquet:PATH`."
         )
+    splits = {}
     with threads(_FOOTERS) as pool:
-        splits = {
-            split: tuple(
-                Shard(file=file, images=rows, sha256=digest)
-                for file, (_, rows, digest) in zip(of, pool.map(_footer, of), strict=True)
+        for split, of in files.items():
+            known = zip(of, pool.map(_footer, of), strict=True)
+            splits[split] = tuple(
+                Shard(file=file, images=rows, sha256=digest) for file, (_, rows, digest) in known
             )
-            for split, of in files.items()
-            if split in ("train", "val", "test")
-        }
     return ShardIndex(
         layout="parquet",
         source=spec,
