@@ -411,6 +411,7 @@ class StreamMaker:
         first = sum(map(loader.share, range(loader.rank)))
         self._firsts = [first, *(first + np.cumsum(self._sizes)).tolist()]
         self._open: dict[int, tuple[tuple[int, int], Iterator[tuple[int, Row]]]] = {}
+        weakref.finalize(self, self._open.clear)  # before Python takes down what reads them
 
     def order(self, epoch: int) -> IntArray:
         """List the positions of this rank's images in the order of an epoch."""
@@ -435,7 +436,8 @@ class StreamMaker:
             stretch = self._firsts[reader], self._sizes[reader]
             rows = self._stream.served(*stretch, skip=at[1], **self._key(epoch))
         found = dict(islice(rows, len(places)))
-        self._open[reader] = (epoch, at[1] + len(places)), rows
+        if (after := at[1] + len(places)) < self._sizes[reader]:
+            self._open[reader] = (epoch, after), rows
         split, index = self._split.of(found), np.array([*found], dtype=np.int64)
         made = _made(split, self._augment, self._seed, (epoch, index))
         return made._replace(targets=split.values)
