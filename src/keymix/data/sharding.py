@@ -62,8 +62,10 @@ def write_shards(
     index = {name: part.index for name, part in parts.items()}
     order = np.argsort(hash64(0, Stream.SHARDS, index["train"]), kind="stable")
     index["train"] = index["train"][order]
-    few = select(source.rows, np.sort(index["train"])[sample(len(order))[:_SAMPLED]])
+    spread = sample(len(order))
+    few = select(source.rows, np.sort(index["train"])[spread[:: max(1, len(spread) // _SAMPLED)]])
     each = images or max(1, int(megabytes * 1e6 / np.mean([len(_content(row)) for row in few])))
+    learned = table.strata[index["train"]]
     name = "png" if _content(few[0]).startswith(b"\x89PNG") else "jpg"
     made = ShardIndex(
         layout=layout,
@@ -74,6 +76,7 @@ def write_shards(
         image="image" if layout == "parquet" else name,
         label="label" if layout == "parquet" else "cls",
         splits={},
+        of_class=tuple(np.bincount(learned, minlength=len(source.classes)).tolist()),
     )
     write = {"parquet": _parquet, "webdataset": _tar}[layout]
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -88,15 +91,7 @@ def write_shards(
                 file = f"{split}-{len(shards):05d}{LAYOUTS[layout]}"
                 known = hashlib.sha256()
                 write(new / file, _samples(source, some, known), made)
-                counts = np.bincount(table.strata[some], minlength=len(source.classes)).tolist()
-                shards.append(
-                    Shard(
-                        file=file,
-                        images=len(some),
-                        sha256=known.hexdigest(),
-                        of_class=tuple(counts),
-                    )
-                )
+                shards.append(Shard(file=file, images=len(some), sha256=known.hexdigest()))
                 done += len(some)
                 progress(done, total)
             made = replace(made, splits={**made.splits, split: tuple(shards)})

@@ -9,12 +9,15 @@ it read by the buffer. So a position in an epoch is computed, not stored: a read
 from __future__ import annotations
 
 import hashlib
+import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from huggingface_hub.errors import HfHubHTTPError
 from torch import Tensor
 
 from keymix.data.decode import Encoded
@@ -28,6 +31,11 @@ SIDE_BY_SIDE = 8
 """Shards that a reader has open at once."""
 BUFFER = 1024
 """Encoded images of a reader that are shuffled with each other."""
+TROUBLE = (
+    *(OSError, ValueError, RuntimeError, LookupError, EOFError, TypeError),
+    *(tarfile.TarError, pa.ArrowException, *HfHubHTTPError.__bases__),
+)
+"""What file systems, the Hub and readers of shards raise."""
 EXTRA = "`pip install 'keymix[stream]'`"
 
 
@@ -38,7 +46,6 @@ class Shard:
     file: str  # or its address
     images: int
     sha256: str  # of its images and labels
-    of_class: tuple[int, ...] = ()  # images of each class; empty where nobody counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +60,7 @@ class ShardIndex:
     image: str  # name of the images' column, or ending of their files
     label: str
     splits: Mapping[str, tuple[Shard, ...]]
+    of_class: tuple[int, ...] = ()  # training images of each class; empty where nobody counted
     format: int = 1
 
 
@@ -77,6 +85,7 @@ class Shards(Sequence[Row]):
     label: str
     shards: Sequence[Shard]
     classes: int
+    of_class: Sequence[int] = ()  # images of each class; empty where nobody counted
     starts: IntArray = field(init=False)  # first position of each shard, and the number of all
 
     def __post_init__(self) -> None:
@@ -95,11 +104,6 @@ class Shards(Sequence[Row]):
         """Hash of what is in them."""
         known = "".join(f"{each.images} {each.sha256}\n" for each in self.shards)
         return hashlib.sha256(known.encode()).hexdigest()
-
-    @property
-    def of_class(self) -> tuple[int, ...]:
-        """Images of each class; empty where nobody counted."""
-        return tuple(map(sum, zip(*(each.of_class for each in self.shards), strict=True)))
 
     def name(self, i: int) -> str:
         """Say where an image is."""
@@ -199,7 +203,7 @@ class Shards(Sequence[Row]):
                 row += 1
         except UserError:
             raise
-        except Exception as error:  # what file systems and decoders of any kind raise
+        except TROUBLE as error:
             why = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
             raise _lost(of, f"cannot be read ({type(error).__name__}: {why})") from error
         raise _lost(of, f"ends after {row} of {of.images} images")

@@ -242,7 +242,7 @@ def _environment(folder: Path, *, resumed: bool) -> Environment:
     there = _recorded(folder)
     if there.known and there.ranks != now.ranks:
         text = f"the run began on {there.ranks or 1} device(s) and resumes on {now.ranks or 1}: it "
-        text += "continues with the same batches, but not to the bit as it would have"
+        text += "continues at the same step, but not to the bit as it would have"
         warnings.warn(text, KeymixWarning, stacklevel=3)
     differs = there.machine != now.machine
     return replace(now, earlier=(*there.earlier, *([there.machine] if differs else [])))

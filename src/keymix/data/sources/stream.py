@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from keymix.data.files import threads
 from keymix.data.sample import Faults, Row, Source
-from keymix.data.shards import INDEX, Shard, ShardIndex, Shards, hugging_face
+from keymix.data.shards import INDEX, TROUBLE, Shard, ShardIndex, Shards, hugging_face
 from keymix.data.sources.hf import Found, chosen, sorted_by_path
 from keymix.data.sources.parquet import find_columns
 from keymix.data.specs import source
@@ -65,7 +65,7 @@ def open_stream(
         notes.append(f"{split} = {of[split].shards[0].file}, one of the shards of train")
     return Source(
         rows=[row for split in ("val", "test") for row in _rows(of[split], split)],
-        stream=of["train"],
+        stream=replace(of["train"], of_class=index.of_class),
         classes=index.classes,
         in_chans=index.in_chans,
         image_size=index.image_size,
@@ -182,13 +182,15 @@ def _footer(file: str) -> tuple[Any, int, str]:
 @contextmanager
 def _reachable(spec: str) -> Iterator[None]:
     """Turn what file systems and the Hub raise into one line."""
+    from aiohttp import ClientError  # comes with datasets
+
     try:
         yield
     except UserError:
         raise
     except ImportError as error:
         raise UserError(f"data {spec}: {error}. Install what reads that address.") from error
-    except Exception as error:  # each file system has errors of its own
+    except (*TROUBLE, ClientError) as error:
         why = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise UserError(
             f"data {spec} cannot be read ({type(error).__name__}: {why}). Check the address and "
