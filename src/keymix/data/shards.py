@@ -186,11 +186,13 @@ class Shards(Sequence[Row]):
             if at != row:
                 rest = self._read(shard, row)
             data, label = next(rest)
+            if row + 1 == self.shards[shard].images:
+                next(rest, None)  # ends it: a reader that is cut short collects all garbage
             yield i, Row(id=self.name(i), image=Encoded(data, self.name(i)), target=label)
             rows[shard] = row + 1, rest
 
     def _read(self, shard: int, first: int) -> Iterator[tuple[bytes, int]]:
-        """Read encoded images and class numbers of a shard from a row on; it never just ends."""
+        """Read encoded images and class numbers of a shard from a row on, as many as it says."""
         of, row = self.shards[shard], first
         try:
             rows = self._set.shard(len(self.shards), shard).skip(first)
@@ -206,7 +208,8 @@ class Shards(Sequence[Row]):
         except TROUBLE as error:
             why = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
             raise _lost(of, f"cannot be read ({type(error).__name__}: {why})") from error
-        raise _lost(of, f"ends after {row} of {of.images} images")
+        if row < of.images:
+            raise _lost(of, f"ends after {row} of {of.images} images")
 
     @cached_property
     def _set(self) -> Any:
