@@ -258,7 +258,7 @@ def test_encoded_images_are_not_encoded_again(make_folder, tmp_path: Path, capsy
     stream = load(f"stream:{out}", image_size=160).train.stream
     assert stream is not None
     assert [each.images for each in stream.shards] == [10, 10, 5]
-    assert sum(stream.of_class) == 25
+    assert sum(stream.of.of_class) == 25
     stored = {file.read_bytes() for file in photos.rglob("*.png")}
     rows = stream.fetch(np.arange(25))
     assert {row.image.source for row in rows.values()} < stored

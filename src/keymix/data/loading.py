@@ -245,7 +245,7 @@ def load(
 def _of_class(train: Split, classes: int) -> Sequence[int]:
     """Count the training inputs of each class; none where nobody did, or there are no classes."""
     if train.stream is not None:
-        return train.stream.of_class
+        return train.stream.of.of_class
     if train.target_kind is not CLASS:
         return ()
     counts: list[int] = train.labels.bincount(minlength=classes).tolist()

@@ -55,11 +55,11 @@ class ShardIndex:
     layout: str  # parquet or webdataset
     source: str  # the spec of the data that they were made of
     classes: tuple[str, ...]
-    in_chans: int
-    image_size: tuple[int, int] | None
     image: str  # name of the images' column, or ending of their files
     label: str
     splits: Mapping[str, tuple[Shard, ...]]
+    in_chans: int = 3
+    image_size: tuple[int, int] | None = None
     of_class: tuple[int, ...] = ()  # training images of each class; empty where nobody counted
     format: int = 1
 
@@ -73,19 +73,15 @@ def hugging_face() -> Any:
     return datasets
 
 
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Shards(Sequence[Row]):
     """The images of some shards, by position; `served` reads them in an order.
 
     A row by itself is read through its shard up to there: for a few images, not for an epoch.
     """
 
-    layout: str
-    image: str
-    label: str
+    of: ShardIndex
     shards: Sequence[Shard]
-    classes: int
-    of_class: Sequence[int] = ()  # images of each class; empty where nobody counted
     starts: IntArray = field(init=False)  # first position of each shard, and the number of all
 
     def __post_init__(self) -> None:
@@ -197,8 +193,8 @@ class Shards(Sequence[Row]):
         try:
             rows = self._set.shard(len(self.shards), shard).skip(first)
             for found in rows.iter(batch_size=1):  # a plain loop would leave rows to other workers
-                (label,), (image,) = found[self.label], found[self.image]
-                if not isinstance(label, int) or not 0 <= label < self.classes:
+                (label,), (image,) = found[self.of.label], found[self.of.image]
+                if not isinstance(label, int) or not 0 <= label < len(self.of.classes):
                     why = f"the label of row {row} is {label!r}, none of its classes"
                     raise UserError(f"shard {of.file}: {why}. Write the shard again.")
                 yield image["bytes"], label
@@ -216,16 +212,17 @@ class Shards(Sequence[Row]):
         """The shards as Hugging Face streams them; images stay encoded."""
         datasets = hugging_face()
         datasets.disable_progress_bars()
-        kinds = {self.image: datasets.Image(decode=False), self.label: datasets.Value("int64")}
-        if self.layout == "webdataset":
+        layout, image, label = self.of.layout, self.of.image, self.of.label
+        kinds = {image: datasets.Image(decode=False), label: datasets.Value("int64")}
+        if layout == "webdataset":
             kinds |= dict.fromkeys(("__key__", "__url__"), datasets.Value("string"))
         return datasets.load_dataset(
-            self.layout,
+            layout,
             data_files={"train": [each.file for each in self.shards]},
             split="train",
             streaming=True,
             features=datasets.Features(kinds),
-            **({"columns": [self.image, self.label]} if self.layout == "parquet" else {}),
+            **({"columns": [image, label]} if layout == "parquet" else {}),
         )
 
     def _shard(self, positions: Any) -> Any:

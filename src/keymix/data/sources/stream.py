@@ -52,7 +52,7 @@ def open_stream(
             raise UserError(f"data.{name} = {value!r}: a stream is read whole. Leave it out.")
     index, notes = _opened(argument, f"stream:{argument}")
     of = {
-        split: _shards(index, [each for each in shards if each.images])
+        split: Shards(index, [each for each in shards if each.images])
         for split, shards in index.splits.items()
     }
     if not len(of.get("train", ())):
@@ -61,25 +61,15 @@ def open_stream(
         of["test"] = of.pop("val")
         notes.append("test = the source's validation split")
     for split in [name for name in ("test", "val") if name not in of]:
-        of["train"], of[split] = _held_out(index, of["train"], split, split_seed, argument)
+        of["train"], of[split] = _held_out(of["train"], split, split_seed, argument)
         notes.append(f"{split} = {of[split].shards[0].file}, one of the shards of train")
     return Source(
         rows=[row for split in ("val", "test") for row in _rows(of[split], split)],
-        stream=replace(of["train"], of_class=index.of_class),
+        stream=of["train"],
         classes=index.classes,
         in_chans=index.in_chans,
         image_size=index.image_size,
         notes=tuple(notes),
-    )
-
-
-def _shards(index: ShardIndex, shards: Sequence[Shard]) -> Shards:
-    return Shards(
-        layout=index.layout,
-        image=index.image,
-        label=index.label,
-        shards=shards,
-        classes=len(index.classes),
     )
 
 
@@ -89,9 +79,7 @@ def _rows(shards: Shards, split: str) -> Iterator[Row]:
         yield replace(row, split=split)
 
 
-def _held_out(
-    index: ShardIndex, train: Shards, split: str, seed: int, argument: str
-) -> tuple[Shards, Shards]:
+def _held_out(train: Shards, split: str, seed: int, argument: str) -> tuple[Shards, Shards]:
     """Take a shard of train for a split that there is none of; test is always the same one."""
     if len(train.shards) < 2:
         raise UserError(
@@ -101,7 +89,7 @@ def _held_out(
     keys = hash64(0 if split == "test" else seed, _HELD_OUT[split], np.arange(len(train.shards)))
     of = [*train.shards]
     held = of.pop(int(np.argmin(keys)))
-    return _shards(index, of), _shards(index, [held])
+    return Shards(train.of, of), Shards(train.of, [held])
 
 
 def _opened(argument: str, spec: str) -> tuple[ShardIndex, list[str]]:
@@ -160,8 +148,6 @@ def _of_parquet(place: str, found: Sequence[Found], spec: str) -> ShardIndex:
         layout="parquet",
         source=spec,
         classes=columns.classes,
-        in_chans=3,
-        image_size=None,
         image=columns.image,
         label=columns.label,
         splits=splits,
