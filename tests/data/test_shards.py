@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pictures import encoded
 
 from keymix.cli import main
 from keymix.data import Augment, ImageData, Loader, Row, load, sharding, shards
@@ -224,6 +225,18 @@ def test_hugging_face_s_parquet_files_need_no_index(make_parquet) -> None:
     assert {*chain(*order(data, 1, 3))} == {*range(60)}
     (batch,) = Loader(data.train, data, batch_size=100, train=False)
     assert batch.targets.tolist() == [0, 1] * 30
+
+
+def test_a_damaged_image_is_named_with_its_shard(make_parquet) -> None:
+    images = [{"bytes": encoded(i), "path": None} for i in range(12)]
+    for k in range(3):
+        images[5] = {"bytes": b"no image" if k == 1 else encoded(5), "path": None}
+        make_parquet([0, 1] * 6, file=f"train-{k}.parquet", images=images)
+    folder = make_parquet([0, 1], file="test-0.parquet")
+    make_parquet([0, 1], file="validation-0.parquet")
+    said = refusal(lambda: load(f"stream:{folder}"))
+    place = f"{folder}/train-1.parquet row 5"
+    assert said == f"cannot read image {place}: not an image. Write its shard again."
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,8 @@ class Shards(Sequence[Row]):
             data, label = next(rest)
             if row + 1 == self.shards[shard].images:
                 next(rest, None)  # ends it: a reader that is cut short collects all garbage
-            yield i, Row(id=self.name(i), image=Encoded(data, self.name(i)), target=label)
+            image = Encoded(data, self.name(i), remedy="Write its shard again.")
+            yield i, Row(id=image.name, image=image, target=label)
             rows[shard] = row + 1, rest
 
     def _read(self, shard: int, first: int) -> Iterator[tuple[bytes, int]]:
