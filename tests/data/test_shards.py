@@ -102,6 +102,10 @@ def test_neighbours_in_an_epoch_are_of_many_shards(data: ImageData) -> None:
     (served,) = order(data, 1, 0)
     assert len({i // PER_SHARD for i in served[:32]}) >= SIDE_BY_SIDE - 2
     assert sum(b - a == 1 for a, b in pairwise(served)) < 30
+    firsts = {
+        frozenset(i // PER_SHARD for i in order(data, 1, 0, epoch)[0][:900]) for epoch in range(4)
+    }
+    assert len(firsts) > 1  # shards are in another order in another epoch
 
 
 def test_no_more_than_a_buffer_is_read_ahead(data: ImageData, monkeypatch) -> None:
