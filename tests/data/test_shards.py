@@ -17,6 +17,7 @@ from pictures import encoded
 from keymix.cli import main
 from keymix.data import Augment, ImageData, Loader, Row, load, sharding, shards
 from keymix.data.check import check
+from keymix.data.headers import read_headers
 from keymix.data.loaders import Batch
 from keymix.data.sharding import write_shards
 from keymix.data.shards import INDEX, SIDE_BY_SIDE
@@ -187,7 +188,8 @@ def test_one_image_is_read_by_its_position(data: ImageData) -> None:
 def test_what_needs_all_labels_refuses_a_stream(data: ImageData) -> None:
     assert "parquet:PATH" in refusal(lambda: data.train.labels)
     assert "is a stream" in refusal(lambda: check(data.spec))
-    assert "shards already" in refusal(lambda: write_shards(data.spec, Path("nowhere")))
+    assert "is a stream" in refusal(lambda: write_shards(data.spec, Path("nowhere")))
+    assert "is a stream" in refusal(lambda: read_headers(data.spec))
 
 
 @pytest.mark.parametrize("option", [{"limit": 100}, {"skip_corrupt": True}, {"white_level": 9}])

@@ -143,7 +143,7 @@ def check(
     report = Report(spec=spec, kind=entry.input_kind, target=entry.target_kind)
     faults = Faults(collect=True)
     try:
-        source = entry.open(argument, faults, options)
+        source = entry.open(argument, faults, options).by_position(spec)
     except UserError as error:
         there = entry.on_disk and Path(argument).expanduser().exists()
         if not there or any((masks, stack, split_by)):
@@ -151,8 +151,6 @@ def check(
         _add_faults(report, faults)
         report.add("unfit", [str(error)])
         return report
-    if source.stream is not None:
-        raise UserError(f"data {spec} is a stream: check the data that its shards were made of.")
     target = entry.target_kind
     table = Table.of(source.rows, by_class=target is CLASS)
     counts = {name: int((table.split == name).sum()) for name in SPLITS}

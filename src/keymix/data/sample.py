@@ -228,6 +228,15 @@ class Source:
     loose: tuple[Fault, ...] = ()
     stream: Sequence[Row] | None = None
 
+    def by_position(self, spec: str) -> Source:
+        """Return it, or refuse a stream where all samples are looked at."""
+        if self.stream is not None:
+            raise UserError(
+                f"data {spec} is a stream, which `keymix train`, `eval` and `predict` take. Name "
+                "the data that its shards were made of, or parquet:PATH."
+            )
+        return self
+
     @property
     def items(self) -> str:
         """What its inputs are called."""

@@ -53,9 +53,7 @@ def write_shards(
     if entry.target_kind is not CLASS or entry.input_kind is not IMAGE:
         raise UserError(f"data {spec}: shards have images with a class each. Name such data.")
     options = Options()
-    source = entry.open(argument, Faults(), options)
-    if source.stream is not None:
-        raise UserError(f"data {spec} are shards already. Name the data that they were made of.")
+    source = entry.open(argument, Faults(), options).by_position(spec)
     refuse(source.loose, "entries")
     table = Table.of(source.rows, by_class=True)
     parts, _ = make_splits(source, table, spec, options, by_class=True)
