@@ -149,7 +149,7 @@ ROWS = (
     ),
     ("analyze", "which analysis? Choose from attention, collapse, complexity, memory, spikes."),
     ("analyze complexty", "unknown analysis 'complexty'. Did you mean 'complexity'?"),
-    ("data", "which verb of keymix data? Choose from check."),
+    ("data", "which verb of keymix data? Choose from check, shard."),
     ("help cuont", "unknown verb 'cuont'. Did you mean 'count'?"),
     (
         "count resnet18 --image-size 10000000",

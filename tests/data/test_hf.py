@@ -146,7 +146,7 @@ def test_the_conversion_is_fetched_where_main_has_no_parquet(
     ],
 )
 def test_configuration_and_split_are_read_from_the_path(path: str, config: str, split: str) -> None:
-    assert hf._sorted_by_path([path, "README.md"]) == [(path, config, split)]
+    assert hf.sorted_by_path([path, "README.md"]) == [(path, config, split)]
 
 
 def test_files_of_no_split_are_train(make_parquet, cache: Path) -> None:

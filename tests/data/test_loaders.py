@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from keymix.data import Augment, ImageData, Loader, load
 from keymix.data.decode import to_image
-from keymix.data.loaders import Batch, InMemoryBatches, Made, WorkerBatches
+from keymix.data.loaders import Batch, InMemoryBatches, Made, WorkerBatches, _made
 from keymix.data.random_parameters import erased_boxes
 from keymix.errors import UserError
 
@@ -206,16 +207,11 @@ def test_erased_rectangles_have_the_mean_colour(
 
 def test_rand_augment_of_lazy_sets_comes_after_crop_and_flip(photos: ImageData) -> None:
     plain = Augment(flip=True)
-    maker = WorkerBatches(photos.train, plain, 5, 0, torch.device("cpu"))
+    maker = WorkerBatches(partial(_made, photos.train, plain, 5), 0, torch.device("cpu"))
     index = np.arange(12, dtype=np.int64)
     (cropped,) = maker.batches(index, 12, epoch=0)
-    both = WorkerBatches(
-        photos.train,
-        replace(plain, rand_augment=(2, 9)),
-        5,
-        0,
-        torch.device("cpu"),
-    )
+    augment = replace(plain, rand_augment=(2, 9))
+    both = WorkerBatches(partial(_made, photos.train, augment, 5), 0, torch.device("cpu"))
     (made,) = both.batches(index, 12, epoch=0)
     served = InMemoryBatches(cropped.pixels, Augment(rand_augment=(2, 9)), 5, torch.device("cpu"))
     (expected,) = served.batches(index, 12, epoch=0)
@@ -231,12 +227,12 @@ def test_very_long_images_are_cropped_at_the_centre(make_folder) -> None:
 
 def test_random_resized_crops_differ_and_cover_the_image(make_folder) -> None:
     data = load(f"folder:{make_folder({'a': 4, 'b': 4}, (150, 140))}", image_size=(130, 129))
-    maker = WorkerBatches(data.train, Augment(), 0, 0, torch.device("cpu"))
+    maker = WorkerBatches(partial(_made, data.train, Augment(), 0), 0, torch.device("cpu"))
     index = np.zeros(1, dtype=np.int64)
     crops = [next(maker.batches(index, 1, epoch=epoch)).pixels for epoch in range(5)]
     assert crops[0].shape == (1, 3, 130, 129)
     assert not any(torch.equal(crops[0], other) for other in crops[1:])
-    maker = WorkerBatches(data.train, WHOLE, 0, 0, torch.device("cpu"))
+    maker = WorkerBatches(partial(_made, data.train, WHOLE, 0), 0, torch.device("cpu"))
     (whole,) = maker.batches(index, 1, epoch=0)
     plain = to_image(data.train.own(0)).resize((129, 130))
     difference = np.abs(whole.pixels[0].permute(1, 2, 0).numpy().astype(int) - np.asarray(plain))

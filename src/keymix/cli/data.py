@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``keymix data``: work on data sets; ``check`` validates one before hours are spent."""
+"""``keymix data``: ``check`` validates a data set before hours are spent, ``shard`` rewrites it."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keymix.cli import console
@@ -40,12 +42,16 @@ _HELP = """\
 usage: keymix data check DATA [--time-steps T] [--frames-by UNIT] [--masks KIND] [--stack N]
                          [--split-by UNIT] [--test-fraction F] [--json] [--out FILE] [--overwrite]
                          [--import FILE.py]
+       keymix data shard DATA --out DIR [--format FORMAT] [--shard-size MB | --images-per-shard N]
+                         [--overwrite] [--import FILE.py]
 
   check     decode every image, mask or recording of a data set and find what would stop training
             or falsify its results: broken ones, ones in two splits, bad labels and masks, empty
             classes, odd files
+  shard     write images with a class each as shards, which `stream:DIR` reads in order while
+            training
 
-`keymix data check --help` shows more.
+`keymix data check --help` and `keymix data shard --help` show more.
 """
 
 
@@ -63,7 +69,7 @@ def main(argv: list[str]) -> int:
 
 def parsers() -> dict[str, VerbParser]:
     """Return the parsers of the command lines, by what follows ``keymix``."""
-    return {"data check": _parser()}
+    return {"data check": _parser(), "data shard": _shard_parser()}
 
 
 def _parser() -> VerbParser:
@@ -121,11 +127,74 @@ def _check(argv: list[str]) -> int:
     return 0 if report.fit else 1
 
 
-_VERBS = {"check": _check}
+def _shard_parser() -> VerbParser:
+    made = VerbParser(
+        prog="keymix data shard",
+        description="Write a data set of images with a class each as shards: encoded images as "
+        "they are, split by split, training images in a random order.",
+        epilog="examples:\n  keymix data shard folder:photos --out shards\n"
+        "  keymix data shard imagenet:ILSVRC --out shards --format webdataset --shard-size 500\n",
+    )
+    made.add_argument("data", metavar="DATA", help="a path, or a spec (`keymix list data`)")
+    made.add_argument(
+        "--format",
+        choices=("parquet", "webdataset"),
+        default="parquet",
+        help="parquet in Hugging Face's layout, or webdataset, tar files (default: parquet)",
+    )
+    size = made.add_mutually_exclusive_group()
+    size.add_argument(
+        "--shard-size", type=float, metavar="MB", help="megabytes of a shard (default: 256)"
+    )
+    size.add_argument("--images-per-shard", type=int, metavar="N", help="images of a shard")
+    made.add_out("the shards", required=True)
+    made.add_imports()
+    return made
+
+
+def _shard(argv: list[str]) -> int:
+    given = _shard_parser().parse_args(argv)
+    VerbParser.run_imports(given)
+    for name in ("shard_size", "images_per_shard"):
+        if (value := getattr(given, name)) is not None and not value > 0:
+            raise UserError(f"--{name.replace('_', '-')} {value}: give a number above 0.")
+
+    from keymix.data.check import resolve
+    from keymix.data.sharding import SHARD_MB, write_shards
+    from keymix.data.shards import INDEX
+    from keymix.train.files import checked_output, write_error
+
+    out = checked_output(Path(given.out), manifest=INDEX, what="shards", overwrite=given.overwrite)
+    entry, argument = resolve(given.data)
+    spec = f"{entry.name}:{argument}" if argument else entry.name
+    try:
+        with _watching("images", "written") as progress:
+            made = write_shards(
+                spec,
+                out,
+                layout=given.format,
+                images=given.images_per_shard,
+                megabytes=given.shard_size or SHARD_MB,
+                progress=progress,
+            )
+    except OSError as error:
+        raise write_error(out, error) from error
+    parts = [
+        f"{sum(each.images for each in of):,} {split} images in {len(of)}"
+        for split, of in made.splits.items()
+    ]
+    console.say(
+        f"wrote {', '.join(parts)} {made.layout} shards; next: keymix train RECIPE --data "
+        f"{shlex.quote(f'stream:{given.out}')}"
+    )
+    return 0
+
+
+_VERBS = {"check": _check, "shard": _shard}
 
 
 @contextmanager
-def _watching(items: str) -> Iterator[Progress]:
+def _watching(items: str, done_with: str = "checked") -> Iterator[Progress]:
     """Show progress on standard error: a bar at a terminal, else a line now and then."""
     if not console.err.is_terminal:
         last = time.monotonic()
@@ -134,7 +203,7 @@ def _watching(items: str) -> Iterator[Progress]:
             nonlocal last
             if time.monotonic() - last >= _SILENCE:
                 last = time.monotonic()
-                console.note(f"{done} of {total} {items} checked")
+                console.note(f"{done} of {total} {items} {done_with}")
 
         yield line
         return

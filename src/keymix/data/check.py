@@ -143,7 +143,7 @@ def check(
     report = Report(spec=spec, kind=entry.input_kind, target=entry.target_kind)
     faults = Faults(collect=True)
     try:
-        source = entry.open(argument, faults, options)
+        source = entry.open(argument, faults, options).by_position(spec)
     except UserError as error:
         there = entry.on_disk and Path(argument).expanduser().exists()
         if not there or any((masks, stack, split_by)):

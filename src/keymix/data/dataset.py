@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
+import torch
 from torch import Tensor
 from torchvision import tv_tensors
 
@@ -16,6 +17,7 @@ from keymix.data.kinds import CLASS, InputKind, MaskKind, TargetKind, mask_kind
 from keymix.data.pixels import picture, prepared
 from keymix.data.record import DataFacts, DataRecord
 from keymix.data.sample import REMEDY, Row, Size, size_of
+from keymix.data.shards import Shards
 from keymix.data.splits import digest
 from keymix.data.streams import IntArray
 from keymix.data.view import View, resized
@@ -76,14 +78,35 @@ class Split:
         """Class numbers, int64 ``[N]``.
 
         Raises:
-            UserError: If the targets are no classes.
+            UserError: If the targets are no classes, or the split is a stream.
         """
+        if self.stream is not None:
+            raise UserError(
+                f"the {self.kind.nouns} of {self.name} are a stream, whose labels come with them: "
+                "`keymix train`, `eval` and `predict` take it. Name the data that the shards were "
+                "made of, or parquet:PATH."
+            )
         if self.target_kind is not CLASS or self.values is None:
             raise UserError(
                 f"the {self.kind.nouns} of {self.name} have {self.target_kind.nouns}, no class "
                 "each: this works on data for classification."
             )
         return self.values
+
+    @property
+    def stream(self) -> Shards | None:
+        """The shards that the samples are streamed from; None of those read by position."""
+        return self.rows if isinstance(self.rows, Shards) else None
+
+    @property
+    def sha256(self) -> str:
+        """Hash of which samples these are."""
+        return digest(self.origin, self.index) if self.stream is None else self.stream.digest
+
+    def of(self, rows: Mapping[int, Row]) -> Split:
+        """Return the split with some of its samples, read, by position; their classes with them."""
+        classes = torch.tensor([row.target for row in rows.values()])
+        return replace(self, rows=cast("Sequence[Row]", rows), values=classes)
 
     def ids(self, i: int) -> str:
         """Say where sample ``i`` comes from: its file, or its file and row."""
@@ -238,7 +261,7 @@ class ImageData:
             crop_pct=self.crop_pct,
             cached=self.train.images is not None,
             sizes={split.name: len(split) for split in self.splits},
-            index_sha256={split.name: digest(split.origin, split.index) for split in self.splits},
+            index_sha256={split.name: split.sha256 for split in self.splits},
             task=self.task.name,
             multilabel=self.masks.multilabel if self.masks else None,
             **vars(self.facts),

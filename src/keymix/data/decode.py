@@ -204,12 +204,14 @@ class Encoded(Stored):
         name: What messages call it.
         key: What of its name enters a fingerprint.
         placed: Whether a mask or boxes belong to it, so that EXIF must not turn it.
+        remedy: What to do if it is damaged.
     """
 
     source: str | Path | bytes
     name: str
     key: str = ""
     placed: bool = False
+    remedy: str = REMEDY
 
     def open(self) -> Image.Image:
         """Open it without decoding it. Pillow's errors pass through."""
@@ -220,7 +222,7 @@ class Encoded(Stored):
 
     def __call__(self) -> Tensor:
         """Decode it, as `pixels_of` does."""
-        with reading(self.name, REMEDY), self.open() as image:
+        with reading(self.name, self.remedy), self.open() as image:
             return pixels_of(image)
 
     def check(self, *, decode: bool) -> Size:

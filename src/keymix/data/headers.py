@@ -38,7 +38,7 @@ class Headers:
 def read_headers(spec: str) -> Headers:
     """Read sizes and colour of a sample of images; broken ones are passed over."""
     entry, argument = parse(spec)
-    source = entry.open(argument, Faults())
+    source = entry.open(argument, Faults()).by_position(spec)
     train = np.flatnonzero([row.split in ("", "train") for row in source.rows])
     chosen = np.unique(np.linspace(0, len(train) - 1, SAMPLE).astype(np.int64))
     sizes: list[Size] = []

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -23,12 +24,15 @@ from keymix.data.dataset import ImageData, Split
 from keymix.data.pixels import Noise, Normaliser, erase, shift_and_flip
 from keymix.data.rand_augment import Plan, RandAugment, plans
 from keymix.data.random_parameters import crop_corners, erased_boxes, flips
+from keymix.data.sample import Row
+from keymix.data.shards import Shards, shares
 from keymix.data.streams import IntArray, Stream, hash64
 from keymix.data.transforms import batch, check_split, each_tensor
 from keymix.errors import UserError
 
-Order: TypeAlias = tuple[int, IntArray]  # epoch, positions in the split
-Make: TypeAlias = "Callable[[Order], Made]"
+# epoch, positions in the split; of a stream, places in the order of this rank's images
+Order: TypeAlias = tuple[int, IntArray | range]
+Make: TypeAlias = "Callable[[Any], Made]"  # of an `Order`
 _GROUP_BYTES = 4 << 20  # pixels augmented at once: few kernels for many batches, little memory
 
 
@@ -72,6 +76,9 @@ class Loader:
     repeated from its start, or cut with ``drop_last``); in evaluation no image is served twice, so
     the last batches of ranks may differ in size.
 
+    A stream's order depends on ranks and workers too, and on the batch size: each worker reads its
+    own stretch of the shards (`keymix.data.shards`), and makes its batches of that alone.
+
     Recordings of events come as frames ``[B, T, C, H, W]``, counts that are not normalised.
 
     Sets in memory live on ``device`` and are augmented there, without host work between
@@ -92,8 +99,8 @@ class Loader:
         device: Where batches come out.
 
     Raises:
-        UserError: If a number is out of range, no batch is left, or the augmentation needs a set
-            in memory, or other data.
+        UserError: If a number is out of range, no batch is left, the augmentation needs a set in
+            memory, or other data, or a stream to train on has fewer shards than readers.
     """
 
     def __init__(
@@ -140,15 +147,18 @@ class Loader:
             if self.augment.erasing_fill == "noise":
                 size = (split.in_chans, *split.image_size)
                 self._noise = Noise(*size, seed, self.device)
+        of = split.stream
+        self._streamed = None if of is None else StreamMaker(self, of, max(1, workers))
         self._server: InMemoryBatches | WorkerBatches
         if split.images is not None and split.values is not None:
             self._server = InMemoryBatches(split.images, self.augment, seed, self.device)
         else:
-            self._server = WorkerBatches(split, self.augment, seed, workers, self.device)
+            make = self._streamed or partial(_made, split, self.augment, seed)
+            self._server = WorkerBatches(make, workers, self.device)
         self.workers = self._server.workers
 
     def __len__(self) -> int:
-        count = self._count()
+        count = self.share()
         return count // self.batch_size if self.drop_last else math.ceil(count / self.batch_size)
 
     def set_epoch(self, epoch: int) -> None:
@@ -169,25 +179,28 @@ class Loader:
         """
         if not 0 <= start <= len(self):
             raise ValueError(f"{start=} is not in 0 … {len(self)}, the batches of an epoch.")
-        rest = self.order()[start * self.batch_size : len(self) * self.batch_size]
+        order = self.order() if self._streamed is None else range(self.share())
+        rest = order[start * self.batch_size : len(self) * self.batch_size]
         made = self._server.batches(rest, self.batch_size, epoch=self.epoch)
         return map(self._finished, made)
 
     def order(self) -> IntArray:
         """List this rank's positions in the split, in the order of the current epoch."""
+        if self._streamed is not None:
+            return self._streamed.order(self.epoch)
         positions = np.arange(len(self.split), dtype=np.int64)
         if self.train:
             keys = hash64(self.seed, self.epoch, Stream.ORDER, positions)
             positions = np.argsort(keys, kind="stable").astype(np.int64)
-            share = self._count() * self.world_size
+            share = self.share() * self.world_size
             positions = np.resize(positions, share)  # cuts, or repeats from the start
         return np.ascontiguousarray(positions[self.rank :: self.world_size])
 
-    def _count(self) -> int:
-        """Count this rank's images per epoch."""
+    def share(self, rank: int | None = None) -> int:
+        """Count the images per epoch of a rank, by default of this one."""
         total, ranks = len(self.split), self.world_size
         if not self.train:
-            return (total - self.rank + ranks - 1) // ranks
+            return (total - (self.rank if rank is None else rank) + ranks - 1) // ranks
         return total // ranks if self.drop_last else math.ceil(total / ranks)
 
     def _finished(self, made: Made) -> Batch:
@@ -258,7 +271,7 @@ class InMemoryBatches:
             else None
         )
 
-    def batches(self, order: IntArray, batch_size: int, *, epoch: int) -> Iterator[Made]:
+    def batches(self, order: Any, batch_size: int, *, epoch: int) -> Iterator[Made]:
         """Serve the images of an order, augmented as the epoch wants it."""
         if len(order) == 0:
             return
@@ -318,16 +331,8 @@ class WorkerBatches:
     time it takes.
     """
 
-    def __init__(
-        self,
-        split: Split,
-        augment: Augment | None,
-        seed: int,
-        workers: int,
-        device: torch.device,
-    ) -> None:
-        self.device, self.workers = device, workers
-        self._make: Make = partial(_made, split, augment, seed)
+    def __init__(self, make: Make, workers: int, device: torch.device) -> None:
+        self.device, self.workers, self.make = device, workers, make
         self._orders: list[Order] = []
         self._processes: list[multiprocessing.process.BaseProcess] = []
         self._ahead = self._start(workers) if workers else None
@@ -335,13 +340,13 @@ class WorkerBatches:
         # it cannot ask its workers to end, and waits five seconds for each.
         weakref.finalize(self, _let_go, self._ahead)
 
-    def batches(self, order: IntArray, batch_size: int, *, epoch: int) -> Iterator[Made]:
+    def batches(self, order: IntArray | range, batch_size: int, *, epoch: int) -> Iterator[Made]:
         """Serve the images of an order, augmented as the epoch wants it."""
         self._orders[:] = [
             (epoch, order[a : a + batch_size]) for a in range(0, len(order), batch_size)
         ]
         made = (
-            map(self._make, list(self._orders))
+            map(self.make, list(self._orders))
             if self._ahead is None
             else self._from_workers(self._ahead)
         )
@@ -374,7 +379,7 @@ class WorkerBatches:
 
     def _start(self, workers: int) -> DataLoader[Made | UserError]:
         return DataLoader(
-            _Ahead(self._make),
+            _Ahead(self.make),
             sampler=self._orders,  # the batches of the current epoch
             batch_size=None,  # an item is a batch already
             collate_fn=_as_it_is,
@@ -386,7 +391,59 @@ class WorkerBatches:
         )
 
 
-def _made(split: Split, augment: Augment | None, seed: int, order: Order) -> Made:
+class StreamMaker:
+    """Makes batches of a stream, each a function of its number, by reading on from the last one.
+
+    Batch b is made by reader ``b % readers`` of this rank, in whichever process.
+    """
+
+    def __init__(self, loader: Loader, stream: Shards, readers: int) -> None:
+        ranks = loader.world_size
+        if loader.train and len(stream.shards) < ranks * readers:
+            raise UserError(
+                f"{len(stream.shards)} training shards are fewer than the {ranks * readers} "
+                f"readers: {ranks} devices x {readers} data workers. Ask for fewer, or write "
+                "smaller shards (`keymix data shard --images-per-shard N`)."
+            )
+        self._split, self._stream, self._augment = loader.split, stream, loader.augment
+        self._seed, self._train, self._batch_size = loader.seed, loader.train, loader.batch_size
+        self._sizes = shares(loader.share(), self._batch_size, readers)
+        first = sum(map(loader.share, range(loader.rank)))
+        self._firsts = [first, *(first + np.cumsum(self._sizes)).tolist()]
+        self._open: dict[int, tuple[tuple[int, int], Iterator[tuple[int, Row]]]] = {}
+        weakref.finalize(self, self._open.clear)  # before Python takes down what reads them
+
+    def order(self, epoch: int) -> IntArray:
+        """List the positions of this rank's images in the order of an epoch."""
+        of = [
+            [*chain(*self._stream.blocks(*each, **self._key(epoch)))]
+            for each in zip(self._firsts, self._sizes, strict=False)
+        ]
+        places = range(0, max(map(len, of)), self._batch_size)
+        turns = [each[at : at + self._batch_size] for at in places for each in of]
+        return np.array([*chain(*turns)], dtype=np.int64)
+
+    def _key(self, epoch: int) -> dict[str, Any]:
+        return {"seed": self._seed, "epoch": epoch if self._train else None}
+
+    def __call__(self, order: Order) -> Made:
+        """Read and augment the batch at some places; after the one before, without a search."""
+        epoch, places = order
+        turn, reader = divmod(int(places[0]) // self._batch_size, len(self._sizes))
+        at = epoch, turn * self._batch_size
+        before, rows = self._open.pop(reader, ((-1, 0), iter(())))
+        if before != at:
+            stretch = self._firsts[reader], self._sizes[reader]
+            rows = self._stream.served(*stretch, skip=at[1], **self._key(epoch))
+        found = dict(islice(rows, len(places)))
+        if (after := at[1] + len(places)) < self._sizes[reader]:
+            self._open[reader] = (epoch, after), rows
+        split, index = self._split.of(found), np.array([*found], dtype=np.int64)
+        made = _made(split, self._augment, self._seed, (epoch, index))
+        return made._replace(targets=split.values)
+
+
+def _made(split: Split, augment: Augment | None, seed: int, order: tuple[int, IntArray]) -> Made:
     """Read and augment a batch; workers with copies of a split make the same."""
     epoch, index = order
     pixels, targets = batch(split, index, augment, seed=seed, epoch=epoch)

@@ -46,7 +46,7 @@ from keymix.data.sample import (
     some,
 )
 from keymix.data.specs import Options, look_up, parse
-from keymix.data.splits import Part, Table, is_large, make_splits, sample
+from keymix.data.splits import STATISTICS_SAMPLE, Part, Table, is_large, make_splits, sample
 from keymix.data.streams import IntArray
 from keymix.data.view import Mode, View, moves, resized_mask
 from keymix.errors import KeymixWarning, UserError
@@ -67,8 +67,9 @@ HASHED = (
     "pixels and {targets}",
     "length and first 64 KiB of the encoded images, and {targets}",
     "name and length of all image files, 64 KiB of a fixed sample of 2,000 a split, {targets}",
+    "what is known of each training shard without reading it, all of the other splits",
 )
-"""What of images enters the fingerprint of a set, from the strictest to the loosest."""
+"""What of images enters the fingerprint: from the strictest to the loosest; of a stream."""
 _DECODED = 200  # images of 16 bits whose largest value is looked for, where nobody asks for it
 _NAMED = 50  # images left out that a record names
 _CHANNEL_CHUNK = 1 << 24  # pixels counted at once
@@ -181,7 +182,7 @@ def load(
     if target.facts:
         known, said = look_up(target.facts)(rows, seen, source, options)
         notes += said
-    white, said = _white_level(rows["train"], target, spec, white_level)
+    white, said = _white_level(rows.get("train", ()), target, spec, white_level)
     notes += said
     view = View(mode="crop", size=DEFAULT_SIZE, channels=source.in_chans, white_level=white)
     view, images, drawn, said = _in_view(spec, rows, seen, source, options, view)
@@ -205,14 +206,17 @@ def load(
         )
         for name, part in parts.items()
     }
+    if source.stream is not None:
+        splits["train"] = replace(
+            splits["val"], name="train", rows=source.stream, images=None, values=None
+        )
     train = splits["train"]
     mean, std, measured_on = _statistics(train)
     gone = {name: np.setdiff1d(part.rows, parts[name].rows) for name, part in before.items()}
     fingerprint, fingerprint_of = _fingerprint(splits, seen, gone)
-    inputs = np.bincount(parts["train"].strata, minlength=len(source.classes)).tolist()
     facts = replace(
         known,
-        compared_by=task.decided_by(inputs if target is CLASS else ()),
+        compared_by=task.decided_by(_of_class(train, len(source.classes))),
         split_seed=split_seed,
         val_fraction=val_fraction,
         limit=limit,
@@ -236,6 +240,16 @@ def load(
         task=task_of(task.name, facts),
         found=source.found,
     )
+
+
+def _of_class(train: Split, classes: int) -> Sequence[int]:
+    """Count the training inputs of each class; none where nobody did, or there are no classes."""
+    if train.stream is not None:
+        return train.stream.of.of_class
+    if train.target_kind is not CLASS:
+        return ()
+    counts: list[int] = train.labels.bincount(minlength=classes).tolist()
+    return counts
 
 
 def _in_channels(source: Source, spec: str, channels: int) -> Source:
@@ -300,7 +314,7 @@ def _white_level(
 
     Returns the 16-bit value that becomes white, and notes.
     """
-    if target.placed or not isinstance(rows[0].image, Encoded):
+    if target.placed or not rows or not isinstance(rows[0].image, Encoded):
         return None, []
     if wanted not in (None, "auto") and wanted not in range(1, WHITE + 1):
         raise UserError(f"data.white_level = {wanted!r}: give auto, or 1 to {WHITE}.")
@@ -377,7 +391,7 @@ def _cropped(
     Without a size it is the common one; where images are small, decoding finds out if there is one.
     """
     count = sum(map(len, rows.values()))
-    first = rows["train"][0]
+    first = next(iter(rows.values()))[0]
     with reading(first.id, REMEDY):
         width = view.values(first.image()).element_size()
 
@@ -512,11 +526,14 @@ def _statistics(split: Split) -> tuple[tuple[float, ...], tuple[float, ...], str
         return (0.0,) * split.in_chans, (1.0,) * split.in_chans, what
     if split.images is not None:
         return *_mean_std(_counts(split.images)), f"all {items}"
-    chosen = sample(len(split)).tolist()
-    read = split.own if split.view.mode == "fit" else split.read
+    of = split.stream
+    chosen = sample(len(split)) if of is None else of.few(STATISTICS_SAMPLE)
 
     def count(chunk: range) -> NDArray[Any]:
-        counts: NDArray[Any] = np.stack([_counts(read(chosen[k])[None]) for k in chunk]).sum(0)
+        some = chosen[chunk.start : chunk.stop]
+        here = split if of is None else split.of(of.fetch(some))
+        read = here.own if here.view.mode == "fit" else here.read
+        counts: NDArray[Any] = np.stack([_counts(read(i)[None]) for i in some.tolist()]).sum(0)
         return counts
 
     few = f"a fixed sample of {len(chosen)}" if len(chosen) < len(split) else "all"
@@ -570,6 +587,9 @@ def _fingerprint(
     whole = hashlib.sha256()
     for name, split in splits.items():
         whole.update(f"{name} {len(split)}\n".encode())
+        if split.stream is not None:
+            whole.update(split.sha256.encode())
+            continue
         if split.target_kind is CLASS:
             whole.update(split.labels.numpy().astype("<i8").tobytes())
         elif split.target_kind.placed:
@@ -581,6 +601,7 @@ def _fingerprint(
         _enter_images(whole, split)
     train, large = splits["train"], any(is_large(len(split)) for split in splits.values())
     what = HASHED[0] if train.images is not None else HASHED[2 if large else 1]
+    what = HASHED[3] if train.stream is not None else what
     what = "frames and {targets}" if train.kind is RECORDING else what
     return whole.hexdigest(), what.format(targets=train.target_kind.nouns)
 

@@ -211,6 +211,8 @@ class Source:
             finding (`keymix.data.findings`).
         loose: What is wrong with the data, but with no row; training refuses it, or goes without
             if broken images are left out.
+        stream: The training images where they are read in order while training
+            (`keymix.data.shards.Shards`); the rows are validation and test then.
     """
 
     rows: Sequence[Row]
@@ -224,6 +226,16 @@ class Source:
     facts: DataFacts = field(default_factory=DataFacts)
     found: Mapping[str, tuple[str, Sequence[Any]]] = field(default_factory=dict)
     loose: tuple[Fault, ...] = ()
+    stream: Sequence[Row] | None = None
+
+    def by_position(self, spec: str) -> Source:
+        """Return it, or refuse a stream where all samples are looked at."""
+        if self.stream is not None:
+            raise UserError(
+                f"data {spec} is a stream, which `keymix train`, `eval` and `predict` take. Name "
+                "the data that its shards were made of, or parquet:PATH."
+            )
+        return self
 
     @property
     def items(self) -> str:

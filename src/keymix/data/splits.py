@@ -94,12 +94,14 @@ def make_splits(
     Returns the parts by name, and notes for the record.
     """
     origins = [name for name in SPLITS if (table.split == name).any()]
-    if "train" not in origins:
+    if "train" not in origins and source.stream is None:
         raise UserError(f"data {spec}: no {source.items} to learn from. Add some to train.")
     parts = {
         name: Part(name, table, np.arange(int((table.split == name).sum()), dtype=np.int64))
         for name in origins
     }
+    if source.stream is not None:
+        return parts, list(source.notes)
     if table.keys:
         return _grouped(source, parts, spec, options)
     return _stratified(source, parts, spec, options, by_class=by_class)

@@ -50,6 +50,7 @@ class Stream(IntEnum):
     SACCADES = 14
     SCANS = 15
     SCALE = 16
+    SHARDS = 17
 
 
 def hash64(*keys: Key) -> NDArray[np.uint64]:

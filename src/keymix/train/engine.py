@@ -261,7 +261,7 @@ def _resumed(now: Environment, there: Environment) -> Environment:
     """
     if there.known and (there.ranks, there.strategy) != (now.ranks, now.strategy):
         text = f"the run began on {_devices(there)} and resumes on {_devices(now)}: it "
-        text += "continues with the same batches, but not to the bit as it would have"
+        text += "continues at the same step, but not to the bit as it would have"
         warnings.warn(text, KeymixWarning, stacklevel=3)
     differs = there.machine != now.machine
     return replace(now, earlier=(*there.earlier, *([there.machine] if differs else [])))

@@ -38,7 +38,7 @@ _NETWORK = cast(
 )
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
     """A parquet file of a repository, sorted by its path."""
 
     path: str
@@ -98,7 +98,7 @@ def open_hf(argument: str, faults: Faults) -> Source:
 
 def _snapshot(
     repo: str, config: str, spec: str, *, offline: bool = False
-) -> tuple[Path, list[_Found]]:
+) -> tuple[Path, list[Found]]:
     """Fetch what is missing, or take what the Hub's cache has.
 
     Returns the snapshot's folder, named by its commit, and its files.
@@ -116,8 +116,8 @@ def _snapshot(
                 paths = [file.rfilename for file in info.siblings or ()]
         except absent:
             continue
-        if found := _sorted_by_path(paths):
-            found = _chosen(found, config, spec)
+        if found := sorted_by_path(paths):
+            found = chosen(found, config, spec)
             if not offline:
                 wanted = [each.path for each in found]
                 folder = fetch(revision=revision, allow_patterns=wanted)
@@ -125,7 +125,7 @@ def _snapshot(
     return Path(), []
 
 
-def _sorted_by_path(paths: Iterable[str]) -> list[_Found]:
+def sorted_by_path(paths: Iterable[str]) -> list[Found]:
     """Return configuration and split of the parquet files among ``paths``.
 
     ``CONFIG/train-00000-of-00001.parquet`` as authors upload them, ``CONFIG/train/0000.parquet`` as
@@ -141,7 +141,7 @@ def _sorted_by_path(paths: Iterable[str]) -> list[_Found]:
         if not split and folders:
             split = _split_in(folders[-1])
             folders = folders[:-1] if split else folders
-        found.append(_Found(path, "/".join(folders[folders[:1] == ["data"] :]), split))
+        found.append(Found(path, "/".join(folders[folders[:1] == ["data"] :]), split))
     return found
 
 
@@ -149,7 +149,7 @@ def _split_in(name: str) -> str:
     return next(filter(None, map(split_named, re.split("[-_.]", name))), "")
 
 
-def _chosen(found: list[_Found], config: str, spec: str) -> list[_Found]:
+def chosen(found: list[Found], config: str, spec: str) -> list[Found]:
     """Choose the files of the wanted configuration; files of no split are train if all are so."""
     configs = sorted({each.config for each in found})
     alone = configs if len(configs) == 1 else []
@@ -165,7 +165,7 @@ def _chosen(found: list[_Found], config: str, spec: str) -> list[_Found]:
     return named or [each._replace(split="train") for each in of]
 
 
-def _missing_shards(found: list[_Found]) -> list[str]:
+def _missing_shards(found: list[Found]) -> list[str]:
     """List the files that the names of the others (``-00000-of-00002``) promise."""
     there = {each.path for each in found}
     shards = [shard.groups() for path in there if (shard := _SHARD.fullmatch(path))]

@@ -55,7 +55,8 @@ def open_files(
 ) -> Source:
     """Open files that were sorted by split."""
     first = files["train"][0]
-    columns = _find_columns(first)
+    columns = find_columns(_schema(first), first)
+    _check_images(first, columns.image)
     given: dict[str, dict[Path, list[Any]]] = {split: {} for split in SPLITS if split in files}
     for split, of in given.items():
         for file in files[split]:
@@ -126,9 +127,8 @@ class _Columns(NamedTuple):
     classes: tuple[str, ...] | None  # by their numbers; None where the file does not say
 
 
-def _find_columns(file: Path) -> _Columns:
+def find_columns(schema: Any, file: str | Path) -> _Columns:
     """Find the image and the label column by their types, else by the usual names."""
-    schema = _schema(file)
     info = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {})
     features = info.get("features", {})
 
@@ -151,7 +151,6 @@ def _find_columns(file: Path) -> _Columns:
         what, name = ("image column", "image") if image is None else ("labels", "label")
         columns = some([f"{each.name} {str(each.type)[:_SHOWN]}" for each in schema], 10)
         raise UserError(f"{file} has no {what} (columns: {columns}). Name the column {name!r}.")
-    _check_images(file, image)
     names = features.get(label, {}).get("names")
     return _Columns(image, label, tuple(map(str, names)) if names else None)
 
