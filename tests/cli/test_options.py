@@ -24,7 +24,7 @@ ONE_MIXER = {"train", "swap", "check-mixer"}
 RESUMING = {"train", "compare", "swap"}
 SIZED = {"train", "compare", "eval", "predict", "swap", "count"}
 OWN_MEANING = {
-    "--format": "that of predictions, or of an exported file",
+    "--format": "that of predictions, of an exported file, or of shards",
     "--heads": "a number of heads, or which of them are drawn",
     "--images": "files to look at, how many calibrate, or whether there are pictures",
     "--tokens": "sizes that are measured, or the stretch that is drawn",

@@ -43,7 +43,7 @@ usage: keymix data check DATA [--time-steps T] [--frames-by UNIT] [--masks KIND]
                          [--split-by UNIT] [--test-fraction F] [--json] [--out FILE] [--overwrite]
                          [--import FILE.py]
        keymix data shard DATA --out DIR [--format FORMAT] [--shard-size MB | --images-per-shard N]
-                         [--overwrite] [--import FILE.py]
+                         [--overwrite] [--json] [--import FILE.py]
 
   check     decode every image, mask or recording of a data set and find what would stop training
             or falsify its results: broken ones, ones in two splits, bad labels and masks, empty
@@ -140,7 +140,7 @@ def _shard_parser() -> VerbParser:
         "--format",
         choices=("parquet", "webdataset"),
         default="parquet",
-        help="parquet in Hugging Face's layout, or webdataset, tar files (default: parquet)",
+        help="format of shards: parquet, as Hugging Face's, or webdataset, tar (default: parquet)",
     )
     size = made.add_mutually_exclusive_group()
     size.add_argument(
@@ -149,6 +149,7 @@ def _shard_parser() -> VerbParser:
     size.add_argument("--images-per-shard", type=int, metavar="N", help="images of a shard")
     made.add_out("the shards", required=True)
     made.add_imports()
+    made.add_json()
     return made
 
 
@@ -179,10 +180,12 @@ def _shard(argv: list[str]) -> int:
             )
     except OSError as error:
         raise write_error(out, error) from error
-    parts = [
-        f"{sum(each.images for each in of):,} {split} images in {len(of)}"
-        for split, of in made.splits.items()
-    ]
+    images = {split: sum(each.images for each in of) for split, of in made.splits.items()}
+    shards = {split: len(of) for split, of in made.splits.items()}
+    if given.json:
+        console.say(json.dumps({"folder": given.out, "images": images, "shards": shards}))
+        return 0
+    parts = [f"{images[split]:,} {split} images in {shards[split]}" for split in images]
     console.say(
         f"wrote {', '.join(parts)} {made.layout} shards; next: keymix train RECIPE --data "
         f"{shlex.quote(f'stream:{given.out}')}"

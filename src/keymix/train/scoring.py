@@ -58,10 +58,9 @@ def answered(
 
 
 class ValidationScores(nn.Module):
-    """Scores of an evaluation, from sums over its batches.
+    """Scores of an evaluation, from sums over its batches, which `update` adds to.
 
-    Args:
-        sums: Zeros by name. They are attributes that `update` adds to, and move with the module.
+    They are given as zeros by name, become attributes, and move with the module.
     """
 
     def __init__(self, **sums: Tensor) -> None:
