@@ -48,7 +48,7 @@ def write_shards(
     megabytes: float = SHARD_MB,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ShardIndex:
-    """Write shards of about so many megabytes, or images, into a folder, whole or not at all."""
+    """Write shards of a size, in images or about in megabytes, into a folder: all or nothing."""
     entry, argument = parse(spec)
     if entry.target_kind is not CLASS or entry.input_kind is not IMAGE:
         raise UserError(f"data {spec}: shards have images with a class each. Name such data.")

@@ -136,7 +136,7 @@ class Shards(Sequence[Row]):
         """List the positions of a reader's stretch of an epoch in its order, a buffer at a time.
 
         The stretch are ``size`` images from the ``first`` on, of the shards in the epoch's order,
-        which begins anew after its end. Without an epoch nothing is shuffled.
+        which starts again after its end. Without an epoch nothing is shuffled.
         """
         pieces = [*self._pieces(first, size, seed=seed, epoch=epoch)]
         for begin in range(0, len(pieces), SIDE_BY_SIDE):
