@@ -13,12 +13,11 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from keymix.errors import KeymixWarning, UserError, one_line, unknown
+from keymix.errors import Attempt, KeymixWarning, UserError, one_line, unknown
 from keymix.records import from_json, to_json
 from keymix.train import files
 from keymix.train.callbacks import Callback, Display, Report, ReportEpochs, TrainingPlan
@@ -86,15 +85,12 @@ class _Kind:
     make: Callable[[TrainingPlan, str], Logger]
     modules: tuple[str, ...]
     close: Callable[[Any], None] = lambda logger: None
-    error: str = ""  # module:name of the package's own
 
 
 _KINDS: dict[str, _Kind] = {
     "tensorboard": _Kind(_tensorboard, ("tensorboard",)),
-    "wandb": _Kind(_wandb, ("wandb", "pytorch_lightning"), _finish, "wandb.errors:Error"),
-    "mlflow": _Kind(
-        _mlflow, ("mlflow", "pytorch_lightning"), error="mlflow.exceptions:MlflowException"
-    ),
+    "wandb": _Kind(_wandb, ("wandb", "pytorch_lightning"), _finish),
+    "mlflow": _Kind(_mlflow, ("mlflow", "pytorch_lightning")),
 }
 
 
@@ -110,34 +106,22 @@ def check_logger(name: str) -> None:
         )
 
 
-def _faults(name: str) -> tuple[type[Exception], ...]:
-    """What a logger may raise: errors of its package, of a network and of the disk."""
-    module, _, error = _KINDS[name].error.partition(":")
-    own = (getattr(import_module(module), error),) if module else ()
-    return (
-        OSError,
-        ImportError,
-        RuntimeError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        *own,
-    )
-
-
 class Logging(Callback):
-    """Logs a training. A logger that fails is left out with a warning; training continues."""
+    """Logs a training, next to another callback.
 
-    def __init__(self, name: str) -> None:
+    A logger that fails is left out with a warning; training continues.
+    """
+
+    def __init__(self, name: str, other: Callback) -> None:
         check_logger(name)
-        self._name = name
+        self._name, self._other = name, other
         self._logger: Logger | None = None
         self._logged = Logged()
         self._status = "failed"
 
     def on_train_start(self, plan: TrainingPlan) -> None:
         """Open the logger and give it the recipe, and the epochs that it does not have yet."""
+        self._other.on_train_start(plan)
         self._folder, self._epochs = plan.folder, plan.epochs
         self._logged = self._read().get(self._name, Logged())
         with self._forgiving():
@@ -147,13 +131,23 @@ class Logging(Callback):
             for line in plan.lines:
                 self._log_epoch(to_json(line))
 
+    def on_step_end(self, done: int, loss: float) -> None:
+        """Pass it on."""
+        self._other.on_step_end(done, loss)
+
+    def on_validation_start(self) -> None:
+        """Pass it on."""
+        self._other.on_validation_start()
+
     def on_epoch_end(self, line: Mapping[str, float | None]) -> None:
         """Log the metrics of an epoch."""
+        self._other.on_epoch_end(line)
         with self._forgiving():
             self._log_epoch(line)
 
     def on_test_end(self, record: RunRecord) -> None:
         """Log the test scores of the last epoch's weights and of those that validated best."""
+        self._other.on_test_end(record)
         with self._forgiving():
             self._log(
                 {
@@ -167,6 +161,7 @@ class Logging(Callback):
 
     def close(self) -> None:
         """Close the logger; a run that is to be resumed ends as failed until then."""
+        self._other.close()
         with self._forgiving():
             if self._logger is not None:
                 self._logger.finalize(self._status)
@@ -204,44 +199,15 @@ class Logging(Callback):
         level = quiet.level
         quiet.setLevel(logging.ERROR)
         try:
-            yield
-        except _faults(self._name) as error:
-            self._logger = None
-            text = f"{self._name} failed ({one_line(str(error))}): training continues without it"
-            warnings.warn(text, KeymixWarning, stacklevel=3)
+            with Attempt() as attempt:
+                yield
         finally:
             quiet.setLevel(level)
-
-
-class _Both(Callback):
-    """Passes everything on to two callbacks."""
-
-    def __init__(self, first: Callback, second: Callback) -> None:
-        self._both = (first, second)
-
-    def on_train_start(self, plan: TrainingPlan) -> None:
-        for each in self._both:
-            each.on_train_start(plan)
-
-    def on_step_end(self, done: int, loss: float) -> None:
-        for each in self._both:
-            each.on_step_end(done, loss)
-
-    def on_validation_start(self) -> None:
-        for each in self._both:
-            each.on_validation_start()
-
-    def on_epoch_end(self, line: Mapping[str, float | None]) -> None:
-        for each in self._both:
-            each.on_epoch_end(line)
-
-    def on_test_end(self, record: RunRecord) -> None:
-        for each in self._both:
-            each.on_test_end(record)
-
-    def close(self) -> None:
-        for each in self._both:
-            each.close()
+        if attempt.error is not None:
+            self._logger = None
+            why = one_line(str(attempt.error))
+            text = f"{self._name} failed ({why}): training continues without it"
+            warnings.warn(text, KeymixWarning, stacklevel=3)
 
 
 def callback_of(
@@ -254,4 +220,4 @@ def callback_of(
         callback = Display()
     else:
         callback = Callback() if progress is None else ReportEpochs(progress)
-    return callback if log is None else _Both(callback, Logging(log))
+    return callback if log is None else Logging(log, callback)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from keymix.errors import UserError
 from keymix.train import files, ranks
 
-_LOOK_EVERY = 50  # steps on a GPU, and updates between looks at unclipped gradients on a CPU
+_LOOK_EVERY = 50  # steps on a GPU, and updates between looks at unclipped gradients
 _NAMED = 8  # images in the message at most; the file has all
 _ROOM = 160  # characters for their names
 _REMEDY = "Lower --optim.lr, lengthen --schedule.warmup_epochs or set --optim.clip_grad 1."
@@ -71,10 +71,8 @@ class Losses:
         self._sum, self._steps, self._updates = 0.0, 0, 0
         self._last: Step | None = None
         self._terms: dict[str, float] = {}
-        self._seen: list[tuple[Step, Tensor | None, Tensor | None]] = []
-        self._gradients: Tensor | None = None
-        self._parameters: list[str] = []
-        self._shrunk = 1.0  # what clipping multiplied the gradients by
+        self._seen: list[tuple[Step, Tensor | None]] = []
+        self._norms: list[Tensor] = []  # of gradients that were not looked at yet
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps; every loss before it was finite."""
@@ -86,35 +84,22 @@ class Losses:
         self._sum, self._steps = float(state["sum"]), int(state["steps"])
         self._terms = dict(state.get("terms", {}))
 
-    def clip(self, parameters: Sequence[nn.Parameter], largest: float) -> None:
-        """Clip gradients by their norm as torch does, and note by how much."""
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        norm = ranks.full(nn.utils.get_total_norm(gradients))
-        if not self._late:
-            finite = bool(torch.isfinite(norm))
-            self._gradients = None if finite else self._largest()  # clipped, all would be NaN
-            self._shrunk = min(1.0, largest / (float(norm) + 1e-6)) if finite else 1.0
-        nn.utils.clip_grads_with_norm_(parameters, largest, norm)
-
-    def before_update(self) -> None:
-        """Note the gradients where they are not looked at in time."""
-        self._gradients, self._shrunk = None, 1.0
+    def before_update(self, norm: Tensor | None) -> None:
+        """Note the norm of the gradients: where they are clipped, or now and then."""
         self._updates += 1
-        if self._late or self._updates % _LOOK_EVERY == 0:
-            self._gradients = self._largest()
+        if norm is not None:
+            self._norms.append(norm)
+        elif self._updates % _LOOK_EVERY == 0:
+            self.before_clearing()
 
     def before_clearing(self) -> None:
-        """Note the gradients that are about to be cleared for the validation."""
-        if self._gradients is None:
-            self._gradients = self._largest()
+        """Note the norm of the gradients that are about to be cleared for the validation."""
+        self._norms.append(ranks.norm(self._model.parameters()))
 
     def take(self, step: Step) -> None:
         """Take in the loss of a step."""
-        if self._late:
-            each = None if step.each is None else step.each()
-            self._seen.append((step, each, self._gradients))
-        else:
-            self._seen.append((step, None, None))
+        late = self._late and step.each is not None
+        self._seen.append((step, step.each() if late and step.each else None))
         if not self._late or len(self._seen) >= _LOOK_EVERY:
             self.look()
 
@@ -137,103 +122,58 @@ class Losses:
         if seen:
             self._look_at(seen)
             self._last = seen[-1][0]
-        if self._last is not None:
-            self._refuse_gradients(self._last, self._gradients)
+        norms, self._norms = self._norms, []
+        ignored = self._last is None or self._scaled or self._folder is None
+        if norms and not ignored and not bool(torch.stack(norms).isfinite().all()):
+            assert self._last is not None
+            error = UserError(
+                f"a gradient became NaN or infinite by {_place(self._last)}, while the loss "
+                f"stayed finite. {_REMEDY}"
+            )
+            raise ranks.raised(error)  # gradients are the same on all
 
-    def _look_at(self, seen: Sequence[tuple[Step, Tensor | None, Tensor | None]]) -> None:
+    def _look_at(self, seen: Sequence[tuple[Step, Tensor | None]]) -> None:
         names = [*seen[0][0].terms]
-        every = [torch.stack([step.loss, *step.terms.values()]) for step, _, _ in seen]
+        every = [torch.stack([step.loss, *step.terms.values()]) for step, _ in seen]
         own = torch.stack(every).double().cpu()
         losses = ranks.mean(own).tolist()
-        for number, (step, each, gradients) in enumerate(seen):
+        for number, (step, each) in enumerate(seen):
             loss, *terms = losses[number]
             if not math.isfinite(sum(terms, loss)) and self._folder is not None:
                 mine = float(own[number].sum())
                 if ranks.gathered(not math.isfinite(mine)).index(True) != ranks.rank():
                     raise ranks.raised(None)
-                if self._late:
-                    raise ranks.raised(self._error(step, mine, each, gradients))
-                now = None if step.each is None else step.each()  # nothing has changed since
-                raise ranks.raised(self._error(step, mine, now, self._gradients_now()))
-            self._refuse_gradients(step, gradients)
+                now = step.each if not self._late else None  # nothing has changed since
+                raise ranks.raised(self._error(step, mine, now() if now else each, self._folder))
             self._sum += loss  # one by one: the sum does not depend on when it is looked at
             for name, term in zip(names, terms, strict=True):
                 self._terms[name] = self._terms.get(name, 0.0) + term
         self._steps += len(losses)
 
-    def _gradients_now(self) -> Tensor | None:
-        return self._largest() if self._gradients is None else self._gradients
-
-    def _largest(self) -> Tensor | None:
-        """The largest absolute value of each parameter's gradient, on the device."""
-        named = self._model.named_parameters()
-        having = {name: p.grad for name, p in named if p.grad is not None}
-        if not having:
-            return None
-        self._parameters = [*having]
-        return ranks.magnitudes([*having.values()])
-
-    def _gradient(self, gradients: Tensor | None) -> tuple[float, str] | None:
-        """The largest gradient and its parameter; one that is not finite is the largest."""
-        if gradients is None:
-            return None
-        sizes = gradients / self._shrunk
-        place = int(torch.where(torch.isfinite(sizes), sizes, math.inf).argmax())
-        return float(sizes[place]), self._parameters[place]
-
-    def _refuse_gradients(self, step: Step, gradients: Tensor | None) -> None:
-        """End the run if an update around a step had gradients that are not finite."""
-        if gradients is None or self._scaled or self._folder is None:
-            return
-        if bool(torch.isfinite(gradients).all()):
-            return
-        largest = self._gradient(gradients)
-        assert largest is not None  # there are gradients
-        error = UserError(
-            f"the gradient of {largest[1]} became {largest[0]} by step {step.step + 1} of epoch "
-            f"{step.epoch + 1}, at learning rate {step.rate:.3g}, while the loss stayed finite. "
-            f"{_REMEDY}"
-        )
-        raise ranks.raised(error)  # gradients are the same on all
-
-    def _error(
-        self, step: Step, loss: float, each: Tensor | None, gradients: Tensor | None
-    ) -> UserError:
+    def _error(self, step: Step, loss: float, each: Tensor | None, folder: Path) -> UserError:
         images = [self._name(i) for i in step.index.tolist()]
         own = [None] * len(images) if each is None else each.double().tolist()
-        gradient = self._gradient(gradients)
-        assert self._folder is not None  # a trial has none, and continues
-        path = self._folder / files.NONFINITE
+        path, pairs = folder / files.NONFINITE, [*zip(images, own, strict=True)]
         record = {  # numbers as Python writes them: JSON has no NaN
             "epoch": step.epoch,
             "step": step.step,
             "loss": repr(loss),
             "learning_rate": step.rate,
-            "largest_gradient": gradient
-            and {
-                "value": repr(gradient[0]),
-                "parameter": gradient[1],
-                "of": "the update before",
-            },
             "images": [
                 {"image": image} | ({} if value is None else {"loss": repr(value)})
-                for image, value in zip(images, own, strict=True)
+                for image, value in pairs
             ],
         }
         files.write_json(path, record)
-        pairs = zip(images, own, strict=True)
         wrong = [i for i, value in pairs if value is not None and not math.isfinite(value)]
         return UserError(
-            f"the training loss became {loss} in step {step.step + 1} of epoch {step.epoch + 1}, "
-            f"at learning rate {step.rate:.3g}; {_gradient_text(gradient)}; "
+            f"the training loss became {loss} in {_place(step)}; "
             f"{_from(wrong, images, self._items)} ({str(path)!r} has all). {_REMEDY}"
         )
 
 
-def _gradient_text(gradient: tuple[float, str] | None) -> str:
-    if gradient is None:
-        return "no update came before it since the start"
-    return f"the largest gradient of the update before was {gradient[0]:.3g}, of {gradient[1]}"
+def _place(step: Step) -> str:
+    return f"step {step.step + 1} of epoch {step.epoch + 1}, at learning rate {step.rate:.3g}"
 
 
 def _from(wrong: list[str], images: list[str], items: str) -> str:

@@ -8,13 +8,12 @@ one process every function here returns at once, and nothing is initialised.
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import signal
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -295,18 +294,9 @@ def full(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def magnitudes(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the largest absolute value of each tensor, of sharded ones over all their parts.
-
-    There NaN counts as infinite: the larger one of it and a number would be the number.
-    """
-    here = [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
-    here = [each if each.numel() else each.new_zeros(1) for each in here]
-    found = torch.stack(torch._foreach_norm(here, math.inf)).float()
-    if any(isinstance(each, DTensor) for each in tensors):
-        found = found.nan_to_num(nan=math.inf, posinf=math.inf)
-        dist.all_reduce(found, dist.ReduceOp.MAX)
-    return found
+def norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Return the norm of all gradients, of sharded ones over all their parts."""
+    return full(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
 
 
 def full_state(model: nn.Module) -> dict[str, Tensor]:

@@ -237,10 +237,12 @@ class Training:
         """Update weights, moving average and learning rate."""
         task, optimizer = self.task, self._optimizer
         self.fabric.strategy.precision.unscale_gradients(optimizer)
-        task.losses.before_update()
+        norm = None
         if largest := task.recipe.optim.clip_grad:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            task.losses.clip(parameters, largest)
+            norm = ranks.norm(parameters)
+            nn.utils.clip_grads_with_norm_(parameters, largest, norm)
+        task.losses.before_update(norm)
         self.fabric.strategy.optimizer_step(optimizer)
         self.updates += 1
         if task.ema is not None:
