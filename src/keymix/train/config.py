@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frozen dataclasses from what a person writes: dotted overrides, YAML and JSON files; their help.
 
-Types come from the dataclasses' annotations, help from their docstrings. Values of another type,
-unknown keys and files that would fill the memory are refused in one line that names the dotted key.
+Types come from the dataclasses' annotations, help from their docstrings. Values of another type
+and unknown keys are refused in one line that names the dotted key.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 import re
 import types
 import typing
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from copy import copy
@@ -24,7 +25,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from keymix.errors import UserError, one_line, unknown
+from keymix.errors import UserError, unknown
 
 T = TypeVar("T")
 
@@ -39,9 +40,6 @@ _KINDS = {
     dict: "a mapping",
 }
 _TRUTHS = {"true": True, "yes": True, "false": False, "no": False}
-_BYTES = 2**18  # of a file at most; the longest recipe has 3 kB
-_DEPTH, _VALUES = 32, 10_000
-_TOO_DEEP = f"more than {_DEPTH} levels of lists and mappings"
 
 
 @cache
@@ -194,107 +192,51 @@ def _whole(value: Any) -> int | None:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads YAML without a key that is given twice, and merges without growing beyond measure."""
+    """Reads YAML without a key that is given twice."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Compose a mapping whose keys differ."""
         node = super().compose_mapping_node(anchor)
-        seen = set[str]()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-                if key.value in seen:
-                    raise yaml.MarkedYAMLError(
-                        problem=_twice(key.value), problem_mark=key.start_mark
-                    )
-                seen.add(key.value)
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        seen = Counter(key.value for key in keys if key.tag != "tag:yaml.org,2002:merge")
+        for key in keys:
+            if seen[key.value] > 1:
+                problem = f"the key {key.value!r} is given twice"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
         return node
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Merge what ``<<`` names."""
-        super().flatten_mapping(node)
-        if len(node.value) > _VALUES:
-            mark = node.start_mark
-            raise yaml.MarkedYAMLError(problem=f"more than {_VALUES:,} values", problem_mark=mark)
-
-
-def _twice(key: str) -> str:
-    return f"the key {key!r} is given twice"
-
-
-def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise UserError(_twice(key))
-        found[key] = value
-    return found
 
 
 _UNREADABLE = (OSError, RecursionError, ValueError, yaml.YAMLError)  # of ours, too
 
 
-def _why(error: Exception) -> str:
-    if isinstance(error, RecursionError):
-        return _TOO_DEEP
-    return getattr(error, "strerror", None) or " ".join(str(error).split())
-
-
 def read_file(path: Path) -> dict[str, Any]:
     """Read a mapping of plain values from a file of YAML or, by its name, of JSON.
 
-    A UserError names the file: it cannot be read, is too large, or `check_plain` refuses it.
+    A UserError names the file: it cannot be read, or `check_plain` refuses it.
     """
     try:
-        if (size := path.stat().st_size) > _BYTES:
-            raise UserError(f"it has {size:,} bytes, and a recipe has at most {_BYTES:,}")
         text = path.read_text(encoding="utf-8-sig")
-        if path.suffix == ".json":
-            values = json.loads(text, object_pairs_hook=_pairs)
-        else:
-            values = yaml.load(text, Loader=_Loader)
+        values = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=_Loader)
         if not isinstance(values, dict):
             raise UserError("it holds no recipe: expected keys such as `optim:`.")
         check_plain(values)
     except _UNREADABLE as error:
-        raise UserError(f"cannot read the recipe {str(path)!r}: {_why(error)}") from None
+        why = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise UserError(f"cannot read the recipe {str(path)!r}: {why}") from None
     return values
 
 
-def check_plain(values: Mapping[Any, Any]) -> None:
-    """Refuse what no recipe holds, and what cannot be written again as JSON.
-
-    That is a key that is no text, a value of another type than JSON's, text that no file can hold,
-    too many levels (a list may hold itself) or too many values.
-    """
-    left: list[tuple[str, Any, int]] = [("", values, 0)]
-    count = 0
-    while left:
-        path, value, level = left.pop()
-        count += 1
-        if level > _DEPTH:
-            raise UserError(f"{path[:80]}…: {_TOO_DEEP}.")
-        if count > _VALUES:
-            raise UserError(f"the recipe has more than {_VALUES:,} values.")
-        if isinstance(value, Mapping):
-            for key, each in value.items():
-                if not isinstance(key, str):
-                    where = f" of {path}" if path else ""
-                    raise UserError(f"the key {key!r}{where} is no text: put quotes around it.")
-                left.append((f"{path}.{key}" if path else key, each, level + 1))
-        elif isinstance(value, list | tuple):
-            left += [(path, each, level + 1) for each in value]
-        elif isinstance(value, str):
-            if not _fits_file(value):
-                wrong = f"{one_line(path)} = {value!r}: a character that no text file holds."
-                raise UserError(wrong)
-        elif value is not None and not isinstance(value, Real):
-            kind = type(value).__name__
-            raise UserError(f"{path} = {value!r} ({kind}) is no number, text, list or mapping.")
-
-
-def _fits_file(text: str) -> bool:
-    try:
-        text.encode("utf-8", errors="surrogateescape")  # names of files may hold such bytes
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in text
+def check_plain(value: Any, path: str = "") -> None:
+    """Refuse a key that is no text, and a value of another type than JSON's."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            if not isinstance(key, str):
+                where = f" of {path}" if path else ""
+                raise UserError(f"the key {key!r}{where} is no text: put quotes around it.")
+            check_plain(each, f"{path}.{key}" if path else key)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            check_plain(each, path)
+    elif value is not None and not isinstance(value, str | Real):
+        kind = type(value).__name__
+        raise UserError(f"{path} = {value!r} ({kind}) is no number, text, list or mapping.")
