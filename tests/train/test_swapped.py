@@ -13,6 +13,7 @@ from torch import nn
 
 from keymix.data.record import DataRecord
 from keymix.errors import UserError
+from keymix.swap.as_run import recipe_of, write
 from keymix.swap.run import swap
 from keymix.train import files
 from keymix.train.engine import train
@@ -20,7 +21,6 @@ from keymix.train.model import build_model
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe
 from keymix.train.record import WeightsFacts
 from keymix.train.runs import load_run
-from keymix.train.swapped import recipe_of, write
 from mixer_cases import stir
 from tolerances import close, differs
 

@@ -286,7 +286,7 @@ def _write_models(
     source: Source, folder: Path, model: nn.Module, swapped: nn.Module, images: Tensor
 ) -> None:
     """Write the swapped model, and a model by name as it was, for it may teach."""
-    from keymix.train.swapped import recipe_of, write
+    from keymix.swap.as_run import recipe_of, write
 
     if source.run is None:
         own = recipe_of(source.recipe, model, name=source.recipe.name)
