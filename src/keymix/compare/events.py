@@ -103,14 +103,14 @@ class Course:
     """What happens to runs, by their number in the plan, as events."""
 
     def __init__(self, plan: Plan, score: Score, watch: Watcher) -> None:
-        self._plan, self._score, self._watch = plan, score, watch
+        self._plan, self._score, self.watch = plan, score, watch
         self._epochs: dict[int, int] = {}  # seen so far, of the runs under way
 
     def start(self, number: int) -> None:
         """Report that a run starts."""
         mixer, seed = self._plan.pairs[number]
         self._epochs[number] = len(read_metrics(self._plan.folder(mixer, seed) / METRICS))
-        self._watch(Event(kind="start", mixer=mixer.label, seed=seed))
+        self.watch(Event(kind="start", mixer=mixer.label, seed=seed))
 
     def look(self) -> None:
         """Report the epochs that ended since the last look, in every run under way.
@@ -123,7 +123,7 @@ class Course:
             self._epochs[number] = len(lines)
             for line in lines[seen:]:
                 value = line.val.get(self._score.key)
-                self._watch(
+                self.watch(
                     Event(
                         kind="epoch",
                         mixer=mixer.label,
@@ -140,18 +140,15 @@ class Course:
         """Report that another process has a run that was about to start."""
         del self._epochs[number]
         mixer, seed = self._plan.pairs[number]
-        self._watch(Event(kind="elsewhere", mixer=mixer.label, seed=seed))
+        self.watch(Event(kind="elsewhere", mixer=mixer.label, seed=seed))
 
     def waits(self, numbers: Sequence[int], total: int) -> None:
         """Report that other processes train all runs that are left, the first of them by name."""
         runs = (self._plan.pairs[number] for number in numbers)
         names = [f"{mixer.label}, seed {seed}" for mixer, seed in runs]
         more = f"; {total - len(names)} more" if total > len(names) else ""
-        self.note(f"waiting for runs that other processes train: {'; '.join(names)}{more}")
-
-    def note(self, text: str) -> None:
-        """Report what is waited for."""
-        self._watch(Event(kind="note", text=text))
+        text = f"waiting for runs that other processes train: {'; '.join(names)}{more}"
+        self.watch(Event(kind="note", text=text))
 
     def end(self, number: int) -> None:
         """Report that a run is done, or failed for the reason that its folder has."""
@@ -160,7 +157,7 @@ class Course:
         mixer, seed = self._plan.pairs[number]
         place = self._plan.folder(mixer, seed)
         if is_finished(place):
-            self._watch(Event(kind="done", mixer=mixer.label, seed=seed))
+            self.watch(Event(kind="done", mixer=mixer.label, seed=seed))
         else:
             text = read_error(place)
-            self._watch(Event(kind="failed", mixer=mixer.label, seed=seed, text=text))
+            self.watch(Event(kind="failed", mixer=mixer.label, seed=seed, text=text))

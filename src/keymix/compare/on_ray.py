@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train the runs of a comparison as tasks of a Ray cluster: ``keymix compare --on ray``.
 
-A task does on its node what ``keymix compare --run`` does there: it waits for the run's lock,
-resumes from the last checkpoint, and writes into the comparison's folder, which all nodes share.
-Ray starts it again elsewhere when its process or its node dies. What runs have done is read from
-the folder.
+A task does on its node what ``keymix compare --run`` does there, in the folder that all nodes
+share; Ray starts it again when its process or node dies. What it did is read from the folder.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from keymix.compare.events import GRACE, LOOK, Course, resume_hint
+from keymix.compare.events import GRACE, LOOK, Course, Event, resume_hint
 from keymix.compare.folder import PLAN
 from keymix.compare.question import Plan, Question
 from keymix.compare.runs import ERROR, read_error
@@ -33,33 +31,25 @@ from keymix.train.signals import interruptible
 
 RETRIES = 3
 """How often Ray starts a run again whose process or node died."""
-SEEN = 60.0
-"""Seconds within which this machine sees a file that a node wrote (NFS caches folders)."""
-QUIET = 60.0
-"""Seconds after which a line says what is waited for, where no run can start."""
-_SETTINGS = {
-    "RAY_worker_niceness": "0",  # as any other process; with Ray's 15, a busy machine starts none
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_task_oom_retries": str(RETRIES),  # Ray's default is without end
-}
-
+PATIENCE = 60.0
+"""Seconds until this machine sees a node's file (NFS caches folders), or says that none starts."""
 Train = Callable[..., None]
 
 
 @contextmanager
-def joined(on: str | None) -> Iterator[None]:
-    """Be connected to Ray, started here if need be, for as long as the block runs; not for None."""
-    if on is None:
-        yield
-        return
-    os.environ.update(_SETTINGS | os.environ)
+def joined(on: str) -> Iterator[None]:
+    """Be connected to Ray, which is started here if need be, for as long as the block runs."""
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 starts nothing on a busy machine
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))  # else without end
     try:
         import ray
     except ImportError:
         raise UserError("--on ray needs Ray: `pip install 'keymix[ray]'`.") from None
     quietly = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
     try:
-        with interruptible(lambda: "nothing was begun"):  # Ray leaves a handler of its own behind
+        # which puts Ray's handler of SIGTERM away, and its warnings
+        with interruptible(lambda: "nothing was begun"), warnings.catch_warnings(action="ignore"):
             ray.init(None if on == "ray" else on, **quietly)
     except (*FAILURES, ray.exceptions.RayError) as error:
         raise UserError(f"--on {on}: no cluster of Ray's there: {reason(error)}") from None
@@ -72,43 +62,40 @@ def joined(on: str | None) -> Iterator[None]:
 def shares(question: Question, threads: int, *, fixed: bool) -> tuple[int, int, float]:
     """Return how many runs the cluster trains at once, and the threads and GPUs of each.
 
-    Unless a number of GPUs is asked for, it is one if the cluster has any. Runs on GPUs share the
-    cores of their node, unless threads are `fixed`. A UserError says why no run would ever start.
+    A run takes a GPU by default if there is any; those on GPUs share the cores of their node unless
+    threads are `fixed`. A UserError says why no run would ever start.
     """
     import ray
 
     nodes = [each["Resources"] for each in ray.nodes() if each["Alive"]]
-    most = max(node.get("GPU", 0.0) for node in nodes)
-    gpus = float(most > 0) if question.gpus_per_run is None else question.gpus_per_run
-    if gpus > most:
-        raise UserError(f"gpus_per_run = {gpus:g}: no node of the cluster has over {most:g} GPUs.")
-    cores = [int(node.get("CPU", 0)) for node in nodes]
-    rooms = [int(node.get("GPU", 0) / gpus + 1e-6) if gpus else 10**9 for node in nodes]
+    asked, there = question.gpus_per_run, any(node.get("GPU") for node in nodes)
+    gpus = float(there) if asked is None else asked
+    each = int(1 / min(gpus, 1) + 1e-6) if gpus else 0  # runs that share a GPU, which is not split
+    rooms = [int(node.get("GPU", 0) // max(gpus, 1)) * each if gpus else 10**9 for node in nodes]
+    by_node = [*zip((int(node.get("CPU", 0)) for node in nodes), rooms, strict=True)]
     if gpus and not (fixed or question.processes):
-        threads = max(1, min(n // room for n, room in zip(cores, rooms, strict=True) if room))
-    at_once = sum(min(n // threads, room) for n, room in zip(cores, rooms, strict=True))
+        threads = max(1, min((n // room for n, room in by_node if room), default=1))
+    at_once = sum(min(n // threads, room) for n, room in by_node)
     if not at_once:
         raise UserError(
-            f"no node of the cluster has {threads} CPUs (threads of a run) and {gpus:g} GPUs: more "
-            "--processes give a run fewer, in a folder that has no plan yet"
+            f"no node of the cluster has {gpus:g} GPUs and {threads} CPUs for a run: give fewer "
+            "--gpus-per-run, or more --processes (each has fewer threads) in a new folder"
         )
     return at_once, threads, gpus
 
 
 def train_on_ray(plan: Plan, course: Course, numbers: Sequence[int], train: Train) -> None:
-    """Train runs of a plan as tasks; `train` is what a process does for one of them.
-
-    SIGINT and SIGTERM let them save and raise Interrupted.
-    """
+    """Train runs, each by `train` on a node; SIGINT and SIGTERM let them save, and raise."""
     import ray
 
     question = plan.question
     *_, gpus = shares(question, plan.threads, fixed=True)
+    question = replace(question, gpus_per_run=gpus)
     there = replace(plan, out=plan.out.resolve())
     places = {number: there.folder(*plan.pairs[number]) for number in numbers}
     task = ray.remote(num_cpus=plan.threads, num_gpus=gpus, max_retries=RETRIES)(train_here)
     kept, here = question.folder.resolve() / PLAN, Path.cwd()
-    begun, said, due = set[int](), "", time.monotonic() + QUIET
+    begun, due = set[int](), time.monotonic() + PATIENCE
     with interruptible(lambda: resume_hint(plan.out)) as interrupts, interrupts.deferred():
         left = {task.remote(train, there, number, kept, here): number for number in numbers}
         try:
@@ -122,18 +109,16 @@ def train_on_ray(plan: Plan, course: Course, numbers: Sequence[int], train: Trai
                         course.start(number)
                 course.look()
                 for number, ref in done.items():
-                    begun.remove(number)
                     _settle(ref, places[number])
                     course.end(number)
                 if time.monotonic() > due:
-                    due, before = time.monotonic() + QUIET, said
-                    said = "" if begun else "Ray has started no run yet"
+                    due, text = due + PATIENCE, "" if begun else "Ray has started no run yet"
                     try:
                         shares(question, plan.threads, fixed=True)
                     except UserError as error:  # its nodes have left
-                        said = str(error)
-                    if said not in ("", before):
-                        course.note(f"waiting for nodes of the cluster: {said}")
+                        text = str(error)
+                    if text:
+                        course.watch(Event(kind="note", text=f"waiting for the cluster: {text}"))
         finally:
             for ref in left:
                 ray.cancel(ref)
@@ -145,7 +130,7 @@ def _settle(task: object, place: Path) -> None:
     """Leave in a run's folder why its task failed, or wait for the files of one that is done."""
     import ray
 
-    why, limit = "", time.monotonic() + SEEN
+    why, limit = "", time.monotonic() + PATIENCE
     try:
         for text in ray.get(task):
             warnings.warn(text, KeymixWarning, stacklevel=3)
@@ -161,13 +146,10 @@ def _settle(task: object, place: Path) -> None:
 
 
 def train_here(train: Train, plan: Plan, number: int, kept: Path, here: Path) -> list[str]:
-    """Train a run on this node and return what it warned of; a UserError says why it failed.
-
-    `kept` is the file of the plan, `here` the command's working directory, for relative paths.
-    """
+    """Train a run on this node, and return what it warned of or raise why it failed."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
     with suppress(OSError):
-        os.chdir(here)
+        os.chdir(here)  # relative paths are the command's
     if not kept.is_file():
         raise UserError(
             f"{socket.gethostname()} does not see {str(kept)!r}: all nodes must share the folder"

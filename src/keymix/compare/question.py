@@ -61,11 +61,10 @@ class Question:
             raise UserError(f"minutes = {self.minutes!r}: give a positive number of minutes.")
         if self.on is not None and not re.fullmatch(r"ray(://\S+:\d+)?", self.on):
             raise UserError(f"on = {self.on!r}: runs train on 'ray', or on 'ray://HOST:PORT'.")
-        if (gpus := self.gpus_per_run) is not None:
-            if self.on is None:
-                raise UserError(f"gpus_per_run = {gpus:g} is for runs on Ray: add --on ray.")
-            if not gpus >= 0 or (gpus > 1 and gpus % 1):
-                raise UserError(f"gpus_per_run = {gpus:g}: give a part of a GPU, or whole ones.")
+        if (gpus := self.gpus_per_run) is not None and self.on is None:
+            raise UserError(f"gpus_per_run = {gpus:g} is for runs on Ray: add --on ray.")
+        if gpus is not None and (not gpus >= 0 or (gpus > 1 and gpus % 1)):
+            raise UserError(f"gpus_per_run = {gpus:g}: give a part of a GPU, or whole ones.")
         if self.command is None:
             object.__setattr__(self, "command", self._call())
         paths = tuple(str(Path(path).resolve()) for path in self.imports)

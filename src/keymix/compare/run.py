@@ -134,7 +134,7 @@ def compare(
 def answer(question: Question, *, progress: Watcher | None = None) -> Comparison:
     """Answer a question: see `compare`."""
     watch: Watcher = progress or ignore
-    with joined(question.on):
+    with joined(question.on) if question.on else nullcontext():
         plan, data = _decided(question, watch, trains=True)
         if text := time_left(plan):
             watch(Event(kind="estimate", text=text))
