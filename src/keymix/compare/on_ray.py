@@ -41,6 +41,7 @@ def joined(on: str) -> Iterator[None]:
     """Be connected to Ray, which is started here if need be, for as long as the block runs."""
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 starts nothing on a busy machine
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # its pages of text on what it retries
     os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))  # else without end
     try:
         import ray
