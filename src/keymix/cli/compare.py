@@ -201,8 +201,8 @@ def _own() -> VerbParser:
     add(
         "--recipe",
         metavar="NAME",
-        help="a recipe, YAML or JSON file, or run's folder (default: that of the data's task, "
-        "fitted to the images)",
+        help="a recipe, YAML or JSON file, or run's folder (default: the task's, fitted to "
+        "the images)",
     )
     add("--epochs", metavar="N", help="passes over the training images, each run")
     add("--limit", metavar="N", help="at most N training and N test images")
@@ -252,7 +252,7 @@ def _own() -> VerbParser:
     add(
         "--images",
         action=argparse.BooleanOptionalAction,
-        help="pictures of the test images in the report (default: as last time)",
+        help="test images in the report (default: as last time)",
     )
     made.add_json()
     made.add_open()
