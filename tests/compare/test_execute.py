@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from keymix.compare import folder, worker
-from keymix.compare.events import Event
-from keymix.compare.execute import Course, train_runs
+from keymix.compare.events import Course, Event
+from keymix.compare.execute import train_runs
 from keymix.compare.runs import ERROR, Finished, OpenRun, log_of, read_error, read_runs
 from keymix.data import load
 from keymix.errors import WriteError

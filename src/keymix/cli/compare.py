@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _SHORT = {name: path for name, path in SHORT.items() if path not in PER_RUN}
 _NAMED = ("data.spec", "model.name", "schedule.epochs", "data.limit")
 """Fields that a comparison takes as arguments of their own."""
-_TEXTS = ("mixers", "recipe", "match", "baseline", "tune")
+_TEXTS = ("mixers", "recipe", "match", "baseline", "tune", "on")
 """Options whose words are taken as they are."""
 _DEFAULT_OUT = "keymix-compare"
 T = TypeVar("T")
@@ -77,6 +77,8 @@ def main(argv: list[str]) -> int:
 
     number = _number("--run", words, whole_number)
     part = "--plan" if "--plan" in words.flags else "--run" if number is not None else ""
+    if part and words.last("--on") is not None:
+        raise UserError(f"{part} and --on exclude each other: --on trains all runs.")
     if part and "--overwrite" in words.flags:
         raise UserError(f"{part} and --overwrite exclude each other: plan or train first.")
     if part == "--plan" and number is not None:
@@ -101,6 +103,7 @@ def main(argv: list[str]) -> int:
         margin=_number("--margin", words, float),
         minutes=_number("--minutes", words, float),
         processes=_number("--processes", words, whole_number),
+        gpus_per_run=_number("--gpus-per-run", words, float),
         imports=imports,
         overwrite="--overwrite" in words.flags,
         images=_images(words.flags),
@@ -198,8 +201,8 @@ def _own() -> VerbParser:
     add(
         "--recipe",
         metavar="NAME",
-        help="a recipe, YAML or JSON file, or run's folder (default: that of the data's task, "
-        "fitted to the images)",
+        help="a recipe, YAML or JSON file, or run's folder (default: the task's, fitted to "
+        "the images)",
     )
     add("--epochs", metavar="N", help="passes over the training images, each run")
     add("--limit", metavar="N", help="at most N training and N test images")
@@ -242,12 +245,14 @@ def _own() -> VerbParser:
     )
     add("--ann", action="store_true", help="spiking models: the baseline's ANN counterpart joins")
     add("--processes", metavar="N", help="runs side by side (default: one per core; GPU: one)")
+    add("--on", metavar="ray", help="train runs as Ray tasks, here or on ray://HOST:PORT")
+    add("--gpus-per-run", metavar="X", help="on Ray, such as 0.5 (default: 1 if it has GPUs)")
     made.add_imports()
     made.add_out("the comparison", default=_DEFAULT_OUT, resumes=True)
     add(
         "--images",
         action=argparse.BooleanOptionalAction,
-        help="pictures of the test images in the report (default: as last time)",
+        help="test images in the report (default: as last time)",
     )
     made.add_json()
     made.add_open()

@@ -1,12 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a comparison reports while it runs: its events, and the time that is left by them."""
+"""What a comparison reports while it runs: its events, read from the folders of runs, too."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
+
+from keymix.compare.question import Plan
+from keymix.compare.runs import read_error
+from keymix.task import Score
+from keymix.train.files import METRICS, read_metrics
+from keymix.train.folder import is_finished
+
+LOOK = 0.25
+"""Seconds between two looks at the epochs of runs under way, or for a run to start."""
+GRACE = 10.0
+"""Seconds that runs have to save when they are asked to end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,3 +91,73 @@ class Remaining:
         if now <= 0:
             return None
         return (self._clock() - self._begun) / now * max(self._left - done, 0.0)
+
+
+def resume_hint(out: Path) -> str:
+    """Say what is kept when a comparison is stopped, and how to resume it."""
+    kept = f"runs and checkpoints are kept in {str(out)!r}"
+    return f"{kept}; rerun the same command (without --overwrite) to resume"
+
+
+class Course:
+    """What happens to runs, by their number in the plan, as events."""
+
+    def __init__(self, plan: Plan, score: Score, watch: Watcher) -> None:
+        self._plan, self._score, self.watch = plan, score, watch
+        self._epochs: dict[int, int] = {}  # seen so far, of the runs under way
+
+    def start(self, number: int) -> None:
+        """Report that a run starts."""
+        mixer, seed = self._plan.pairs[number]
+        self._epochs[number] = len(read_metrics(self._plan.folder(mixer, seed) / METRICS))
+        self.watch(Event(kind="start", mixer=mixer.label, seed=seed))
+
+    def look(self) -> None:
+        """Report the epochs that ended since the last look, in every run under way.
+
+        A run that resumes drops the lines behind its checkpoint first.
+        """
+        for number, seen in self._epochs.items():
+            mixer, seed = self._plan.pairs[number]
+            lines = read_metrics(self._plan.folder(mixer, seed) / METRICS)
+            self._epochs[number] = len(lines)
+            for line in lines[seen:]:
+                value = line.val.get(self._score.key)
+                self.watch(
+                    Event(
+                        kind="epoch",
+                        mixer=mixer.label,
+                        seed=seed,
+                        epoch=line.epoch + 1,
+                        epochs=self._plan.recipe.schedule.epochs,
+                        value=value,
+                        shown="" if value is None else self._score.text(value),
+                        text=self._score.name,
+                    )
+                )
+
+    def leave(self, number: int) -> None:
+        """Report that another process has a run that was about to start."""
+        del self._epochs[number]
+        mixer, seed = self._plan.pairs[number]
+        self.watch(Event(kind="elsewhere", mixer=mixer.label, seed=seed))
+
+    def waits(self, numbers: Sequence[int], total: int) -> None:
+        """Report that other processes train all runs that are left, the first of them by name."""
+        runs = (self._plan.pairs[number] for number in numbers)
+        names = [f"{mixer.label}, seed {seed}" for mixer, seed in runs]
+        more = f"; {total - len(names)} more" if total > len(names) else ""
+        text = f"waiting for runs that other processes train: {'; '.join(names)}{more}"
+        self.watch(Event(kind="note", text=text))
+
+    def end(self, number: int) -> None:
+        """Report that a run is done, or failed for the reason that its folder has."""
+        self.look()
+        del self._epochs[number]
+        mixer, seed = self._plan.pairs[number]
+        place = self._plan.folder(mixer, seed)
+        if is_finished(place):
+            self.watch(Event(kind="done", mixer=mixer.label, seed=seed))
+        else:
+            text = read_error(place)
+            self.watch(Event(kind="failed", mixer=mixer.label, seed=seed, text=text))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train what is left of a comparison, as events: in this process, or in a few side by side.
+"""Train what is left of a comparison: in this process, in a few side by side, or on Ray.
 
 Small models gain little from a second thread, so on a CPU two processes of one thread each train
 nearly twice as fast as one of two. What a run does is read from its folder. Where one process is
@@ -15,27 +15,19 @@ import signal
 import subprocess
 import time
 import warnings
-from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from keymix.analysis.memory import fresh_python
-from keymix.compare.events import Event, Watcher
+from keymix.compare.events import GRACE, LOOK, Course, Event, Watcher, resume_hint
+from keymix.compare.on_ray import train_on_ray
 from keymix.compare.question import Plan
-from keymix.compare.runs import NAMED, Left, read_error
+from keymix.compare.runs import NAMED, Left
 from keymix.compare.worker import run
 from keymix.data.dataset import ImageData
 from keymix.errors import Interrupted, KeymixWarning, UserError
 from keymix.records import to_json
-from keymix.task import Score
-from keymix.train.files import METRICS, InUse, read_metrics
-from keymix.train.folder import is_finished
+from keymix.train.files import InUse
 from keymix.train.signals import Interrupts, interruptible
-
-LOOK = 0.25
-"""Seconds between two looks at the epochs of runs under way, or for a run to start."""
-GRACE = 10.0
-"""Seconds that runs have to save when they are asked to end."""
 
 
 def train_runs(plan: Plan, data: ImageData, *, watch: Watcher, only: int | None = None) -> None:
@@ -48,6 +40,9 @@ def train_runs(plan: Plan, data: ImageData, *, watch: Watcher, only: int | None 
     left = Left(plan, None if only is None else [only])
     watch(Event(kind="plan", done=left.total - len(left), total=left.total))
     course = Course(plan, data.task.score, watch)
+    if left and only is None and plan.question.on is not None:
+        train_on_ray(plan, course, left.numbers, train_runs)
+        return
     if left and only is None and plan.processes > 1 and hasattr(os, "fork"):
         _train_side_by_side(plan, course)
         return
@@ -133,73 +128,3 @@ def _follow(process: subprocess.Popen[bytes], course: Course, interrupts: Interr
         course.look()
         interrupts.look()
     process.wait()
-
-
-def resume_hint(out: Path) -> str:
-    """Say what is kept when a comparison is stopped, and how to resume it."""
-    kept = f"runs and checkpoints are kept in {str(out)!r}"
-    return f"{kept}; rerun the same command (without --overwrite) to resume"
-
-
-class Course:
-    """What happens to runs, by their number in the plan, as events."""
-
-    def __init__(self, plan: Plan, score: Score, watch: Watcher) -> None:
-        self._plan, self._score, self._watch = plan, score, watch
-        self._epochs: dict[int, int] = {}  # seen so far, of the runs under way
-
-    def start(self, number: int) -> None:
-        """Report that a run starts."""
-        mixer, seed = self._plan.pairs[number]
-        self._epochs[number] = len(read_metrics(self._plan.folder(mixer, seed) / METRICS))
-        self._watch(Event(kind="start", mixer=mixer.label, seed=seed))
-
-    def look(self) -> None:
-        """Report the epochs that ended since the last look, in every run under way.
-
-        A run that resumes drops the lines behind its checkpoint first.
-        """
-        for number, seen in self._epochs.items():
-            mixer, seed = self._plan.pairs[number]
-            lines = read_metrics(self._plan.folder(mixer, seed) / METRICS)
-            self._epochs[number] = len(lines)
-            for line in lines[seen:]:
-                value = line.val.get(self._score.key)
-                self._watch(
-                    Event(
-                        kind="epoch",
-                        mixer=mixer.label,
-                        seed=seed,
-                        epoch=line.epoch + 1,
-                        epochs=self._plan.recipe.schedule.epochs,
-                        value=value,
-                        shown="" if value is None else self._score.text(value),
-                        text=self._score.name,
-                    )
-                )
-
-    def leave(self, number: int) -> None:
-        """Report that another process has a run that was about to start."""
-        del self._epochs[number]
-        mixer, seed = self._plan.pairs[number]
-        self._watch(Event(kind="elsewhere", mixer=mixer.label, seed=seed))
-
-    def waits(self, numbers: Sequence[int], total: int) -> None:
-        """Report that other processes train all runs that are left, the first of them by name."""
-        runs = (self._plan.pairs[number] for number in numbers)
-        names = [f"{mixer.label}, seed {seed}" for mixer, seed in runs]
-        more = f"; {total - len(names)} more" if total > len(names) else ""
-        text = f"waiting for runs that other processes train: {'; '.join(names)}{more}"
-        self._watch(Event(kind="note", text=text))
-
-    def end(self, number: int) -> None:
-        """Report that a run is done, or failed for the reason that its folder has."""
-        self.look()
-        del self._epochs[number]
-        mixer, seed = self._plan.pairs[number]
-        place = self._plan.folder(mixer, seed)
-        if is_finished(place):
-            self._watch(Event(kind="done", mixer=mixer.label, seed=seed))
-        else:
-            text = read_error(place)
-            self._watch(Event(kind="failed", mixer=mixer.label, seed=seed, text=text))

@@ -133,8 +133,8 @@ def equal_within(margin: float | None, score: Score) -> float | None:
     return margin / score.scale
 
 
-def share_out(runs: int, processes: int | None, *, cuda: bool) -> tuple[int, int]:
-    """Decide how many processes train side by side (unless that is given), and threads of each.
+def share_out(runs: int, processes: int | None, threads: int = 0, *, cuda: bool) -> tuple[int, int]:
+    """Decide how many processes train side by side, and threads of each, unless these are given.
 
     One process keeps a GPU busy.
     """
@@ -142,7 +142,7 @@ def share_out(runs: int, processes: int | None, *, cuda: bool) -> tuple[int, int
         check_processes("processes", processes, least=1)
     else:
         processes = 1 if cuda else min(runs, cores(), MOST_PROCESSES)
-    return processes, threads_each(processes)
+    return processes, threads or threads_each(processes)
 
 
 def meta_builder(recipe: Recipe, data: ImageData) -> Builder:

@@ -28,6 +28,7 @@ from keymix.compare.models import (
     make_plan,
     share_out,
 )
+from keymix.compare.on_ray import shares
 from keymix.compare.plain import with_its_width, with_plain_network
 from keymix.compare.question import Plan, PlannedMixer, Question
 from keymix.data.dataset import ImageData
@@ -99,9 +100,10 @@ def resolve(question: Question, before: Plan | None, *, say: Say) -> tuple[Plan,
         used = (fresh and defaults.used(recipe)) or _loaded(data)
         plan = replace(plan, seeds=seeds, cannot_sit=reasons, used=used, notes=notes)
         plan = with_plain_network(plan, data, before, kept)
-        processes, threads = share_out(len(plan.pairs), question.processes, cuda=cuda)
-        if before is not None and before.threads:  # which results depend on, in their last bits
-            threads = before.threads
+        kept_threads = before.threads if before else 0  # results depend on it, in their last bits
+        processes, threads = share_out(len(plan.pairs), question.processes, kept_threads, cuda=cuda)
+        if question.on is not None:
+            processes, threads, _ = shares(question, threads, fixed=kept_threads > 0)
         return replace(plan, processes=processes, threads=threads), data
 
     def at_other_size(larger: bool) -> tuple[Plan, ImageData] | None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -45,6 +46,8 @@ class Question:
     tune: Literal["lr"] | None = None
     minutes: float | None = None
     processes: int | None = None
+    on: str | None = None
+    gpus_per_run: float | None = None
     imports: Sequence[str | Path] = ()
     overwrite: bool = False
     images: bool | None = None
@@ -56,14 +59,20 @@ class Question:
                 raise unknown(name, str(value), [known])
         if self.minutes is not None and not 0 < self.minutes < math.inf:
             raise UserError(f"minutes = {self.minutes!r}: give a positive number of minutes.")
+        if self.on is not None and not re.fullmatch(r"ray(://\S+:\d+)?", self.on):
+            raise UserError(f"on = {self.on!r}: runs train on 'ray', or on 'ray://HOST:PORT'.")
+        if (gpus := self.gpus_per_run) is not None and self.on is None:
+            raise UserError(f"gpus_per_run = {gpus:g} is for runs on Ray: add --on ray.")
+        if gpus is not None and (not gpus >= 0 or (gpus > 1 and gpus % 1)):
+            raise UserError(f"gpus_per_run = {gpus:g}: give a part of a GPU, or whole ones.")
         if self.command is None:
             object.__setattr__(self, "command", self._call())
         paths = tuple(str(Path(path).resolve()) for path in self.imports)
         object.__setattr__(self, "imports", paths)
 
     def omitted(self) -> tuple[str, ...]:
-        """The fields that a folder does not keep: where it was, and how it was begun."""
-        return ("out", "overwrite")
+        """The fields that a folder does not keep: where it was, how it was begun, what trained."""
+        return ("out", "overwrite", "on", "gpus_per_run")
 
     @property
     def folder(self) -> Path:

@@ -19,6 +19,7 @@ from keymix.compare.costs import known_costs, measure_costs
 from keymix.compare.events import Event, Watcher
 from keymix.compare.execute import train_runs
 from keymix.compare.folder import Stored
+from keymix.compare.on_ray import joined
 from keymix.compare.pictures import look
 from keymix.compare.plan import resolve, summary, time_left, what_it_can_show
 from keymix.compare.question import Plan, Question
@@ -58,6 +59,8 @@ def compare(
     tune: Literal["lr"] | None = None,
     minutes: float | None = None,
     processes: int | None = None,
+    on: str | None = None,
+    gpus_per_run: float | None = None,
     imports: Sequence[str | Path] = (),
     overwrite: bool = False,
     images: bool | None = None,
@@ -103,6 +106,9 @@ def compare(
             one's own of which neither recipe nor epochs are named, else without bound. The plan is
             made once: when the call is repeated, the folder's plan is followed.
         processes: Training processes side by side; decided by cores and device if None.
+        on: ``"ray"`` trains every run as a task of Ray: of this machine's cluster, or one that is
+            started here; ``"ray://HOST:PORT"`` of another cluster. Its nodes share the folder.
+        gpus_per_run: GPUs of a run on Ray, such as 0.5; one if the cluster has GPUs, if None.
         imports: Python files that register mixers, tasks or data sources of one's own. Those of an
             earlier call are not run again unless they are given again; a note names them.
         overwrite: Throw away another comparison that is in the folder.
@@ -128,15 +134,16 @@ def compare(
 def answer(question: Question, *, progress: Watcher | None = None) -> Comparison:
     """Answer a question: see `compare`."""
     watch: Watcher = progress or ignore
-    plan, data = _decided(question, watch, trains=True)
+    with joined(question.on) if question.on else nullcontext():
+        plan, data = _decided(question, watch, trains=True)
+        if text := time_left(plan):
+            watch(Event(kind="estimate", text=text))
+        train_runs(plan, data, watch=watch)
     out, known = plan.out, data.record()
 
     def say(text: str) -> None:
         watch(Event(kind="stage", text=text))
 
-    if text := time_left(plan):
-        watch(Event(kind="estimate", text=text))
-    train_runs(plan, data, watch=watch)
     with _alone(out, watch):
         stored = folder.claim(plan, known)
         runs = read_runs(plan, images=stored.data)
