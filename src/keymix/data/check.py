@@ -21,10 +21,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from keymix.data.dataset import ImageData, Split
-from keymix.data.decode import DAMAGE, Encoded, dim, in_channels, pixels_of, upright_size
+from keymix.data.decode import DAMAGE, Encoded, dim
 from keymix.data.files import ranges, threads
 from keymix.data.findings import FALSIFIES, UNEVEN, WARNING, Report
 from keymix.data.kinds import CLASS, RECORDING, InputKind, TargetKind
@@ -408,8 +407,6 @@ def _add_sizes(report: Report, samples: Samples) -> None:
 SECONDS = 10.0
 """Time for images that are read one by one; of those in memory all are looked at."""
 _TURN = 64  # images between two looks at the clock
-_SIDE = 64  # pixels per side from which a JPEG file may be decoded smaller
-_FIRST = 0.8  # share of the time for a first look; the rest is for the copies that it finds
 
 
 def quick_check(
@@ -417,16 +414,16 @@ def quick_check(
 ) -> Report:
     """Look for what would falsify a comparison on data, for some seconds.
 
-    Copies are found by the pixels that a model sees. JPEG files that are read one by one are
-    decoded smaller first, and whole where two are equal so.
+    Copies are found by the pixels that a model sees, or by the content of files that are read
+    while training.
 
     Returns the findings. Facts are ``looked_at`` (images, and of how many), ``not_looked_at``
     (sentences) and, where there are any, ``sequences``.
     """
     start = clock()
 
-    def late(share: float = 1.0) -> bool:
-        return clock() - start > share * seconds
+    def late() -> bool:
+        return clock() - start > seconds
 
     starts = np.cumsum([0, *map(len, data.splits)])
 
@@ -461,7 +458,7 @@ def quick_check(
         except TimeoutError:
             missed.append(f"whether {data.kind.nouns} are frames of sequences")
     quick = data.train.images is not None or data.kind is RECORDING
-    tried = _look(data, samples, place, (lambda share: False) if quick else late)
+    tried = _look(data, samples, place, (lambda: False) if quick else late)
     report.add("odd", samples.odd)
     for kind, (level, items) in data.found.items():
         if level == FALSIFIES:
@@ -479,54 +476,42 @@ def _look(
     data: ImageData,
     samples: Samples,
     place: Callable[[int], tuple[Split, int]],
-    late: Callable[[float], bool],
+    late: Callable[[], bool],
 ) -> int:
     """Hash images in an order that is always the same until it is late; say how many."""
     tried = np.zeros(len(samples), dtype=np.bool_)
 
-    def see(k: int, whole: bool = False) -> None:
-        tried[k] = not late(1.0 if whole else _FIRST)
-        samples.hashes[k] = np.void(bytes(HASH))
+    def see(k: int) -> None:
+        tried[k] = not late()
         if tried[k]:
             with suppress(UserError, *DAMAGE):  # a broken image is no copy, and training names it
-                content, is_blank = _content(*place(k), whole=whole)
-                odd = [ONE_COLOUR] if is_blank else []
-                samples.keep(k, Seen(hash=hash_of(content), odd=odd))
+                samples.keep(k, _seen(*place(k)))
 
     with threads(_THREADS) as pool:
         for chunk in _turns(data):
             for _ in pool.imap(see, chunk):
                 pass
-            if late(_FIRST):
+            if late():
                 break
-        if data.train.images is None:  # those that were decoded smaller and equal another so
-            _, group, times = np.unique(samples.hashes, return_inverse=True, return_counts=True)
-            alike = np.flatnonzero((times[group] > 1) & samples.decoded).tolist()
-            for _ in pool.imap(lambda k: see(k, whole=True), alike):
-                pass
+    if data.train.images is None:  # files of one colour are no copies of each other
+        _, group, times = np.unique(samples.hashes, return_inverse=True, return_counts=True)
+        for k in np.flatnonzero((times[group] > 1) & samples.decoded).tolist():
+            split, i = place(k)
+            if blank(split.picture(i)):
+                samples.seen[k] = Seen(odd=[ONE_COLOUR])
     samples.seen = dict(sorted(samples.seen.items()))
     return int(tried.sum())
 
 
-def _content(split: Split, i: int, *, whole: bool) -> tuple[Tensor | bytes, bool]:
-    """Return what identifies image ``i``, of a draft unless whole, and whether it is of one colour.
-
-    A draft of one colour may have details, so the whole is read.
-    """
+def _seen(split: Split, i: int) -> Seen:
+    """Hash what identifies image ``i``; a file that is read while training is not decoded."""
     image = split.rows[i].image
     if split.kind is RECORDING:
-        return digest_of(image), False
-    if split.images is not None or not isinstance(image, Encoded):
-        pixels = split.picture(i)
-        return pixels, blank(pixels)
-    with image.open() as opened:
-        size = upright_size(opened)
-        if not whole:
-            opened.draft(None, (_SIDE, _SIDE))
-        pixels = in_channels(pixels_of(opened), split.in_chans, split.view.white_level)
-    if blank(pixels) and not whole:
-        return _content(split, i, whole=True)
-    return f"{size}".encode() + pixels.numpy().tobytes(), blank(pixels)
+        return Seen(hash=hash_of(digest_of(image)))
+    if split.images is None and isinstance(image, Encoded):
+        return Seen(hash=hash_of(image.content()))
+    pixels = split.picture(i)
+    return Seen(hash=hash_of(pixels), odd=[ONE_COLOUR] if blank(pixels) else [])
 
 
 def _turns(data: ImageData) -> Iterator[list[int]]:

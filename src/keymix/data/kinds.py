@@ -108,8 +108,6 @@ class TargetKind:
     name: str
     noun: str  # what one is called in a sentence
     nouns: str  # what several are called
-    single: str = ""  # what the one of an input is called where copies of the input have several
-    repeated: str = "with the same target"  # how copies of an input with the same target are called
     grouping: str = ""  # how groups of such inputs can be named, the beginning of a remedy
     # whether it says where something is in the image, so that what moves the image must move it
     # too
@@ -128,18 +126,14 @@ class TargetKind:
 
 CLASS = TargetKind(
     name="class",
-    noun="class",
+    noun="label",
     nouns="labels",
-    single="label",
-    repeated="within a class",
     described="keymix.data.check:describe_classes",
 )
 MASK = TargetKind(
     name="mask",
     noun="mask",
     nouns="masks",
-    single="mask",
-    repeated="with the same mask",
     grouping="name the sequence of each in groups.csv, or ",
     placed=True,
     settings=Settings(
@@ -158,16 +152,14 @@ BOXES = TargetKind(
     name="boxes",
     noun="set of instances",
     nouns="instances",
-    single="set of instances",
-    repeated="with the same instances",
     placed=True,
     augment=("multi_scale",),
     recipe="mask_rcnn_small",
     facts="keymix.data.instance_facts:facts",
     described="keymix.data.instance_facts:describe",
 )
-VALUE = TargetKind(name="value", noun="value", nouns="values", single="value")
-PLACE = TargetKind(name="place", noun="target", nouns="targets", single="target", placed=True)
+VALUE = TargetKind(name="value", noun="value", nouns="values")
+PLACE = TargetKind(name="place", noun="target", nouns="targets", placed=True)
 TARGETS = {kind.name: kind for kind in (CLASS, MASK, BOXES, VALUE, PLACE)}
 
 FILES = Settings(names=("white_level",), lacks="has no image files with a class each")

@@ -116,8 +116,7 @@ def _content(row: Row) -> bytes:
     with reading(row.id):
         if isinstance(row.image, Encoded):
             row.image.check(decode=False)
-            stored = row.image.source
-            return stored if isinstance(stored, bytes) else Path(stored).read_bytes()
+            return row.image.content()
         pixels = row.image()
         if pixels.dtype != torch.uint8:
             raise ValueError(f"{pixels.dtype} pixels, which no image file has; store files instead")
