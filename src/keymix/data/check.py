@@ -110,17 +110,7 @@ class Samples:
         return {**item, "reason": reason} if reason else item
 
 
-def check(
-    what: str,
-    *,
-    progress: Progress | None = None,
-    time_steps: int | None = None,
-    frames_by: str | None = None,
-    masks: str | None = None,
-    stack: int | None = None,
-    split_by: str | None = None,
-    test_fraction: float | None = None,
-) -> Report:
+def check(what: str, options: Options | None = None, *, progress: Progress | None = None) -> Report:
     """Decode every image of a data set and report all that is wrong with it.
 
     Images are compared by their decoded pixels, in the splits that training uses: the source's own,
@@ -129,14 +119,7 @@ def check(
     do not.
     """
     entry, argument = resolve(what)
-    options = Options(
-        time_steps=time_steps,
-        frames_by=frames_by,
-        masks=masks,
-        stack=stack,
-        split_by=split_by,
-        test_fraction=test_fraction,
-    )
+    options = options or Options()
     entry.check_settings(what, options.of_one_kind)
     spec = f"{entry.name}:{argument}" if argument else entry.name
     report = Report(spec=spec, kind=entry.input_kind, target=entry.target_kind)
@@ -145,13 +128,13 @@ def check(
         source = entry.open(argument, faults, options).by_position(spec)
     except UserError as error:
         there = entry.on_disk and Path(argument).expanduser().exists()
-        if not there or any((masks, stack, split_by)):
+        if not there or any((options.masks, options.stack, options.split_by)):
             raise  # the command may be at fault, not the data
         _add_faults(report, faults)
         report.add("unfit", [str(error)])
         return report
     target = entry.target_kind
-    table = Table.of(source.rows, by_class=target is CLASS)
+    table = Table.of(source.rows, target)
     counts = {name: int((table.split == name).sum()) for name in SPLITS}
     counts = {name: number for name, number in counts.items() if number}
     report.state("images", counts, _listed(counts))
@@ -233,8 +216,7 @@ def _splits(
     if report.target.val_fraction:
         options = replace(options, val_fraction=report.target.val_fraction)
     try:
-        by_class = report.target is CLASS
-        parts, notes = make_splits(source, table, report.spec, options, by_class=by_class)
+        parts, notes = make_splits(source, table, report.spec, options)
     except UserError as error:
         if options.test_fraction is not None and len(set(table.split)) > 1:
             raise  # the option is at fault, not the data

@@ -55,8 +55,8 @@ def write_shards(
     options = Options()
     source = entry.open(argument, Faults(), options).by_position(spec)
     refuse(source.loose, "entries")
-    table = Table.of(source.rows, by_class=True)
-    parts, _ = make_splits(source, table, spec, options, by_class=True)
+    table = Table.of(source.rows)
+    parts, _ = make_splits(source, table, spec, options)
     index = {name: part.index for name, part in parts.items()}
     order = np.argsort(hash64(0, Stream.SHARDS, index["train"]), kind="stable")
     index["train"] = index["train"][order]
