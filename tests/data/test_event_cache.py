@@ -96,6 +96,15 @@ def test_changed_data_are_noticed_and_replace_what_was_kept(root: Path, made: li
     assert len(kept(root, "*")) == len(kept(root)) == 1
 
 
+@pytest.mark.parametrize("name", ["frames.npy", "recordings.json"])
+def test_what_cannot_be_read_is_named(root: Path, name: str) -> None:
+    opened(root)
+    file = kept(root)[0] / name
+    file.write_bytes(file.read_bytes()[:40])
+    with pytest.raises(UserError, match=re.escape(str(file.parent))):
+        opened(root).train.read(0)
+
+
 def test_a_stop_while_frames_are_made_leaves_nothing(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

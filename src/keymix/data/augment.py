@@ -24,7 +24,13 @@ from keymix.errors import UserError, unknown
 
 _TIMM = re.compile(r"rand(-(m|n|mmax)\d+|-(p|mstd)\d*\.?\d+|-mstdinf|-inc[01]|-t(weights|3aw?))*")
 FILLS = ("mean", "noise")
-_OF_IMAGES = ("crop_padding", "rand_augment", "rand_augment_first", "auto_augment", "erasing")
+_OF_IMAGES: tuple[str, ...] = (
+    "crop_padding",
+    "rand_augment",
+    "rand_augment_first",
+    "auto_augment",
+    "erasing",
+)
 """What changes images whose targets have no place in them, besides ``flip``."""
 _OFF = {"False": "false", "None": "none", "''": "''", "(0, 0)": "0,0"}
 """How the value that does nothing is typed, where that is not 0."""
@@ -121,7 +127,7 @@ def check_augment(
     elif whole:
         holds, of = "images of several sizes", ()
     takes = ("flip", *of) if moves or not target.placed else of
-    kinds = (*KINDS.values(), *TARGETS.values())
+    kinds: tuple[InputKind | TargetKind, ...] = (*KINDS.values(), *TARGETS.values())
     every = {*_OF_IMAGES, "flip"}.union(*(each.augment for each in kinds))
     for field in fields(augment):
         value = getattr(augment, field.name)

@@ -33,7 +33,8 @@ class Bound:
 
     def takes(self, value: Any) -> bool:
         """Return whether a value will do."""
-        if not isinstance(value, Real) or isinstance(value, bool):
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        if not number:
             return False
         if not isinstance(value, Integral) and not math.isfinite(value):
             return False

@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -28,6 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from keymix.data.decode import reason
 from keymix.data.events.frames import integrate
 from keymix.data.events.recordings import Group
 from keymix.data.events.stream import POLARITIES, Events, Size
@@ -124,8 +125,9 @@ class Frames:
     def known(self) -> list[Known]:
         """What is known of each recording."""
         if self.folder is not None:
-            text = (self.folder / _FACTS).read_text(encoding="utf-8")
-            return [Known(*each) for each in json.loads(text)]
+            with self._readable():
+                text = (self.folder / _FACTS).read_text(encoding="utf-8")
+                return [Known(*each) for each in json.loads(text)]
         stream = io.BytesIO()
         known = self._written(stream)
         stream.seek(0)
@@ -136,7 +138,19 @@ class Frames:
     def array(self) -> NDArray[Any]:
         """All frames ``[N, T, 2, H, W]``."""
         assert self.folder is not None  # those in memory came with what is known of them
-        return np.asarray(np.load(self.folder / _ARRAY, mmap_mode="r"))
+        with self._readable():
+            return np.asarray(np.load(self.folder / _ARRAY, mmap_mode="r"))
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Name the folder where what was kept cannot be read."""
+        try:
+            yield
+        except (OSError, ValueError, TypeError, EOFError) as error:
+            raise UserError(
+                f"frames kept in {self.folder} cannot be read: {reason(error)}. Delete that "
+                "folder: they are made again."
+            ) from error
 
     def _make(self, folder: Path) -> None:
         if self._count > _MANY:
@@ -299,8 +313,11 @@ def kept(
             made = Path(part) / name
             made.mkdir()
             make(made)
-            if not (place / name).is_dir():  # another process may have been faster
+            try:
                 made.rename(place / name)
+            except OSError:
+                if not (place / name).is_dir():  # else another process was faster
+                    raise
         for old in place.glob(f"{stem}-*"):
             if old.name != name:
                 shutil.rmtree(old, ignore_errors=True)
