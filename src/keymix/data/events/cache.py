@@ -87,12 +87,8 @@ class Settings:
 class Frames:
     """The frames of all recordings of a set, made or found when one is asked for.
 
-    Args:
-        groups: Functions that read recordings that lie together, in the order of all.
-        count: Recordings of all groups.
-        settings: How they become frames.
-        home: The folder of the data; None of data that are no files.
-        files: The files below it that recordings depend on.
+    ``groups`` read recordings that lie together, in the order of all; ``files`` of the folder
+    ``home`` are what they depend on, none of data that are no files.
     """
 
     def __init__(
@@ -227,16 +223,7 @@ def recorded(
     files: Sequence[str] = (),
     **of_source: Any,
 ) -> Source:
-    """Make a source of recordings: where each stands, its class number and its split.
-
-    Args:
-        recordings: All of them, whatever their splits.
-        groups: As `Frames` takes them, like the next three.
-        settings: How they become frames.
-        home: The folder of the data.
-        files: The files in it.
-        of_source: What else a `Source` has.
-    """
+    """Make a source of recordings: where each stands, its class number and its split."""
     frames = Frames(groups, len(recordings), settings, home, files)
     facts = DataFacts(
         time_steps=settings.time_steps,

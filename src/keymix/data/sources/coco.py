@@ -77,7 +77,7 @@ def open_coco(argument: str, faults: Faults) -> Source:
         content = whole.pop(name)
         images, of_none = _images(path, folder, content["images"])
         of_none += _annotate(images, path, content["annotations"], numbers, outlined=outlined)
-        rows += [image.row(folder, name, outlined=outlined) for image in images.values()]
+        rows += [image.row(name, outlined=outlined) for image in images.values()]
         loose += of_none
     often = Counter(classes.values())
     return Source(
@@ -166,13 +166,14 @@ class _Image:
 
     id: int
     file: str  # below the folder of images
+    path: Path
     size: Size
     instances: list[_Instance] = field(default_factory=list)
     unfit: list[Fault] = field(default_factory=list)
 
-    def row(self, folder: Path, split: str, *, outlined: bool) -> Row:
+    def row(self, split: str, *, outlined: bool) -> Row:
         """Put the annotations together."""
-        found, path = self.instances, folder / self.file
+        found, path = self.instances, self.path
         first, _, rest = self.file.partition("/")
         name = (rest if split_named(first) else self.file).rpartition(".")[0]
         outlines = tuple(each.outline for each in found if each.outline is not None)
@@ -209,7 +210,8 @@ def _images(path: Path, folder: Path, raw: Sequence[Any]) -> tuple[dict[int, _Im
             size = _whole(entry["height"]), _whole(entry["width"])
         except _MISSHAPEN:
             size = _UNKNOWN
-        images[key] = _Image(key, file, size if min(size) > 0 else _header(folder / file))
+        at = folder / file
+        images[key] = _Image(key, file, at, size if min(size) > 0 else _header(at))
     if not images:
         _refuse_all(path, "images", loose)
     return images, loose
@@ -231,7 +233,7 @@ def _annotate(
             place = f"{path}: annotation {entry.get('id')}"
             image = images.get(_whole(entry["image_id"]))
             if image is None:
-                raise ValueError(f"of the image {entry['image_id']!r}, which images lack")
+                raise ValueError(f"is of the image {entry['image_id']!r}, which images lack")
             if image.size == _UNKNOWN:
                 continue  # the image is at fault
             key = _whole(entry["id"])
@@ -243,7 +245,7 @@ def _annotate(
                 loose.append(Fault(place, f"{place} {_said(error)}"))
                 continue
             message = f"{place} of {image.file!r} {_said(error)}"
-            unfit.append(Fault(str(path.parent / image.file), message))
+            unfit.append(Fault(str(image.path), message))
             image.unfit.append(unfit[-1])
             continue
         ids.add(key)
@@ -282,10 +284,10 @@ def _instance(
 
 def _whole(given: Any) -> int:
     """Return a whole number, be it 7, 7.0 or '7'."""
-    found = int(given)
-    if not isinstance(given, str) and found != given:
+    found = float(given) if isinstance(given, str) and given.strip().isdecimal() else given
+    if not isinstance(found, int | float) or found != found // 1:
         raise ValueError(f"has {_short(given)} for a whole number")
-    return found
+    return int(given)
 
 
 def _short(value: Any) -> str:
