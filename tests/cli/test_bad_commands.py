@@ -42,7 +42,7 @@ ROWS = (
         "recipe for images, such as digits_vit or small_images_vit; a spiking model's steps on "
         "images are model.options.time_steps.",
     ),
-    ("train digits_vit --optim.lr -1", "optim.lr = -1.0: must be above 0."),
+    ("train digits_vit --optim.lr -1", "optim.lr = -1.0: must be a number in [1e-12, 1000.0]."),
     (
         "train digits_vit --mixer skaa",
         "unknown mixer 'skaa'. Did you mean 'ska' or 'cska' or 'ssa'?",
@@ -55,10 +55,10 @@ ROWS = (
         "train digits_vit --model.options.depth 0",
         "model 'vit_nano_p4_12': depth=0 must be a whole number of 1 or more",
     ),
-    ("train digits_vit --epochs 0", "schedule.epochs = 0: must be 1 or more."),
+    ("train digits_vit --epochs 0", "schedule.epochs = 0: must be a whole number in [1, 1000000]."),
     (
         "train digits_vit --data.batch_size 1e12",
-        "data.batch_size = 1000000000000: must be at most 65,536.",
+        "data.batch_size = 1000000000000: must be a whole number in [1, 65536].",
     ),
     (
         "train digits_vit --schedule.min_lr 0.5",
@@ -66,7 +66,7 @@ ROWS = (
     ),
     (
         "train digits_vit --seed 18446744073709551616",
-        "seed = 18446744073709551616: must be at most 18,446,744,073,709,551,615.",
+        "seed = 18446744073709551616: must be a whole number in [0, 18446744073709551615].",
     ),
     (
         "train digits_vit --model.options.depth 1000000",
@@ -74,7 +74,8 @@ ROWS = (
     ),
     (
         "train digits_vit --augment.rand_augment 2,99",
-        "augment.rand_augment = (2, 99): its second number must be at most 30.",
+        "augment.rand_augment = (2, 99): must be a whole number in [0, 14] and a whole number in "
+        "[0, 30].",
     ),
     (
         "train digits_vit --out notes",
@@ -87,9 +88,9 @@ ROWS = (
     ),
     (
         "train digits_vit --data moving_digits",
-        "augment.crop_padding=1 changes images, and this data has frames of events. Set it to 0, "
-        "or take a recipe for events, such as moving_digits_qkformer; augment.flip and "
-        "augment.snn_wide are for frames.",
+        "augment.crop_padding=1 does not fit frames of events, which take augment.flip, "
+        "augment.snn_wide. Set it to 0, or take a recipe for frames of events, such as "
+        "moving_digits_qkformer.",
     ),
     (
         "compare --mixers qkta,mhsa",
@@ -110,15 +111,17 @@ ROWS = (
     ),
     (
         "train digits_vit --augment.vertical_flip true",
-        "augment.vertical_flip=True is for images with masks, and this data has none. Set it to "
-        "false, or take data for segmentation, such as masks:PATH.",
+        "augment.vertical_flip=True does not fit images, which take augment.flip, "
+        "augment.crop_padding, augment.rand_augment, augment.rand_augment_first, "
+        "augment.auto_augment, augment.erasing. Set it to false, or take a recipe for images, such "
+        "as digits_vit.",
     ),
     (
         "train digits_vit --data masks:leaves",
-        "augment.crop_padding=1 changes images, and this data has masks, which it would not move "
-        "along. Set it to 0, or take a recipe for segmentation, such as small_masks_setr; "
-        "augment.flip, augment.vertical_flip, augment.shift_scale_rotate, augment.coarse_dropout, "
-        "augment.brightness_contrast are for images with masks.",
+        "augment.crop_padding=1 does not fit images with masks, which take augment.flip, "
+        "augment.vertical_flip, augment.shift_scale_rotate, augment.coarse_dropout, "
+        "augment.brightness_contrast. Set it to 0, or take a recipe for images with masks, such as "
+        "small_masks_setr.",
     ),
     (
         "train digits_vit --data uwgi:scans --task.options.masks both",
@@ -134,7 +137,7 @@ ROWS = (
     ),
     (
         "train digits_vit --data uwgi:scans --data.test_fraction 2",
-        "data.test_fraction = 2.0: must lie between 0 and 1.",
+        "data.test_fraction = 2.0: must be a number in (0, 1).",
     ),
     (
         "data check masks:leaves --stack 3",

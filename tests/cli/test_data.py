@@ -213,7 +213,7 @@ def test_a_set_that_cannot_be_split_is_reported_whole(
         (["uwgi:scans", "--masks", "both"], "unknown task.options.masks 'both'"),
         (["uwgi:scans", "--stack", "2"], "data.stack = 2: must be an odd number"),
         (["uwgi:scans", "--split-by", "slices"], "Did you mean 'slice'?"),
-        (["uwgi:scans", "--test-fraction", "2"], "data.test_fraction = 2.0: must lie between"),
+        (["uwgi:scans", "--test-fraction", "2"], "data.test_fraction = 2.0: must be a number"),
         (["uwgi:scans", "--time-steps", "4"], "data.time_steps = 4"),
         (["uwgi:scans"], "there is no 'scans'. Check the path."),
     ],

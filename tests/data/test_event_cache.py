@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames are made once, are those of the files, and are made again where anything differs."""
+"""Frames are made once, are those of the files, and are made again where data differ."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import errno
 import os
 import pickle
 import re
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,8 +17,7 @@ from event_files import random_events, write_dvs128, write_folder, write_npz
 from keymix.data import load
 from keymix.data.dataset import ImageData
 from keymix.data.events import cache, integrate, read_events
-from keymix.data.events.cache import Frames
-from keymix.data.events.rows import Recorded, few_events
+from keymix.data.events.cache import Frames, Recorded, few_events
 from keymix.data.sample import BadSampleError, Faults, Row, digest_of, size_of
 from keymix.data.specs import Options, parse
 from keymix.errors import UserError
@@ -60,8 +57,8 @@ def frames(row: Row) -> Frames:
     return row.image.frames
 
 
-def kept(root: Path, ending: str = "npy") -> list[Path]:
-    return sorted((root / ".keymix").glob(f"frames-*.{ending}"))
+def kept(root: Path, name: str = "frames-*") -> list[Path]:
+    return sorted((root / ".keymix").glob(name))
 
 
 def test_frames_are_made_once_and_are_those_of_the_files(root: Path, made: list[int]) -> None:
@@ -74,7 +71,7 @@ def test_frames_are_made_once_and_are_those_of_the_files(root: Path, made: list[
             for i in range(len(split)):
                 counts = integrate(read_events(split.ids(i)), time_steps=4)
                 np.testing.assert_array_equal(split.read(i), counts)
-    assert not [*(root / ".keymix").glob("*.part")]
+    assert len(kept(root, "*")) == len(kept(root)) == 1
 
 
 def test_each_setting_has_its_own_frames(root: Path, made: list[int]) -> None:
@@ -96,43 +93,29 @@ def test_changed_data_are_noticed_and_replace_what_was_kept(root: Path, made: li
     write_npz(root / "a" / "100.npz", random_events(61, seed=98, side=16), (16, 16))
     assert sum(opened(root).record().sizes.values()) == 25
     assert len(made) == 24 + 24 + 24 + 25
-    assert len(kept(root)) == len(kept(root, "json")) == 1
+    assert len(kept(root, "*")) == len(kept(root)) == 1
 
 
-DAMAGE: dict[str, Callable[[Path], object]] = {
-    "cut": lambda root: kept(root)[0].write_bytes(kept(root)[0].read_bytes()[:-1]),
-    "header": lambda root: kept(root)[0].write_bytes(b"\0" * 16),
-    "lost": lambda root: kept(root)[0].unlink(),
-    "facts": lambda root: kept(root, "json")[0].write_text("{"),
-    "no facts": lambda root: kept(root, "json")[0].unlink(),  # as a kill between the two leaves it
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_what_does_not_load_is_made_again(root: Path, made: list[int], damage: str) -> None:
-    before = opened(root)
-    expected = before.train.read(0).clone()
-    DAMAGE[damage](root)
-    again = opened(root)
-    assert len(made) == 48
-    assert again.record() == before.record()
-    assert (again.train.read(0) == expected).all()
+@pytest.mark.parametrize("name", ["frames.npy", "recordings.json"])
+def test_what_cannot_be_read_is_named(root: Path, name: str) -> None:
+    opened(root)
+    file = kept(root)[0] / name
+    file.write_bytes(file.read_bytes()[:40])
+    with pytest.raises(UserError, match=re.escape(str(file.parent))):
+        opened(root).train.read(0)
 
 
 def test_a_stop_while_frames_are_made_leaves_nothing(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    times = [0.0]
+    def stopped(*_: object, **__: object) -> None:  # frames are written
+        assert [*kept(root, ".part-*")[0].rglob("frames.npy")]
+        raise KeyboardInterrupt
 
-    def monotonic() -> float:
-        if not times:  # frames are written
-            raise KeyboardInterrupt
-        return times.pop()
-
-    monkeypatch.setattr(cache, "time", SimpleNamespace(monotonic=monotonic))
+    monkeypatch.setattr(cache.json, "dumps", stopped)
     with pytest.raises(KeyboardInterrupt):
         opened(root)
-    assert not [*(root / ".keymix").iterdir()]
+    assert not kept(root, "*")
 
 
 def test_frames_and_fingerprint_are_of_labels_too(tmp_path: Path, made: list[int]) -> None:
@@ -168,7 +151,7 @@ def test_counts_are_exact_however_large(root: Path, count: int, kind: type) -> N
     for i in set(range(24)) - {17}:
         assert (after[i].image().int() == same[i][0]).all()
         assert digest_of(after[i].image) == same[i][1]
-    assert frames(rows(root, time_steps=1)[0]).digests == frames(after[0]).digests
+    assert frames(rows(root, time_steps=1)[0]).known == frames(after[0]).known
 
 
 def test_frames_travel_to_workers_by_their_path(root: Path) -> None:
@@ -191,7 +174,7 @@ def test_frames_lie_where_they_can_and_are_found_next_to_the_data(
     assert opened(root).record() == before.record()
     assert len(made) == 24
     opened(root, time_steps=5)  # nobody made these
-    assert len([*(tmp_path / "user" / "keymix").rglob("frames-T5*.npy")]) == 1
+    assert len([*(tmp_path / "user" / "keymix").rglob("frames-T5*/frames.npy")]) == 1
     monkeypatch.setenv("KEYMIX_CACHE", str(tmp_path / "kept"))
     opened(root)
     (folder,) = (tmp_path / "kept").iterdir()
@@ -204,10 +187,10 @@ def test_no_room_is_one_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", full)
+        patch.setattr(Path, "rename", full)
         with pytest.raises(UserError, match=r"No space left .*KEYMIX_CACHE"):
             opened(root)
-    assert not kept(root, "part")
+    assert not kept(root, "*")
     (root.parent / "file").touch()
     monkeypatch.setenv("KEYMIX_CACHE", str(root.parent / "file"))
     with pytest.raises(UserError, match="KEYMIX_CACHE"):

@@ -238,7 +238,7 @@ def test_an_own_folder_without_sensor_takes_the_least_that_fits(tmp_path: Path) 
     data = load(f"events:{tmp_path}")
     assert data.image_size == (11, 6)
     assert "the sensor is taken to be 11x6" in data.record().notes[0]
-    (kept,) = (tmp_path / ".keymix").glob("sensor-*.json")
+    (kept,) = (tmp_path / ".keymix").glob("sensor-*/sensor.json")
     written = kept.stat().st_mtime_ns
     assert load(f"events:{tmp_path}").record() == data.record()
     assert kept.stat().st_mtime_ns == written

@@ -147,9 +147,9 @@ def test_a_damaged_scan_is_named() -> None:
 def test_what_would_not_move_masks_along_is_refused(
     data: ImageData, field: str, value: object
 ) -> None:
-    with pytest.raises(UserError, match=f"augment.{field}=.*masks, which it would not move along"):
+    with pytest.raises(UserError, match=f"augment.{field}=.*does not fit images with masks"):
         loader(data, replace(FIVE, **{field: value}))
-    with pytest.raises(UserError, match="snn_wide=True is for frames of events"):
+    with pytest.raises(UserError, match="snn_wide=True does not fit images with masks"):
         loader(data, Augment(snn_wide=True))
 
 
@@ -159,7 +159,7 @@ def test_what_would_not_move_masks_along_is_refused(
 def test_augmentations_of_masks_are_refused_elsewhere(field: str) -> None:
     chosen = Augment(**{field: True})
     for kind in (IMAGE, RECORDING):
-        with pytest.raises(UserError, match=f"augment.{field}=True is for images with masks"):
+        with pytest.raises(UserError, match=f"augment.{field}=True does not fit"):
             check_augment(chosen, kind)
     check_augment(chosen, IMAGE, MASK)
 

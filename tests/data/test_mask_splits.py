@@ -15,6 +15,7 @@ from scan_sets import mask_set, scan_path, scan_set
 
 from keymix.data import load, loading
 from keymix.data.dataset import ImageData
+from keymix.data.kinds import MASK
 from keymix.data.sample import Row, Source
 from keymix.data.specs import Options
 from keymix.data.splits import Part, Table, choose_groups, make_splits
@@ -38,8 +39,8 @@ def divided(
     source: Source, *, seed: int = 0, val_fraction: float = 1 / 6, **asked: Any
 ) -> dict[str, Part]:
     options = Options(val_fraction=val_fraction, split_seed=seed, **asked)
-    table = Table.of(source.rows, by_class=False)
-    return make_splits(source, table, "x", options, by_class=False)[0]
+    table = Table.of(source.rows, MASK)
+    return make_splits(source, table, "x", options)[0]
 
 
 @given(COUNTS, st.integers(0, 2**31), st.floats(0.01, 0.6), st.floats(0.01, 0.6))

@@ -72,8 +72,8 @@ def digits() -> Source:
 
 
 def split(source: Source, **options: Any) -> tuple[dict[str, Part], list[str]]:
-    table = Table.of(source.rows, by_class=True)
-    return make_splits(source, table, "x", Options(**options), by_class=True)
+    table = Table.of(source.rows)
+    return make_splits(source, table, "x", Options(**options))
 
 
 def rows_of(digits: Source, *splits: str) -> list[Row]:

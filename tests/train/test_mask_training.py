@@ -185,7 +185,7 @@ def test_masks_are_no_data_for_a_classifier_nor_classes_for_a_segmenter(
     for changes, message in (
         ({"model.name": "setr_micro", "model.options": {}}, "has images with a class each"),
         ({"task.options.dice": 0.5}, "task.options.dice = 0.5: the task classification"),
-        ({"augment.vertical_flip": True}, "augment.vertical_flip=True is for images with masks"),
+        ({"augment.vertical_flip": True}, "augment.vertical_flip=True does not fit images"),
         ({"task.options.masks": "exclusive"}, "task.options.masks = 'exclusive': the task classif"),
     ):
         with pytest.raises(UserError, match=message):

@@ -29,7 +29,7 @@ OF_CLASSES = {
 @pytest.mark.parametrize(
     ("name", "changed", "message"),
     [
-        ("digits_vit", {"data.spec": "moving_digits:100"}, r"augment\.crop_padding=1 changes"),
+        ("digits_vit", {"data.spec": "moving_digits:100"}, r"augment\.crop_padding=1 does not fit"),
         (
             "moving_digits_qkformer",
             {"model.name": "vit_micro_p4_32"},
@@ -47,7 +47,7 @@ OF_CLASSES = {
         (
             "moving_digits_qkformer",
             {"data.spec": "digits", "data.time_steps": None},
-            r"augment\.snn_wide=True is for frames of events, .*Set it to false, or take a recipe",
+            r"augment\.snn_wide=True does not fit images, .*Set it to false, or take a recipe",
         ),
     ],
 )

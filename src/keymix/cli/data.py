@@ -107,6 +107,7 @@ def _check(argv: list[str]) -> int:
     target = console.checked_file(given)
 
     from keymix.data.check import check, resolve
+    from keymix.data.specs import Options
     from keymix.train.files import write_text
 
     of_one_kind = {name: getattr(given, name) for name in _OF_ONE_KIND}
@@ -116,7 +117,8 @@ def _check(argv: list[str]) -> int:
     TaskConfig(options={name: of_one_kind[name] for name in task.data_options}).checked(task)
     nouns = kind_of_spec(resolve(given.data)[0].name).nouns
     with _watching(nouns) as progress:
-        report = check(given.data, progress=progress, time_steps=given.time_steps, **of_one_kind)
+        options = Options(time_steps=given.time_steps, **of_one_kind)
+        report = check(given.data, options, progress=progress)
     text = json.dumps(report.to_dict(), indent=2, ensure_ascii=False)
     if target is not None:
         write_text(target, text + "\n")

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from keymix.data.bounds import check_numbers
 from keymix.data.kinds import (
@@ -24,14 +24,16 @@ from keymix.errors import UserError, unknown
 
 _TIMM = re.compile(r"rand(-(m|n|mmax)\d+|-(p|mstd)\d*\.?\d+|-mstdinf|-inc[01]|-t(weights|3aw?))*")
 FILLS = ("mean", "noise")
-_OFF = {  # as they are typed
-    "crop_padding": "0",
-    "rand_augment_first": "false",
-    "auto_augment": "''",
-    "erasing": "0",
-    "rand_augment": "0,0",
-}
-"""Augmentations of images alone, and the value of each that does nothing."""
+_OF_IMAGES: tuple[str, ...] = (
+    "crop_padding",
+    "rand_augment",
+    "rand_augment_first",
+    "auto_augment",
+    "erasing",
+)
+"""What changes images whose targets have no place in them, besides ``flip``."""
+_OFF = {"False": "false", "None": "none", "''": "''", "(0, 0)": "0,0"}
+"""How the value that does nothing is typed, where that is not 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,48 +119,26 @@ def check_augment(
     whole: bool = False,
 ) -> None:
     """Refuse augmentation that does not fit the inputs, or would not move targets along."""
-    for other in KINDS.values():
-        for name in other.augment:
-            if getattr(augment, name) and name not in kind.augment:
-                raise UserError(
-                    f"augment.{name}=True is for {other.shown}, and this data has {kind.shown}. "
-                    f"Set it to false, or take {kind.instead}."
-                )
-    for stands in TARGETS.values():
-        for name in stands.augment:
-            value = getattr(augment, name)
-            if value and name not in target.augment:
-                off = "false" if value is True else "none"
-                raise UserError(
-                    f"augment.{name}={value!r} is for images with {stands.nouns}, and this data "
-                    f"has none. Set it to {off}, or take {stands.data}."
-                )
-    if augment.flip and target.placed and not moves:
-        raise UserError(
-            f"augment.flip=True moves images, and this data has {target.nouns}, which it would not "
-            "move along. Set it to false, or make the targets tv_tensors of torchvision."
-        )
-    why = _images_alone(kind, target, whole)
-    if why is None:
-        return
-    for name, off in _OFF.items():
-        value = getattr(augment, name)
-        if value[0] if name == "rand_augment" else value:
-            raise UserError(
-                f"augment.{name}={value!r} {why[0]}. Set it to {off}, or take {why[1]}."
-            )
-
-
-def _images_alone(kind: InputKind, target: TargetKind, whole: bool) -> tuple[str, str] | None:
-    """Say why what changes images alone is refused, and what to take for it."""
+    holds, of, recipe = kind.shown, _OF_IMAGES, kind.recipe
     if kind.augment:
-        return f"changes images, and this data has {kind.shown}", kind.instead
-    if target.placed:
-        moved = f"changes images, and this data has {target.nouns}, which it would not move along"
-        return moved, target.instead
-    if whole:
-        return "needs images of one size, and here they keep their own", "data of one size"
-    return None
+        of = kind.augment
+    elif target.placed:
+        holds, of, recipe = f"images with {target.nouns}", target.augment, target.recipe
+    elif whole:
+        holds, of = "images of several sizes", ()
+    takes = ("flip", *of) if moves or not target.placed else of
+    kinds: tuple[InputKind | TargetKind, ...] = (*KINDS.values(), *TARGETS.values())
+    every = {*_OF_IMAGES, "flip"}.union(*(each.augment for each in kinds))
+    for field in fields(augment):
+        value = getattr(augment, field.name)
+        if value == field.default or field.name in takes or field.name not in every:
+            continue
+        listed = ", ".join(f"augment.{name}" for name in takes) or "none of these"
+        off = _OFF.get(repr(field.default), "0")
+        raise UserError(
+            f"augment.{field.name}={value!r} does not fit {holds}, which take {listed}. Set it to "
+            f"{off}, or take a recipe for {holds}{recipe and f', such as {recipe}'}."
+        )
 
 
 def _bad(field: str, value: object, wanted: str) -> UserError:

@@ -31,37 +31,24 @@ class Bound:
     pair: bool = False  # whether two such numbers will do too
     word: str | None = None  # a word that will do too
 
-    def refuses(self, value: Any) -> str | None:
-        """Say what a value must be; None if it will do."""
+    def takes(self, value: Any) -> bool:
+        """Return whether a value will do."""
         number = isinstance(value, Real) and not isinstance(value, bool)
         if not number:
-            return f"must be a {'whole' if self.whole else 'finite'} number"
+            return False
         if not isinstance(value, Integral) and not math.isfinite(value):
-            return "must be a finite number"
-        if self.whole and value != int(value):
-            return "must be a whole number"
+            return False
         low = value <= self.least if self.above else value < self.least
         high = value >= self.most if self.below else value > self.most
-        fits = not (low or high) or (self.off and value == 0)
-        return None if fits else self._limit(high=high, positive=value > 0)
+        return (not self.whole or value == int(value)) and (
+            not (low or high) or (self.off and value == 0)
+        )
 
-    def _limit(self, *, high: bool, positive: bool) -> str:
-        if not self.whole and self.most == 1:
-            return f"must lie {self._interval()}"
-        if not (high or positive or self.whole or self.off) and self.least > 0:
-            return "must be above 0"
-        text = f"at most {_shown(self.most)}" if high else f"{_shown(self.least)} or more"
-        return f"must be {text}{', or 0 for none' if self.off else ''}"
-
-    def _interval(self) -> str:
-        if self.above and self.below:
-            return f"between {self.least:g} and {self.most:g}"
-        ends = f"{self.least:g}, {self.most:g}"
-        return f"in {'(' if self.above else '['}{ends}{')' if self.below else ']'}"
-
-
-def _shown(number: float) -> str:
-    return f"{number:,}" if isinstance(number, int) else f"{number:g}"
+    def __str__(self) -> str:
+        """Say what a number must be."""
+        ends = f"{'(' if self.above else '['}{self.least}, {self.most}{')' if self.below else ']'}"
+        other = (" or 0 for none" if self.off else "") + (f" or {self.word}" if self.word else "")
+        return f"a {'whole ' if self.whole else ''}number in {ends}{other}"
 
 
 def _whole(least: int, most: int) -> Bound:
@@ -148,15 +135,9 @@ def _taken(name: str, value: Any, bound: Bound | tuple[Bound, ...]) -> Any:
         bounds = bound
     else:
         bounds = (bound, bound) if bound.pair and several else (bound,)
-    if several != (len(bounds) > 1) or len(parts) != len(bounds):
-        wanted = f"{len(bounds)} numbers" if len(bounds) > 1 else "one number"
-        raise UserError(f"{name} = {value!r}: must be {wanted}.")
-    for number, part in enumerate(parts):
-        why = bounds[number].refuses(part)
-        if why is not None:
-            why += f", or {bounds[number].word}" if bounds[number].word else ""
-            which = f"its {'first' if number == 0 else 'second'} number " if several else ""
-            raise UserError(f"{name} = {value!r}: {which}{why}.")
+    fits = several == (len(bounds) > 1) and len(parts) == len(bounds)
+    if not fits or not all(one.takes(part) for one, part in zip(bounds, parts, strict=True)):
+        raise UserError(f"{name} = {value!r}: must be {' and '.join(map(str, bounds))}.")
     kept = tuple(
         int(part) if one.whole else float(part) + 0.0
         for part, one in zip(parts, bounds, strict=True)

@@ -21,10 +21,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from keymix.data.dataset import ImageData, Split
-from keymix.data.decode import DAMAGE, Encoded, dim, in_channels, pixels_of, upright_size
+from keymix.data.decode import DAMAGE, Encoded, dim
 from keymix.data.files import ranges, threads
 from keymix.data.findings import FALSIFIES, UNEVEN, WARNING, Report
 from keymix.data.kinds import CLASS, RECORDING, InputKind, TargetKind
@@ -111,17 +110,7 @@ class Samples:
         return {**item, "reason": reason} if reason else item
 
 
-def check(
-    what: str,
-    *,
-    progress: Progress | None = None,
-    time_steps: int | None = None,
-    frames_by: str | None = None,
-    masks: str | None = None,
-    stack: int | None = None,
-    split_by: str | None = None,
-    test_fraction: float | None = None,
-) -> Report:
+def check(what: str, options: Options | None = None, *, progress: Progress | None = None) -> Report:
     """Decode every image of a data set and report all that is wrong with it.
 
     Images are compared by their decoded pixels, in the splits that training uses: the source's own,
@@ -130,14 +119,7 @@ def check(
     do not.
     """
     entry, argument = resolve(what)
-    options = Options(
-        time_steps=time_steps,
-        frames_by=frames_by,
-        masks=masks,
-        stack=stack,
-        split_by=split_by,
-        test_fraction=test_fraction,
-    )
+    options = options or Options()
     entry.check_settings(what, options.of_one_kind)
     spec = f"{entry.name}:{argument}" if argument else entry.name
     report = Report(spec=spec, kind=entry.input_kind, target=entry.target_kind)
@@ -146,13 +128,13 @@ def check(
         source = entry.open(argument, faults, options).by_position(spec)
     except UserError as error:
         there = entry.on_disk and Path(argument).expanduser().exists()
-        if not there or any((masks, stack, split_by)):
+        if not there or any((options.masks, options.stack, options.split_by)):
             raise  # the command may be at fault, not the data
         _add_faults(report, faults)
         report.add("unfit", [str(error)])
         return report
     target = entry.target_kind
-    table = Table.of(source.rows, by_class=target is CLASS)
+    table = Table.of(source.rows, target)
     counts = {name: int((table.split == name).sum()) for name in SPLITS}
     counts = {name: number for name, number in counts.items() if number}
     report.state("images", counts, _listed(counts))
@@ -234,8 +216,7 @@ def _splits(
     if report.target.val_fraction:
         options = replace(options, val_fraction=report.target.val_fraction)
     try:
-        by_class = report.target is CLASS
-        parts, notes = make_splits(source, table, report.spec, options, by_class=by_class)
+        parts, notes = make_splits(source, table, report.spec, options)
     except UserError as error:
         if options.test_fraction is not None and len(set(table.split)) > 1:
             raise  # the option is at fault, not the data
@@ -408,8 +389,6 @@ def _add_sizes(report: Report, samples: Samples) -> None:
 SECONDS = 10.0
 """Time for images that are read one by one; of those in memory all are looked at."""
 _TURN = 64  # images between two looks at the clock
-_SIDE = 64  # pixels per side from which a JPEG file may be decoded smaller
-_FIRST = 0.8  # share of the time for a first look; the rest is for the copies that it finds
 
 
 def quick_check(
@@ -417,16 +396,16 @@ def quick_check(
 ) -> Report:
     """Look for what would falsify a comparison on data, for some seconds.
 
-    Copies are found by the pixels that a model sees. JPEG files that are read one by one are
-    decoded smaller first, and whole where two are equal so.
+    Copies are found by the pixels that a model sees, or by the content of files that are read
+    while training.
 
     Returns the findings. Facts are ``looked_at`` (images, and of how many), ``not_looked_at``
     (sentences) and, where there are any, ``sequences``.
     """
     start = clock()
 
-    def late(share: float = 1.0) -> bool:
-        return clock() - start > share * seconds
+    def late() -> bool:
+        return clock() - start > seconds
 
     starts = np.cumsum([0, *map(len, data.splits)])
 
@@ -461,7 +440,7 @@ def quick_check(
         except TimeoutError:
             missed.append(f"whether {data.kind.nouns} are frames of sequences")
     quick = data.train.images is not None or data.kind is RECORDING
-    tried = _look(data, samples, place, (lambda share: False) if quick else late)
+    tried = _look(data, samples, place, (lambda: False) if quick else late)
     report.add("odd", samples.odd)
     for kind, (level, items) in data.found.items():
         if level == FALSIFIES:
@@ -479,54 +458,42 @@ def _look(
     data: ImageData,
     samples: Samples,
     place: Callable[[int], tuple[Split, int]],
-    late: Callable[[float], bool],
+    late: Callable[[], bool],
 ) -> int:
     """Hash images in an order that is always the same until it is late; say how many."""
     tried = np.zeros(len(samples), dtype=np.bool_)
 
-    def see(k: int, whole: bool = False) -> None:
-        tried[k] = not late(1.0 if whole else _FIRST)
-        samples.hashes[k] = np.void(bytes(HASH))
+    def see(k: int) -> None:
+        tried[k] = not late()
         if tried[k]:
             with suppress(UserError, *DAMAGE):  # a broken image is no copy, and training names it
-                content, is_blank = _content(*place(k), whole=whole)
-                odd = [ONE_COLOUR] if is_blank else []
-                samples.keep(k, Seen(hash=hash_of(content), odd=odd))
+                samples.keep(k, _seen(*place(k)))
 
     with threads(_THREADS) as pool:
         for chunk in _turns(data):
             for _ in pool.imap(see, chunk):
                 pass
-            if late(_FIRST):
+            if late():
                 break
-        if data.train.images is None:  # those that were decoded smaller and equal another so
-            _, group, times = np.unique(samples.hashes, return_inverse=True, return_counts=True)
-            alike = np.flatnonzero((times[group] > 1) & samples.decoded).tolist()
-            for _ in pool.imap(lambda k: see(k, whole=True), alike):
-                pass
+    if data.train.images is None:  # files of one colour are no copies of each other
+        _, group, times = np.unique(samples.hashes, return_inverse=True, return_counts=True)
+        for k in np.flatnonzero((times[group] > 1) & samples.decoded).tolist():
+            split, i = place(k)
+            if blank(split.picture(i)):
+                samples.seen[k] = Seen(odd=[ONE_COLOUR])
     samples.seen = dict(sorted(samples.seen.items()))
     return int(tried.sum())
 
 
-def _content(split: Split, i: int, *, whole: bool) -> tuple[Tensor | bytes, bool]:
-    """Return what identifies image ``i``, of a draft unless whole, and whether it is of one colour.
-
-    A draft of one colour may have details, so the whole is read.
-    """
+def _seen(split: Split, i: int) -> Seen:
+    """Hash what identifies image ``i``; a file that is read while training is not decoded."""
     image = split.rows[i].image
     if split.kind is RECORDING:
-        return digest_of(image), False
-    if split.images is not None or not isinstance(image, Encoded):
-        pixels = split.picture(i)
-        return pixels, blank(pixels)
-    with image.open() as opened:
-        size = upright_size(opened)
-        if not whole:
-            opened.draft(None, (_SIDE, _SIDE))
-        pixels = in_channels(pixels_of(opened), split.in_chans, split.view.white_level)
-    if blank(pixels) and not whole:
-        return _content(split, i, whole=True)
-    return f"{size}".encode() + pixels.numpy().tobytes(), blank(pixels)
+        return Seen(hash=hash_of(digest_of(image)))
+    if split.images is None and isinstance(image, Encoded):
+        return Seen(hash=hash_of(image.content()))
+    pixels = split.picture(i)
+    return Seen(hash=hash_of(pixels), odd=[ONE_COLOUR] if blank(pixels) else [])
 
 
 def _turns(data: ImageData) -> Iterator[list[int]]:

@@ -225,6 +225,10 @@ class Encoded(Stored):
         with reading(self.name, self.remedy), self.open() as image:
             return pixels_of(image)
 
+    def content(self) -> bytes:
+        """Read it as it is stored."""
+        return self.source if isinstance(self.source, bytes) else Path(self.source).read_bytes()
+
     def check(self, *, decode: bool) -> Size:
         """Verify it, or decode it; of a JPEG file all is read, but fewer pixels are made of it."""
         with self.open() as image:

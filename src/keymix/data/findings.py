@@ -38,7 +38,7 @@ KINDS: Mapping[str, tuple[str, str, str]] = {
     ),
     "conflict": (
         FALSIFIES,
-        "{kind.nouns} with more than one {target.single}",
+        "{kind.nouns} with more than one {target.noun}",
         "find the right {target.noun} and remove the other copies",
     ),
     "groups": (
@@ -62,7 +62,7 @@ KINDS: Mapping[str, tuple[str, str, str]] = {
     ),
     "copies": (
         WARNING,
-        "{kind.nouns} repeated {target.repeated}",
+        "{kind.nouns} repeated with the same {target.noun}",
         "keep one of each, unless they should weigh more",
     ),
     "few": (WARNING, "classes or cases with too few {kind.nouns}", "add {kind.nouns}"),

@@ -41,7 +41,7 @@ class InputKind:
         settings: Settings that only data of this kind have.
         augment: Fields of `keymix.data.augment.Augment` for this kind alone, not counting ``flip``.
             Where there are any, those of images are refused.
-        instead: Which recipes to take for another augmentation.
+        recipe: A recipe for such data.
     """
 
     name: str
@@ -53,7 +53,7 @@ class InputKind:
     stored: str = "give them an image's ending"
     settings: Settings | None = None
     augment: tuple[str, ...] = ()
-    instead: str = "a recipe for images, such as digits_vit or small_images_vit"
+    recipe: str = "digits_vit"
 
     @property
     def nouns(self) -> str:
@@ -81,8 +81,7 @@ RECORDING = InputKind(
         notes={"time_steps": "a spiking model's steps on images are model.options.time_steps"},
     ),
     augment=("snn_wide",),
-    instead="a recipe for events, such as moving_digits_qkformer; augment.flip and "
-    "augment.snn_wide are for frames",
+    recipe="moving_digits_qkformer",
 )
 SLICES = InputKind(name="slices", noun="image", holds="stacks of slices", axes="[B, C, H, W]")
 KINDS = {kind.name: kind for kind in (IMAGE, RECORDING, SLICES)}
@@ -109,8 +108,6 @@ class TargetKind:
     name: str
     noun: str  # what one is called in a sentence
     nouns: str  # what several are called
-    single: str = ""  # what the one of an input is called where copies of the input have several
-    repeated: str = "with the same target"  # how copies of an input with the same target are called
     grouping: str = ""  # how groups of such inputs can be named, the beginning of a remedy
     # whether it says where something is in the image, so that what moves the image must move it
     # too
@@ -118,9 +115,7 @@ class TargetKind:
     settings: Settings | None = None  # settings that only data with such targets have
     # fields of `keymix.data.augment.Augment` for such targets alone, not counting ``flip``
     augment: tuple[str, ...] = ()
-    data: str = ""  # which data have such targets
-    # which recipes to take for another augmentation
-    instead: str = "targets that have no place in the image"
+    recipe: str = ""  # a recipe for such data
     # functions of such targets, ``module:name``, empty for none: what is kept of one that was read;
     # what a record says of a set (`keymix.data.loading`); what a check says (`keymix.data.check`)
     seen: str = ""
@@ -129,21 +124,16 @@ class TargetKind:
     val_fraction: float | None = None  # what recipes for such data validate on, where not a tenth
 
 
-_OF_MASKS = ("vertical_flip", "shift_scale_rotate", "coarse_dropout", "brightness_contrast")
 CLASS = TargetKind(
     name="class",
-    noun="class",
+    noun="label",
     nouns="labels",
-    single="label",
-    repeated="within a class",
     described="keymix.data.check:describe_classes",
 )
 MASK = TargetKind(
     name="mask",
     noun="mask",
     nouns="masks",
-    single="mask",
-    repeated="with the same mask",
     grouping="name the sequence of each in groups.csv, or ",
     placed=True,
     settings=Settings(
@@ -151,10 +141,8 @@ MASK = TargetKind(
         lacks="holds no masks",
         instead="data for segmentation, such as masks:PATH",
     ),
-    augment=_OF_MASKS,
-    data="data for segmentation, such as masks:PATH",
-    instead="a recipe for segmentation, such as small_masks_setr; augment.flip, "
-    f"{', '.join(f'augment.{name}' for name in _OF_MASKS)} are for images with masks",
+    augment=("vertical_flip", "shift_scale_rotate", "coarse_dropout", "brightness_contrast"),
+    recipe="small_masks_setr",
     seen="keymix.data.mask_facts:seen_of",
     facts="keymix.data.mask_facts:facts",
     described="keymix.data.mask_facts:describe",
@@ -164,18 +152,14 @@ BOXES = TargetKind(
     name="boxes",
     noun="set of instances",
     nouns="instances",
-    single="set of instances",
-    repeated="with the same instances",
     placed=True,
     augment=("multi_scale",),
-    data="data for detection, such as coco:PATH",
-    instead="a recipe for detection, such as mask_rcnn_small; augment.flip and "
-    "augment.multi_scale are for images with instances",
+    recipe="mask_rcnn_small",
     facts="keymix.data.instance_facts:facts",
     described="keymix.data.instance_facts:describe",
 )
-VALUE = TargetKind(name="value", noun="value", nouns="values", single="value")
-PLACE = TargetKind(name="place", noun="target", nouns="targets", single="target", placed=True)
+VALUE = TargetKind(name="value", noun="value", nouns="values")
+PLACE = TargetKind(name="place", noun="target", nouns="targets", placed=True)
 TARGETS = {kind.name: kind for kind in (CLASS, MASK, BOXES, VALUE, PLACE)}
 
 FILES = Settings(names=("white_level",), lacks="has no image files with a class each")

@@ -160,8 +160,8 @@ def load(
         raise UserError(f"data {spec} have class numbers, but no classes. Name them in the source.")
     if channels is not None:
         source = _in_channels(source, spec, channels)
-    table = Table.of(source.rows, by_class=target is CLASS)
-    parts, notes = make_splits(source, table, spec, options, by_class=target is CLASS)
+    table = Table.of(source.rows, target)
+    parts, notes = make_splits(source, table, spec, options)
     before = parts
     rows = {name: part.select(source.rows) for name, part in parts.items()}
     seen: Looks = {}

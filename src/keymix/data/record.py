@@ -10,12 +10,6 @@ from keymix.data.kinds import BACKGROUND, RECORDING, InputKind, recorded_kind
 from keymix.errors import UserError
 from keymix.task import DEFAULT, Task, get_task, list_tasks
 
-_OF_MASKS = (
-    *("multilabel", "test_fraction", "split_by", "masks", "stack"),
-    *("cases", "empty", "grouped", "class_images"),
-)
-_OF_EVENTS = ("time_steps", "frames_by", "sensor_size")
-
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOutImage:
@@ -187,18 +181,9 @@ class DataRecord(DataFacts, _Shape):  # fields of the last base come first
 
     def omitted(self) -> tuple[str, ...]:
         """The fields that are not written, since they are of other kinds of data."""
-        return (
-            *(_OF_MASKS if self.multilabel is None else ()),
-            *(_OF_EVENTS if not self.events else ()),
-            *(
-                name
-                for name in (
-                    *("unfit", "white_level", "event_split", "compared_by", "class_ids"),
-                    *("outlines", "annotations_left_out"),
-                )
-                if getattr(self, name) is None
-            ),
-        )
+        kept = ("limit", *(("test_fraction",) if self.multilabel is not None else ()))
+        none = [each.name for each in fields(self) if getattr(self, each.name) is None]
+        return tuple(name for name in none if name not in kept)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,8 +55,8 @@ def write_shards(
     options = Options()
     source = entry.open(argument, Faults(), options).by_position(spec)
     refuse(source.loose, "entries")
-    table = Table.of(source.rows, by_class=True)
-    parts, _ = make_splits(source, table, spec, options, by_class=True)
+    table = Table.of(source.rows)
+    parts, _ = make_splits(source, table, spec, options)
     index = {name: part.index for name, part in parts.items()}
     order = np.argsort(hash64(0, Stream.SHARDS, index["train"]), kind="stable")
     index["train"] = index["train"][order]
@@ -116,8 +116,7 @@ def _content(row: Row) -> bytes:
     with reading(row.id):
         if isinstance(row.image, Encoded):
             row.image.check(decode=False)
-            stored = row.image.source
-            return stored if isinstance(stored, bytes) else Path(stored).read_bytes()
+            return row.image.content()
         pixels = row.image()
         if pixels.dtype != torch.uint8:
             raise ValueError(f"{pixels.dtype} pixels, which no image file has; store files instead")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from keymix.data.kinds import CLASS, TargetKind
 from keymix.data.sample import SPLITS, Row, Source, some
 from keymix.data.sample import select as select_rows
 from keymix.data.specs import SPLIT_BY, Options
@@ -30,10 +31,12 @@ class Table:
     strata: IntArray  # class numbers; 0 where targets are others
     groups: NDArray[np.object_]
     keys: Sequence[str]  # what choices by hash are made by; none where rows have no groups
+    by_class: bool  # whether strata are classes
 
     @classmethod
-    def of(cls, rows: Sequence[Row], *, by_class: bool) -> Table:
+    def of(cls, rows: Sequence[Row], target: TargetKind = CLASS) -> Table:
         """Collect it, in one pass: very many rows are built one by one."""
+        by_class = target is CLASS
         split = np.empty(len(rows), dtype="<U5")
         groups = np.empty(len(rows), dtype=object)
         strata = np.zeros(len(rows), dtype=np.int64)
@@ -44,7 +47,7 @@ class Table:
                 strata[i] = row.target
             if row.group:
                 keys.append(row.key)
-        return cls(split, strata, groups, keys)
+        return cls(split, strata, groups, keys, by_class)
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ class Part:
 
 
 def make_splits(
-    source: Source, table: Table, spec: str, options: Options, *, by_class: bool
+    source: Source, table: Table, spec: str, options: Options
 ) -> tuple[dict[str, Part], list[str]]:
     """Choose the rows of train, val and test.
 
@@ -100,25 +103,30 @@ def make_splits(
         name: Part(name, table, np.arange(int((table.split == name).sum()), dtype=np.int64))
         for name in origins
     }
+    notes = list(source.notes)
     if source.stream is not None:
-        return parts, list(source.notes)
-    if table.keys:
-        return _grouped(source, parts, spec, options)
-    return _stratified(source, parts, spec, options, by_class=by_class)
+        return parts, notes
+    if table.keys and options.test_fraction is not None and len(parts) > 1:
+        raise UserError(
+            f"data.test_fraction = {options.test_fraction!r}: data {spec} have a test split of "
+            "their own. Leave it out."
+        )
+    if "val" in parts and "test" not in parts:
+        parts["test"] = parts.pop("val")
+        notes.append("test = the source's validation split; validation split off from train")
+    choose_rows = _grouped if table.keys else _stratified
+    return choose_rows(source, parts, spec, options, notes)
 
 
 def _stratified(
-    source: Source, parts: dict[str, Part], spec: str, options: Options, *, by_class: bool
+    source: Source, parts: dict[str, Part], spec: str, options: Options, notes: list[str]
 ) -> tuple[dict[str, Part], list[str]]:
     """Choose rows so that every stratum has its share; targets but classes are one stratum."""
-    notes = list(source.notes)
     limit, seed = options.limit, options.split_seed
     train, val = parts["train"], parts.get("val")
+    by_class = train.whole.by_class
     if "test" in parts:
         test = parts["test"]
-    elif val is not None:
-        test, val = val, None
-        notes.append("test = the source's validation split; validation split off from train")
     else:
         number = max(1, round(source.test_fraction * len(train.rows)))
         chosen = choose(train.strata, number, seed=_TEST_SEED, stream=Stream.TEST, leave_one=True)
@@ -161,21 +169,11 @@ def _stratified(
 
 
 def _grouped(
-    source: Source, parts: dict[str, Part], spec: str, options: Options
+    source: Source, parts: dict[str, Part], spec: str, options: Options, notes: list[str]
 ) -> tuple[dict[str, Part], list[str]]:
     """Choose whole groups: test is taken from all, always the same, and val from the rest."""
     test_fraction = options.test_fraction
     by_group = options.split_by in (None, SPLIT_BY[0])
-    notes = list(source.notes)
-    if "test" in parts or "val" in parts:
-        if test_fraction is not None:
-            raise UserError(
-                f"data.test_fraction = {test_fraction!r}: data {spec} have a test split of their "
-                "own. Leave it out."
-            )
-        if "test" not in parts:
-            parts["test"] = parts.pop("val")
-            notes.append("test = the source's validation split; validation split off from train")
     wanted = [name for name in ("test", "val") if name not in parts]
     by_group = by_group and source.grouped
     least = 1 + len(wanted)

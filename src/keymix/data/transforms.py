@@ -40,18 +40,11 @@ def check_split(augment: Augment, split: Split) -> None:
     movable = not placed or moves(split.rows[0].read_target())
     check_augment(augment, split.kind, split.target_kind, moves=movable, whole=split.listed)
     view = split.view
-    if augment.multi_scale is not None:
-        why = (
-            f"no side may be longer than {view.size[1]} pixels (data.image_size). Make the short "
-            "sides smaller, or set it to none."
+    if (scales := augment.multi_scale) is not None and scales[1] > view.size[1]:
+        raise UserError(
+            f"augment.multi_scale={scales!r}: no side may be longer than {view.size[1]} pixels "
+            "(data.image_size). Make the short sides smaller, or set it to none."
         )
-        if view.mode != "fit":
-            why = (
-                "it is for images that are resized with their proportions (Task.fits), and these "
-                "are not. Set it to none."
-            )
-        if view.mode != "fit" or augment.multi_scale[1] > view.size[1]:
-            raise UserError(f"augment.multi_scale={augment.multi_scale!r}: {why}")
     if view.mode != "crop":
         return
     height, width = view.size

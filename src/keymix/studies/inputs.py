@@ -359,8 +359,8 @@ def _test_rows(data: DataConfig, limit: int | None) -> Sequence[Row]:
     entry, argument = parse(data.spec)
     source = entry.open(argument, Faults())
     options = Options(limit=data.limit, val_fraction=data.val_fraction, split_seed=data.split_seed)
-    table = Table.of(source.rows, by_class=True)
-    parts, _ = make_splits(source, table, data.spec, options, by_class=True)
+    table = Table.of(source.rows)
+    parts, _ = make_splits(source, table, data.spec, options)
     test = parts["test"]
     chosen = np.asarray(evenly(len(test.rows), limit), dtype=np.int64)
     return test.keep(chosen).select(source.rows)

@@ -125,7 +125,7 @@ def warn_of_sparse(data: ImageData) -> ImageData:
     """Warn of recordings that have fewer events than frames are made of them."""
     if data.time_steps is None:
         return data
-    from keymix.data.events.rows import few_events
+    from keymix.data.events.cache import few_events
 
     if text := few_events(data):
         warnings.warn(text, KeymixWarning, stacklevel=3)

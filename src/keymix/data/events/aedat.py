@@ -68,24 +68,10 @@ def read_aedat2(path: Path) -> Events:
         )
     words = np.frombuffer(content, dtype=">u4", offset=start).reshape(-1, 2).astype(np.int64)
     address, t = words[:, 0], words[:, 1]
-    foreign = address > 0xFFFF
-    if foreign.any():
-        at = int(foreign.argmax())
-        raise UserError(
-            f"{path}: event {at} has the address 0x{int(address[at]):08x}, which is outside the "
-            "128x128 sensor (16 bits). The file is damaged, or of another camera."
-        )
-    numbers = np.flatnonzero(address & _EXTERNAL == 0)
-    address, t = address[numbers], t[numbers]
-    return make_events(
-        str(path),
-        t=t,
-        x=127 - (address >> 8 & 0x7F),
-        y=127 - (address >> 1 & 0x7F),
-        p=1 - (address & 1),
-        sensor=SENSOR,
-        numbers=numbers,
-    )
+    own = address & _EXTERNAL == 0
+    address, t = address[own], t[own]
+    x, y = 127 - (address >> 8), 127 - (address >> 1 & 0x7F)  # of another camera, x is below 0
+    return make_events(str(path), t=t, x=x, y=y, p=1 - (address & 1), sensor=SENSOR)
 
 
 def read_aedat3(path: Path, sensor: Size = SENSOR) -> Events:
@@ -103,13 +89,12 @@ def read_aedat3(path: Path, sensor: Size = SENSOR) -> Events:
         if kind == _POLARITY:
             words = np.frombuffer(content, "<u4", 2 * number, at).reshape(-1, 2).astype(np.int64)
             data, t = words[:, 0], words[:, 1] | overflow << 31
-            columns = (first + np.arange(number), t, data >> 17, data >> 2 & 0x7FFF, data >> 1 & 1)
-            parts.append(np.stack(columns)[:, np.flatnonzero(data & 1)])
+            columns = np.stack([t, data >> 17, data >> 2 & 0x7FFF, data >> 1 & 1])
+            parts.append(columns[:, np.flatnonzero(data & 1)])
             first += number
         at += length
-    found = np.concatenate(parts, axis=1) if parts else np.zeros((5, 0), dtype=np.int64)
-    numbers, t, x, y, p = found
-    return make_events(str(path), t=t, x=x, y=y, p=p, sensor=sensor, numbers=numbers)
+    t, x, y, p = np.concatenate([np.zeros((4, 0), dtype=np.int64), *parts], axis=1)
+    return make_events(str(path), t=t, x=x, y=y, p=p, sensor=sensor)
 
 
 def _after_text(path: Path, content: bytes, version: str, end: bytes = b"") -> int:
@@ -139,24 +124,18 @@ def _packet(path: Path, content: bytes, at: int, first: int) -> tuple[int, int, 
     Returns its type, the overflows of its time, its events, and the bytes that follow.
     """
     left = len(content) - at
-    if left < _HEADER.size:
+    whole, there = left >= _HEADER.size, left - _HEADER.size
+    if whole:
+        kind, _, size, offset, overflow, capacity, number, valid = _HEADER.unpack_from(content, at)
+        fits = 0 <= valid <= number <= capacity and size > 0 and overflow >= 0
+        if not fits or (kind == _POLARITY and (size, offset) != (_BYTES, _TIME)):
+            raise UserError(
+                f"{path}: the packet after event {first - 1}, at byte {at}, is damaged. Download "
+                "the file again."
+            )
+    if not whole or there < capacity * size:
         raise UserError(
-            f"{path}: the file ends in mid-packet: after event {first - 1} there are {left} of the "
-            f"{_HEADER.size} bytes of a packet's header. Download or copy the file again."
-        )
-    kind, _, size, offset, overflow, capacity, number, valid = _HEADER.unpack_from(content, at)
-    fits = 0 <= valid <= number <= capacity and size > 0 and overflow >= 0
-    if not fits or (kind == _POLARITY and (size, offset) != (_BYTES, _TIME)):
-        raise UserError(
-            f"{path}: the packet after event {first - 1}, at byte {at}, is damaged: {number} "
-            f"events ({valid} valid) of {size} bytes, time at {offset}, in room for {capacity}. "
-            "Download the file again."
-        )
-    there = left - _HEADER.size
-    if there < capacity * size:
-        raise UserError(
-            f"{path}: the file ends in mid-packet: event {first + there // size} is cut off, "
-            f"{there} of {capacity * size} bytes of its packet are there. Download or copy the "
+            f"{path}: the file ends in mid-packet after event {first - 1}. Download or copy the "
             "file again."
         )
     return kind, overflow, number, capacity * size

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames of a whole set, made once and kept as a plain ``.npy`` that later starts map into memory.
+"""Recordings as rows: frames of a whole set, made once, which later starts map into memory.
 
-``frames-T16-number-128x128-<key>.npy`` lies next to the data, in the folder that KEYMIX_CACHE
-names, or in the user's cache; the key is of what frames depend on: names, sizes and times of the
-files, the sensor, the settings. A ``.json`` beside it has the hash of each recording's frames, and
-what is wrong with those that cannot be read. Both are written under other names first; what does
-not load is made again. Where they are changes no result.
+``frames-T16-number-128x128-<key>/`` lies next to the data, in the folder that KEYMIX_CACHE names,
+or in the user's cache; the key is of what frames depend on: names, sizes and times of the files,
+the sensor, the settings. The folder appears whole or not at all. Where it is changes no result.
 """
 
 from __future__ import annotations
@@ -14,33 +12,49 @@ import hashlib
 import io
 import json
 import os
-import time
+import shutil
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from keymix.data.decode import reason
 from keymix.data.events.frames import integrate
-from keymix.data.events.recordings import Read, Recordings
+from keymix.data.events.recordings import Group
 from keymix.data.events.stream import POLARITIES, Events, Size
 from keymix.data.files import threads
+from keymix.data.kinds import RECORDING
 from keymix.data.record import DataFacts
+from keymix.data.sample import Fault, Row, Source, Stored, refuse
 from keymix.errors import KeymixWarning, UserError
 
-_VERSION = 4  # of the frames' making: another number makes all again
+if TYPE_CHECKING:
+    from keymix.data.dataset import ImageData
+
+_VERSION = 5  # of the frames' making: another number makes all again
 _THREADS = 4
 _AT_ONCE = 64  # groups of recordings: few results wait to be written
-_PATIENCE = 5.0  # seconds of making frames before the user learns that it takes longer
+_MANY = 500  # recordings whose frames take a while
 _KINDS = (np.uint8, np.uint16, np.uint32)
+_ARRAY, _FACTS = "frames.npy", "recordings.json"
+
+
+class Known(NamedTuple):
+    """What is known of a recording besides its frames."""
+
+    digest: str  # of its frames
+    broken: str  # what is wrong with it; empty where nothing is
+    few: bool  # whether it has fewer events than frames
 
 
 @dataclass(frozen=True)
@@ -57,181 +71,246 @@ class Settings:
         """Height and width of a frame."""
         return self.image_size or self.sensor
 
-    @property
-    def stem(self) -> str:
-        """How the names of files of such frames begin."""
-        return f"frames-T{self.time_steps}-{self.frames_by}-{self.size[0]}x{self.size[1]}"
-
-    @property
-    def facts(self) -> DataFacts:
-        """What a record says of them."""
-        return DataFacts(
-            time_steps=self.time_steps, frames_by=self.frames_by, sensor_size=self.sensor
-        )
-
-    def frames(self, events: Events) -> NDArray[Any]:
-        """Make the frames of a recording, in the narrowest numbers that hold its counts."""
+    def frames(self, found: Events | UserError) -> tuple[NDArray[Any], Known]:
+        """Make the frames of a recording, in the narrowest numbers; 0 of one that is broken."""
+        if isinstance(found, UserError):
+            return np.zeros((), dtype=np.uint8), Known("", str(found), few=False)
         counts = integrate(
-            events, time_steps=self.time_steps, frames_by=self.frames_by, size=self.size
+            found, time_steps=self.time_steps, frames_by=self.frames_by, size=self.size
         )
         most = int(counts.max())
-        return counts.astype(next(kind for kind in _KINDS if most <= np.iinfo(kind).max))
+        made = counts.astype(next(kind for kind in _KINDS if most <= np.iinfo(kind).max))
+        digest = hashlib.sha256(made.tobytes()).hexdigest()
+        return made, Known(digest, "", few=len(found) < self.time_steps)
 
 
 class Frames:
-    """The frames of all recordings of a set, in memory or mapped from a file."""
+    """The frames of all recordings of a set, made or found when one is asked for.
 
-    def __init__(self, path: Path | None = None) -> None:
-        self.path = path
-        self.digests: list[str] = []  # of each recording's frames
-        self.broken: dict[int, str] = {}  # what is wrong with a recording
-        self.few: set[int] = set()  # recordings of fewer events than frames
+    ``groups`` read recordings that lie together, in the order of all; ``files`` of the folder
+    ``home`` are what they depend on, none of data that are no files.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        count: int,
+        settings: Settings,
+        home: Path | None = None,
+        files: Sequence[str] = (),
+    ) -> None:
+        self.settings, self._count = settings, count
+        self._groups, self._home, self._files = groups, home, files
 
     def __getstate__(self) -> dict[str, Any]:
-        """Travel to a worker without the frames, where they are in a file."""
-        left = () if self.path is None else ("array",)
+        """Travel to a worker as the folder where frames are kept, or with them."""
+        left = ("_groups", "_files", *(() if self.folder is None else ("array",)))
+        self.known  # noqa: B018  # makes what is not made yet
         return {name: value for name, value in self.__dict__.items() if name not in left}
+
+    @cached_property
+    def folder(self) -> Path | None:
+        """Where they are kept."""
+        if self._home is None:
+            return None
+        of = self.settings
+        stem = f"frames-T{of.time_steps}-{of.frames_by}-{of.size[0]}x{of.size[1]}"
+        return kept(self._home, self._files, stem, f"{_VERSION} {of}", self._make)
+
+    @cached_property
+    def known(self) -> list[Known]:
+        """What is known of each recording."""
+        if self.folder is not None:
+            with self._readable():
+                text = (self.folder / _FACTS).read_text(encoding="utf-8")
+                return [Known(*each) for each in json.loads(text)]
+        stream = io.BytesIO()
+        known = self._written(stream)
+        stream.seek(0)
+        self.array = np.load(stream)
+        return known
 
     @cached_property
     def array(self) -> NDArray[Any]:
         """All frames ``[N, T, 2, H, W]``."""
-        assert self.path is not None
-        return np.asarray(np.load(self.path, mmap_mode="r"))
+        assert self.folder is not None  # those in memory came with what is known of them
+        with self._readable():
+            return np.asarray(np.load(self.folder / _ARRAY, mmap_mode="r"))
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Name the folder where what was kept cannot be read."""
+        try:
+            yield
+        except (OSError, ValueError, TypeError, EOFError) as error:
+            raise UserError(
+                f"frames kept in {self.folder} cannot be read: {reason(error)}. Delete that "
+                "folder: they are made again."
+            ) from error
+
+    def _make(self, folder: Path) -> None:
+        if self._count > _MANY:
+            text = f"frames of {self._count:,} recordings are made once; later starts take seconds"
+            warnings.warn(text, KeymixWarning, stacklevel=2)
+        with (folder / _ARRAY).open("wb") as stream:
+            known = self._written(stream)
+        (folder / _FACTS).write_text(json.dumps(known), encoding="utf-8")
+
+    def _written(self, stream: BinaryIO) -> list[Known]:
+        """Write the frames as ``.npy``; from the start again where they need wider numbers."""
+        of, kind = self.settings, np.dtype(np.uint8)
+        shape = (of.time_steps, POLARITIES, *of.size)
+        while True:
+            known: list[Known] = []
+            head = {"descr": kind.str, "fortran_order": False, "shape": (self._count, *shape)}
+            stream.seek(0)
+            np.lib.format.write_array_header_1_0(stream, head)
+            for frames, one in self._each():
+                if frames.dtype.itemsize > kind.itemsize:
+                    kind = frames.dtype
+                    break
+                stream.write(np.broadcast_to(frames, shape).astype(kind).tobytes())
+                known.append(one)
+            else:
+                return known
+
+    def _each(self) -> Iterator[tuple[NDArray[Any], Known]]:
+        def work(read: Group) -> list[tuple[NDArray[Any], Known]]:
+            return [self.settings.frames(each) for each in read()]
+
+        with threads(_THREADS) as pool:
+            for start in range(0, len(self._groups), _AT_ONCE):
+                some = self._groups[start : start + _AT_ONCE]
+                yield from chain.from_iterable(pool.imap(work, some))
+
+
+@dataclass(frozen=True)
+class Recorded(Stored):
+    """The frames of a recording, counts ``[T, 2, H, W]``."""
+
+    frames: Frames  # of the whole set
+    number: int
+    id: str
 
     @property
-    def size(self) -> Size:
-        """Height and width, pixels."""
-        height, width = self.array.shape[-2:]
-        return height, width
+    def known(self) -> Known:
+        """What is known of it."""
+        return self.frames.known[self.number]
 
-    def read(self, number: int) -> Tensor:
-        """Copy the frames of a recording: uint8, or int32 where a pixel of any counts above 255."""
-        counts = self.array[number]
+    def __call__(self) -> Tensor:
+        """Copy the frames: uint8, or int32 where a pixel of any counts above 255."""
+        self.check(decode=True)
+        counts = self.frames.array[self.number]
         return torch.from_numpy(counts.astype(np.uint8 if counts.dtype == np.uint8 else np.int32))
 
+    def check(self, *, decode: bool) -> Size:
+        """Refuse a recording that could not be read."""
+        if self.known.broken:
+            refuse([Fault(self.id, self.known.broken)], "recordings")
+        return self.frames.settings.size
 
-def frames_of(recordings: Recordings, settings: Settings) -> Frames:
-    """Make the frames of a set, or find those that were made before."""
-    shape = (len(recordings.ids), settings.time_steps, POLARITIES, *settings.size)
-    frames, home = Frames(), recordings.home
-
-    def write(file: BinaryIO) -> None:
-        kind = np.dtype(np.uint8)
-        while True:
-            file.seek(0)
-            header = {"descr": kind.str, "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(file, header)
-            for found in _made(recordings, settings, frames):
-                if found.dtype.itemsize > kind.itemsize:
-                    kind = found.dtype
-                    break  # start again with wider numbers
-                file.write(np.broadcast_to(found, shape[1:]).astype(kind).tobytes())
-            else:
-                return
-
-    if home is None:
-        memory = io.BytesIO()
-        write(memory)
-        memory.seek(0)
-        frames.array = np.load(memory)
-        return frames
-    name = f"{settings.stem}-{key_of(home, recordings.files, f'{_VERSION} {settings}')}"
-    for place in places(home):
-        with suppress(OSError, ValueError, KeyError, TypeError, EOFError):
-            return _opened(place / f"{name}.npy", shape)
-    place = keep(home, f"{name}.npy", write)
-    facts = {"digests": frames.digests, "broken": frames.broken, "few": [*frames.few]}
-    keep(home, f"{name}.json", lambda file: file.write(json.dumps(facts).encode()))
-    for old in place.glob(f"{settings.stem}-*"):  # of files that have changed
-        if old.suffix in (".npy", ".json") and old.stem != name:
-            old.unlink(missing_ok=True)
-    return _opened(place / f"{name}.npy", shape)
+    def digest(self, *, content: bool = True) -> bytes:
+        """Give the hash of the frames, made with them."""
+        return self.known.digest.encode()
 
 
-def _opened(path: Path, shape: tuple[int, ...]) -> Frames:
-    stored = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-    frames = Frames(path)
-    frames.digests, frames.few = stored["digests"], set(stored["few"])
-    frames.broken = {int(number): why for number, why in stored["broken"].items()}
-    if frames.array.shape != shape or len(frames.digests) != shape[0]:
-        raise ValueError(f"{path} has the shape {frames.array.shape}")
-    return frames
+def recorded(
+    recordings: Sequence[tuple[str, int, str]],
+    groups: Sequence[Group],
+    settings: Settings,
+    *,
+    home: Path | None = None,
+    files: Sequence[str] = (),
+    **of_source: Any,
+) -> Source:
+    """Make a source of recordings: where each stands, its class number and its split."""
+    frames = Frames(groups, len(recordings), settings, home, files)
+    facts = DataFacts(
+        time_steps=settings.time_steps,
+        frames_by=settings.frames_by,
+        sensor_size=settings.sensor,
+        event_split=of_source.pop("event_split", None),
+    )
+    rows = [
+        Row(id=name, image=Recorded(frames, i, name), target=label, split=split)
+        for i, (name, label, split) in enumerate(recordings)
+    ]
+    return Source(
+        kind=RECORDING, rows=_Rows(rows, frames), in_chans=POLARITIES, facts=facts, **of_source
+    )
 
 
-def _made(recordings: Recordings, settings: Settings, frames: Frames) -> Iterator[NDArray[Any]]:
-    """Read all recordings and yield their frames, 0 of broken ones; note what is of each."""
+@dataclass(frozen=True)
+class _Rows(Sequence[Row]):
+    """Rows of recordings; the first that is asked for makes the frames of all, or finds them."""
 
-    def work(read: Callable[[], Sequence[Read]]) -> list[NDArray[Any] | UserError]:
-        return [each if isinstance(each, UserError) else settings.frames(each) for each in read()]
+    rows: Sequence[Row]
+    frames: Frames
 
-    frames.digests, frames.broken, frames.few = [], {}, set()
-    groups, began, say = recordings.groups, time.monotonic(), recordings.home is not None
-    with threads(_THREADS) as pool:
-        for start in range(0, len(groups), _AT_ONCE):
-            done = start + _AT_ONCE
-            for found in chain.from_iterable(pool.imap(work, groups[start:done])):
-                number = len(frames.digests)
-                if isinstance(found, UserError):
-                    frames.broken[number] = str(found)
-                    frames.digests.append("")
-                    yield np.zeros((), dtype=np.uint8)
-                    continue
-                frames.digests.append(hashlib.sha256(found.tobytes()).hexdigest())
-                if int(found.sum()) < settings.time_steps:  # no event is lost in frames
-                    frames.few.add(number)
-                yield found
-            passed = time.monotonic() - began
-            rest = passed / done * (len(groups) - done)
-            if say and min(passed, rest) > _PATIENCE:
-                say = False
-                text = f"frames of {len(recordings.ids):,} recordings are made once, about "
-                text += f"{rest:.0f} s more; later starts take seconds"
-                warnings.warn(text, KeymixWarning, stacklevel=2)
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.rows[i] if self.frames.known else None
 
 
-# ---- where things are kept --------------------------------------------------------------------
+def few_events(data: ImageData) -> str:
+    """Say in one line that recordings have fewer events than frames; nothing if none has.
+
+    By number, floor(N / T) is 0 then: all events are in the last frame, and the others are empty.
+    """
+    rows = [row for split in data.splits for row in split.rows]
+    few = [row.id for row in rows if isinstance(row.image, Recorded) and row.image.known.few]
+    if not few:
+        return ""
+    return (
+        f"recordings of fewer events than T = {data.time_steps}: {len(few):,} of {len(rows):,} "
+        f"(first: {few[0]}); frames of them are empty: take fewer time steps"
+    )
 
 
-def places(home: Path) -> list[Path]:
-    """List the folders where something about a data set may be kept."""
+def kept(
+    home: Path, files: Sequence[str], stem: str, more: str, make: Callable[[Path], object]
+) -> Path:
+    """Return the folder of what was made of some files, or make it: whole or not at all.
+
+    It is found by a hash of ``more`` and of the files' names, sizes and times, and replaces what
+    was made of files that have changed.
+    """
     home = home.resolve()
-    own = f"{home.name}-{hashlib.sha256(str(home).encode()).hexdigest()[:12]}"
-    named = os.environ.get("KEYMIX_CACHE")
-    if named:
-        return [Path(named).expanduser() / own]
-    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return [home / ".keymix", user / "keymix" / own]
-
-
-def key_of(home: Path, files: Sequence[str], more: str) -> str:
-    """Hash names, sizes and times of files, and what else something depends on."""
-    whole = hashlib.sha256(more.encode())
-    for name in files:
-        whole.update(f"\n{name}".encode())
+    key = hashlib.sha256(more.encode())
+    for file in files:
+        key.update(f"\n{file}".encode())
         with suppress(OSError):  # such as a link to nowhere; reading it says so by its name
-            status = (home / name).stat()
-            whole.update(f" {status.st_size} {status.st_mtime_ns}".encode())
-    return whole.hexdigest()[:16]
-
-
-def keep(home: Path, name: str, write: Callable[[BinaryIO], object]) -> Path:
-    """Write a file whole or not at all, next to the data where that can be; return its folder."""
-    near, *others = places(home)
-    place = near
-    if others and not os.access(near if near.is_dir() else home, os.W_OK):
-        place = others[0]
-    part = place / f"{name}.{os.getpid()}.part"
+            status = (home / file).stat()
+            key.update(f" {status.st_size} {status.st_mtime_ns}".encode())
+    name = f"{stem}-{key.hexdigest()[:16]}"
+    own = f"{home.name}-{hashlib.sha256(str(home).encode()).hexdigest()[:12]}"
+    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keymix"
+    near, place = home / ".keymix", user / own
+    if named := os.environ.get("KEYMIX_CACHE"):
+        near = place = Path(named).expanduser() / own
+    if found := next((at / name for at in (near, place) if (at / name).is_dir()), None):
+        return found
+    if os.access(near if near.is_dir() else home, os.W_OK):
+        place = near
     try:
         place.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
-            write(file)
-        part.replace(place / name)
+        with tempfile.TemporaryDirectory(prefix=".part-", dir=place) as part:
+            made = Path(part) / name
+            made.mkdir()
+            make(made)
+            try:
+                made.rename(place / name)
+            except OSError:
+                if not (place / name).is_dir():  # else another process was faster
+                    raise
+        for old in place.glob(f"{stem}-*"):
+            if old.name != name:
+                shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise UserError(
-            f"{name} of {home} cannot be kept in {place}: {error.strerror or error}. "
+            f"{stem} of {home} cannot be kept in {place}: {error.strerror or error}. "
             "Set KEYMIX_CACHE to a folder with room."
         ) from error
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-    return place
+    return place / name

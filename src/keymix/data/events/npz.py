@@ -52,12 +52,7 @@ def read_npz(path: Path, sensor: Size | None = None) -> Events:
             "sensor_size=(height, width)."
         )
     t, x, y, p = (columns[name] for name in _FIELDS)
-    if (p == -1).any():
-        if (p == 0).any():
-            at = int((p == 0).argmax())
-            raise UserError(
-                f"{path}: event {at} has polarity 0 among others of -1; choose one way."
-            )
+    if not (p == 0).any():
         p = np.where(p == -1, 0, p)
     return make_events(str(path), t=t, x=x, y=y, p=p, sensor=sensor)
 
@@ -87,17 +82,13 @@ def _columns(path: Path) -> dict[str, NDArray[Any]]:
     missing = [name for name in _FIELDS if name not in columns]
     if missing:
         raise UserError(f"{path}: has no array {missing[0]!r}. Save t, x, y and p.")
-    count = columns["t"].shape[0] if columns["t"].ndim else 0
     for name in _FIELDS:
-        column = columns[name]
-        if column.ndim != 1 or len(column) != count:
+        column, kinds = columns[name], "iub" if name == "p" else "iu"
+        if column.shape != columns["t"].shape or column.ndim != 1 or column.dtype.kind not in kinds:
             raise UserError(
-                f"{path}: {name} has the shape {column.shape}, t {columns['t'].shape}. One number "
-                "an event is wanted of each."
+                f"{path}: {name} is {column.dtype} of the shape {column.shape}; a whole number an "
+                f"event is wanted{' (microseconds)' if name == 't' else ''}."
             )
-        if column.dtype.kind not in ("iub" if name == "p" else "iu"):
-            wanted = "whole microseconds" if name == "t" else "whole numbers"
-            raise UserError(f"{path}: {name} is {column.dtype}; {wanted} are wanted.")
         # unsigned numbers would wrap where they are subtracted or compared
         columns[name] = column.astype(np.int64, copy=False)
     return columns

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recordings: one file is read by what it says that it is; those of a set are read in groups."""
+"""Recordings in files, each read by what it says that it is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,20 +21,8 @@ SUFFIXES = (".npz", ".aedat")
 
 Read = Events | UserError
 """A recording, or what is wrong with it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recordings:
-    """All recordings of a set, whatever their splits."""
-
-    ids: Sequence[str]  # where each stands: a file, or a file and a line of its labels
-    labels: Sequence[int]  # the class number of each
-    splits: Sequence[str]  # the split of each, as of a `keymix.data.sample.Row`
-    # functions that read recordings that lie together, in the order of all; what is wrong with one
-    # comes in its place
-    groups: Sequence[Callable[[], Sequence[Read]]]
-    home: Path | None = None  # the folder of the data; None of data that are no files
-    files: Sequence[str] = ()  # the files below it that recordings depend on
+Group = Callable[[], Sequence[Read]]
+"""Reads recordings that lie together; what is wrong with one comes in its place."""
 
 
 def alone(read: Callable[[Path], Events], path: Path) -> list[Read]:

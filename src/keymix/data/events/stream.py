@@ -53,7 +53,6 @@ def make_events(
     y: NDArray[Any],
     p: NDArray[Any],
     sensor: Size,
-    numbers: NDArray[np.int64] | None = None,
 ) -> Events:
     """Make a recording of four columns, after checking all that a model would stumble over.
 
@@ -64,7 +63,6 @@ def make_events(
         y: Rows, from 0 to its height - 1.
         p: Polarities, 0 or 1.
         sensor: Height and width, pixels.
-        numbers: The events' numbers in messages; 0 to N - 1 by default.
 
     Raises:
         UserError: If there is no event, or the sensor is too large; or naming the first event whose
@@ -80,26 +78,24 @@ def make_events(
             "the most. Name the right size, or look for an event far outside."
         )
 
-    def number(at: int) -> int:
-        return at if numbers is None else int(numbers[at])
-
     outside = (x < 0) | (x >= width) | (y < 0) | (y >= height)
     if outside.any():
         at = int(outside.argmax())
-        message = f"{name}: event {number(at)} at x={int(x[at])}, y={int(y[at])} is outside the "
-        message += f"sensor of {width} columns and {height} rows"
-        if int(x.max()) < height and int(y.max()) < width and min(int(x.min()), int(y.min())) >= 0:
-            raise UserError(f"{message}; x and y look swapped: all events fit the other way round.")
-        raise UserError(f"{message}. Name the right sensor size, or remove the event.")
+        swapped = int(x.max()) < height and int(y.max()) < width and min(x.min(), y.min()) >= 0
+        raise UserError(
+            f"{name}: event {at} at x={int(x[at])}, y={int(y[at])} is outside the sensor of "
+            f"{width} columns and {height} rows{'; x and y look swapped' if swapped else ''}. "
+            "Name the right sensor size, or remove the event."
+        )
     odd = (p != 0) & (p != 1)
     if odd.any():
         at = int(odd.argmax())
-        raise UserError(f"{name}: event {number(at)} has polarity {p[at]}; 0 or 1 is wanted.")
+        raise UserError(f"{name}: event {at} has polarity {p[at]}; 0 or 1 is wanted.")
     falls = t[1:] < t[:-1]
     if falls.any():
         at = int(falls.argmax()) + 1
         raise UserError(
-            f"{name}: event {number(at)} is at {int(t[at])} us, before event {number(at - 1)} at "
+            f"{name}: event {at} is at {int(t[at])} us, before event {at - 1} at "
             f"{int(t[at - 1])} us. Sort the events by time, or replace the file."
         )
     data = np.empty(len(t), dtype=EVENT)

@@ -15,18 +15,15 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from keymix.data.events.aedat import SENSOR, read_aedat2
-from keymix.data.events.cache import Settings
+from keymix.data.events.cache import Settings, recorded
 from keymix.data.events.frames import TIME_STEPS
-from keymix.data.events.recordings import Recordings, alone
-from keymix.data.events.rows import FrameRows
-from keymix.data.events.stream import POLARITIES, Size
+from keymix.data.events.recordings import alone
+from keymix.data.events.stream import Size
 from keymix.data.files import folders
-from keymix.data.kinds import RECORDING
 from keymix.data.sample import Faults, Source, some
 from keymix.data.specs import source
 from keymix.errors import UserError, unknown
@@ -81,8 +78,7 @@ def open_cifar10dvs(
             "unpack them to PATH/airplane/cifar10_airplane_0.aedat and so on."
         )
     names: list[str] = []
-    labels: list[int] = []
-    splits: list[str] = []
+    recordings: list[tuple[str, int, str]] = []
     for label, name in enumerate(CLASSES):
         found = sorted(f.name for f in (root / name).glob("*.aedat") if not f.name.startswith("."))
         if not found:
@@ -98,25 +94,16 @@ def open_cifar10dvs(
         for k, (file, number) in enumerate(kept.items()):
             train = k < first if event_split == "first90" else number >= _TEBN_TEST
             names.append(f"{name}/{file}")
-            labels.append(label)
-            splits.append("train" if train else "test")
+            recordings.append((str(root / names[-1]), label, "train" if train else "test"))
     if not names:
         raise UserError(f"data cifar10dvs:{argument} has no recordings.")
-    notes = () if len(names) == _ALL else (f"{len(names):,} of the set's {_ALL:,} recordings",)
-    recordings = Recordings(
-        ids=[str(root / name) for name in names],
-        labels=labels,
-        splits=splits,
-        groups=[partial(alone, read_aedat2, root / name) for name in names],
+    return recorded(
+        recordings,
+        [partial(alone, read_aedat2, root / name) for name in names],
+        Settings(SENSOR, time_steps, frames_by, image_size),
         home=root,
         files=names,
-    )
-    settings = Settings(SENSOR, time_steps, frames_by, image_size)
-    return Source(
-        kind=RECORDING,
-        rows=FrameRows(recordings, settings),
         classes=CLASSES,
-        in_chans=POLARITIES,
-        notes=notes,
-        facts=replace(settings.facts, event_split=event_split),
+        notes=() if len(names) == _ALL else (f"{len(names):,} of the set's {_ALL:,} recordings",),
+        event_split=event_split,
     )

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -34,8 +35,9 @@ _LAYOUT = (
 _BOXES_ALONE = "no annotation of train has an outline: boxes alone are learned"
 _OUTSIDE = 1.0  # pixels by which a box or a polygon may leave its image: it is cut off
 _LEAST = 1e-3  # pixels of the side of a box, below which it has none
-_LARGEST = 1 << 63  # of an id
 _UNKNOWN = (0, 0)  # the size of an image that cannot be read
+_MISSHAPEN = (ValueError, TypeError, KeyError, AttributeError, OverflowError)
+"""What reading an entry of another form raises."""
 
 
 @source(
@@ -72,11 +74,11 @@ def open_coco(argument: str, faults: Faults) -> Source:
     numbers = {key: k for k, key in enumerate(classes)}
     rows, loose = list[Row](), list[Fault]()
     for name, (path, folder) in places.items():
-        reader, content = _Reader(path, folder, numbers, outlined), whole.pop(name)
-        images = reader.images(content["images"])
-        reader.annotations(content["annotations"], images)
-        rows += [image.row(folder, name) for image in images.values()]
-        loose += reader.loose
+        content = whole.pop(name)
+        images, of_none = _images(path, folder, content["images"])
+        of_none += _annotate(images, path, content["annotations"], numbers, outlined=outlined)
+        rows += [image.row(name, outlined=outlined) for image in images.values()]
+        loose += of_none
     often = Counter(classes.values())
     return Source(
         rows=rows,
@@ -119,10 +121,8 @@ def _parsed(path: Path) -> dict[str, list[Any]]:
     """Parse an annotation file and check its outermost form."""
     try:
         found: dict[str, list[Any]] = json.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}. Restore it.") from error
-    except ValueError as error:
-        raise UserError(f"{path} is no JSON: {error}. Restore it.") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as JSON: {error}. Restore it.") from error
     for key in ("images", "annotations", "categories"):
         if not isinstance(found, dict) or not isinstance(found.get(key), list):
             raise UserError(
@@ -134,17 +134,19 @@ def _parsed(path: Path) -> dict[str, list[Any]]:
     return found
 
 
-def _categories(path: Path, raw: list[Any]) -> dict[int, str]:
+def _categories(path: Path, raw: Sequence[Any]) -> dict[int, str]:
     """Read the categories in the order of their ids."""
     classes: dict[int, str] = {}
     for number, entry in enumerate(raw):
-        key, name = _whole(entry, "id"), entry.get("name") if isinstance(entry, dict) else None
-        why = "has the id of another" if key in classes else ""
-        if key is None or not isinstance(name, str) or not name.strip():
-            why = f"is {_short(entry)}, without a whole number id and a name"
-        if why or key is None:
+        try:
+            key, name = _whole(entry["id"]), entry["name"].strip()
+            fit = bool(name) and key not in classes
+        except _MISSHAPEN:
+            fit = False
+        if not fit:
+            why = f"is {_short(entry)}, without a name and a whole number id of its own"
             raise UserError(f"{path}: categories[{number}] {why}. Correct it.")
-        classes[key] = str(name).strip()
+        classes[key] = name
     return dict(sorted(classes.items()))
 
 
@@ -164,16 +166,17 @@ class _Image:
 
     id: int
     file: str  # below the folder of images
+    path: Path
     size: Size
-    outlined: bool
     instances: list[_Instance] = field(default_factory=list)
     unfit: list[Fault] = field(default_factory=list)
 
-    def row(self, folder: Path, split: str) -> Row:
+    def row(self, split: str, *, outlined: bool) -> Row:
         """Put the annotations together."""
-        found, path = self.instances, folder / self.file
+        found, path = self.instances, self.path
         first, _, rest = self.file.partition("/")
         name = (rest if split_named(first) else self.file).rpartition(".")[0]
+        outlines = tuple(each.outline for each in found if each.outline is not None)
         instances = Instances(
             image_id=self.id,
             size=self.size,
@@ -181,123 +184,119 @@ class _Image:
             boxes=np.array([each.box for each in found], dtype=np.float64).reshape(-1, 4),
             areas=np.array([each.area for each in found], dtype=np.float64),
             crowd=np.array([each.crowd for each in found], dtype=np.bool_),
-            outlines=tuple(each.outline for each in found if each.outline is not None)
-            if self.outlined
-            else None,
+            outlines=outlines if outlined else None,
             unfit=tuple(self.unfit),
         )
         image = Encoded(path, str(path), key=self.file, placed=True)
         return Row(id=str(path), image=image, target=instances, split=split, name=name)
 
 
-class _Reader:
-    """Reads an annotation file, and goes on after each fault; those of no image are loose."""
+def _images(path: Path, folder: Path, raw: Sequence[Any]) -> tuple[dict[int, _Image], list[Fault]]:
+    """Read the images by their ids, and the faults of entries that are none."""
+    images: dict[int, _Image] = {}
+    loose, files = list[Fault](), set[str]()
+    for number, entry in enumerate(raw):
+        try:
+            key, file = _whole(entry["id"]), entry["file_name"]
+            if not isinstance(file, str) or not file or key in images or file in files:
+                raise ValueError(f"{key} and {file!r} are no id and file_name of its own")
+        except _MISSHAPEN as error:
+            place = f"{path}: images[{number}]"
+            loose.append(Fault(place, f"{place} cannot be used: {_said(error)}"))
+            continue
+        files.add(file)
+        file = _below(folder, file)
+        try:
+            size = _whole(entry["height"]), _whole(entry["width"])
+        except _MISSHAPEN:
+            size = _UNKNOWN
+        at = folder / file
+        images[key] = _Image(key, file, at, size if min(size) > 0 else _header(at))
+    if not images:
+        _refuse_all(path, "images", loose)
+    return images, loose
 
-    def __init__(
-        self, path: Path, folder: Path, label_of: Mapping[int, int], outlined: bool
-    ) -> None:
-        self.path, self.folder, self.label_of, self.outlined = path, folder, label_of, outlined
-        self.loose: list[Fault] = []
 
-    def images(self, raw: list[Any]) -> dict[int, _Image]:
-        """Read the images by their ids; refuse a file of which none can be used."""
-        images: dict[int, _Image] = {}
-        seen = set[Any]()
-        for number, entry in enumerate(raw):
-            key, said = _whole(entry, "id"), entry if isinstance(entry, dict) else {}
-            file: Any = said.get("file_name")
-            why = ""
-            if key is None:
-                why = f"has the id {_short(said.get('id'))}, which is no whole number"
-            elif not isinstance(file, str) or not file:
-                why = f"has the file_name {_short(file)}"
-            elif key in images:
-                why = f"has the id {key} of another"
-            elif file in seen:
-                why = f"is {file!r} once more"
-            if why or key is None:
-                place = f"{self.path}: images[{number}]"
-                self.loose.append(Fault(place, f"{place} {why}"))
-                continue
-            seen.add(file)
-            file = _below(self.folder, file)
-            height, width = (_whole(entry, side) or 0 for side in ("height", "width"))
-            known = height > 0 and width > 0
-            size = (height, width) if known else _header(self.folder / file)
-            images[key] = _Image(key, file, size, self.outlined)
-        if not images:
-            raise UserError(
-                f"{self.path}: none of its {len(raw):,} images can be used. The first: "
-                f"{self.loose[0].message.removeprefix(f'{self.path}: ')}. Correct them."
-            )
-        return images
-
-    def annotations(self, raw: list[Any], images: Mapping[int, _Image]) -> None:
-        """Read the annotations, each to its image; refuse a file of which none can be used."""
-        ids, faults, fit = set[int](), list[Fault](), 0
-        for number, entry in enumerate(raw):
-            key, of = _whole(entry, "id"), _whole(entry, "image_id")
-            what = f"annotations[{number}]" if key is None else f"annotation {key}"
-            image = images.get(-1 if of is None else of)
+def _annotate(
+    images: Mapping[int, _Image],
+    path: Path,
+    raw: Sequence[Any],
+    label_of: Mapping[int, int],
+    *,
+    outlined: bool,
+) -> list[Fault]:
+    """Read the annotations, each to its image, and go on after a fault; give those of no image."""
+    ids, loose, unfit = set[int](), list[Fault](), list[Fault]()
+    for number, entry in enumerate(raw):
+        image, place = None, f"{path}: annotations[{number}]"
+        try:
+            place = f"{path}: annotation {entry.get('id')}"
+            image = images.get(_whole(entry["image_id"]))
             if image is None:
-                place, says = f"{self.path}: {what}", isinstance(entry, dict)
-                why = f"is of the image {entry.get('image_id')!r}" if says else "is no mapping"
-                message = f"{place} {why}, which images lack" if says else f"{place} {why}"
-                self.loose.append(Fault(place, message))
-                faults.append(self.loose[-1])
-                continue
+                raise ValueError(f"is of the image {entry['image_id']!r}, which images lack")
             if image.size == _UNKNOWN:
                 continue  # the image is at fault
-            try:
-                if key is None or key in ids:
-                    raise ValueError("has no whole number id of its own")
-                image.instances.append(self._instance(entry, image.size))
-                ids.add(key)
-                fit += 1
-            except (ValueError, TypeError, OverflowError, KeyError) as error:
-                message = f"{self.path}: {what} of {image.file!r} {error}"
-                culprit = str(self.folder / image.file)
-                image.unfit.append(Fault(culprit, message))
-                faults.append(image.unfit[-1])
-        if faults and not fit:
-            first = faults[0].message.removeprefix(f"{self.path}: ")
-            raise UserError(
-                f"{self.path}: all {len(faults):,} annotations are at fault, so that none can be "
-                f"left out. The first: {first}. Correct them."
-            )
-
-    def _instance(self, entry: Mapping[str, Any], size: Size) -> _Instance:
-        """Read an annotation; ValueError says what is wrong with it."""
-        category, crowd = _whole(entry, "category_id"), entry.get("iscrowd", 0)
-        if category is None or category not in self.label_of:
-            raise ValueError(f"has the category {entry.get('category_id')!r}, which is none")
-        if crowd not in (0, 1):
-            raise ValueError(f"has an iscrowd of {_short(crowd)}, neither 0 nor 1")
-        outline: Outline | None = None
-        if self.outlined:
-            if not _has_outline(entry):
-                raise ValueError("has no outline (segmentation), which others have")
-            outline = _outline(entry["segmentation"], size)
-        box = _box(entry.get("bbox"), size)
-        area = entry.get("area")
-        if not isinstance(area, int | float) or not 0 <= area < math.inf:
-            area = box[2] * box[3] if outline is None else mask.area(encoded(outline, size))
-        return _Instance(self.label_of[category], box, float(area), bool(crowd), outline)
+            key = _whole(entry["id"])
+            if key in ids:
+                raise ValueError("has the id of another")
+            found = _instance(entry, image.size, label_of, outlined=outlined)
+        except _MISSHAPEN as error:
+            if image is None:
+                loose.append(Fault(place, f"{place} {_said(error)}"))
+                continue
+            message = f"{place} of {image.file!r} {_said(error)}"
+            unfit.append(Fault(str(image.path), message))
+            image.unfit.append(unfit[-1])
+            continue
+        ids.add(key)
+        image.instances.append(found)
+    if (loose or unfit) and not ids:
+        _refuse_all(path, "annotations", [*loose, *unfit])
+    return loose
 
 
-def _whole(entry: Any, key: str) -> int | None:
-    """Return a whole number of an entry, be it 7, 7.0 or '7'; None if it has none."""
-    found = entry.get(key) if isinstance(entry, dict) else None
-    if isinstance(found, str) and found.strip().isdecimal():
-        found = int(found)
-    if isinstance(found, float) and found.is_integer():
-        found = int(found)
-    return found if isinstance(found, int) and abs(found) < _LARGEST else None
+def _refuse_all(path: Path, what: str, faults: Sequence[Fault]) -> None:
+    raise UserError(
+        f"{path}: all {len(faults):,} {what} are at fault, so that none can be left out. The "
+        f"first: {faults[0].message.removeprefix(f'{path}: ')}. Correct them."
+    )
+
+
+def _instance(
+    entry: Mapping[str, Any], size: Size, label_of: Mapping[int, int], *, outlined: bool
+) -> _Instance:
+    """Read an annotation; ValueError says what is wrong with it."""
+    category, crowd, outline = _whole(entry["category_id"]), entry.get("iscrowd", 0), None
+    if category not in label_of:
+        raise ValueError(f"has the category {category}, which is none")
+    if crowd not in (0, 1):
+        raise ValueError(f"has an iscrowd of {_short(crowd)}, neither 0 nor 1")
+    if outlined:
+        if not _has_outline(entry):
+            raise ValueError("has no outline (segmentation), which others have")
+        outline = _outline(entry["segmentation"], size)
+    box = _box(entry["bbox"], size)
+    area = entry.get("area")
+    if not isinstance(area, int | float) or not 0 <= area < math.inf:
+        area = box[2] * box[3] if outline is None else mask.area(encoded(outline, size))
+    return _Instance(label_of[category], box, float(area), bool(crowd), outline)
+
+
+def _whole(given: Any) -> int:
+    """Return a whole number, be it 7, 7.0 or '7'."""
+    found = float(given) if isinstance(given, str) and given.strip().isdecimal() else given
+    if not isinstance(found, int | float) or found != found // 1:
+        raise ValueError(f"has {_short(given)} for a whole number")
+    return int(given)
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}…"
+    return reprlib.repr(value)
+
+
+def _said(error: Exception) -> str:
+    """Say what a reader found wrong."""
+    return f"has no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
 
 
 def _below(folder: Path, file: str) -> str:
@@ -324,46 +323,36 @@ def _has_outline(entry: Any) -> bool:
     return bool(outline) and outline != [[]]
 
 
-def _numbers(values: Any) -> FloatArray:
-    found: FloatArray = np.asarray(values, dtype=np.float64)
-    return found
-
-
 def _box(given: Any, size: Size) -> FloatArray:
     """Read left, top, width and height, which lie in the image."""
-    try:
-        box = _numbers(given)
-        x, y, w, h = box.tolist()
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"has the bbox {_short(given)}, not four numbers") from error
-    if not (w >= _LEAST and h >= _LEAST):
-        raise ValueError(f"has a bbox of {w:g}x{h:g} pixels")
-    height, width = size
-    inside = x >= -_OUTSIDE and x + w <= width + _OUTSIDE and width - x >= _LEAST <= x + w
-    inside &= y >= -_OUTSIDE and y + h <= height + _OUTSIDE and height - y >= _LEAST <= y + h
-    if not inside:
-        raise ValueError(f"has the bbox {box.tolist()} in {width}x{height} pixels")
+    box: FloatArray = np.asarray(given, dtype=np.float64)
+    if box.shape != (4,) or not (box[2:] >= _LEAST).all():
+        raise ValueError(f"has the bbox {_short(given)}, no four numbers of a rectangle")
+    _refuse_outside(f"bbox {box.tolist()}", np.stack([box[:2], box[:2] + box[2:]]), size)
     return box
 
 
 def _outline(given: Any, size: Size) -> Outline:
     """Read polygons, which lie in the image, or run lengths."""
     if isinstance(given, dict):
-        try:
-            if [*map(int, given["size"])] != [*size]:
-                raise ValueError(f"of the size {given['size']}, not {[*size]} (height, width)")
-            return read_region(given["counts"], size)
-        except (ValueError, TypeError, OverflowError, KeyError) as error:
-            raise ValueError(f"has run lengths {error}") from error
+        if [*map(int, given["size"])] != [*size]:
+            raise ValueError(f"has run lengths of the size {given['size']}, not {[*size]}")
+        return read_region(given["counts"], size)
     parts = [given] if isinstance(given, list) and isinstance(given[0], int | float) else given
-    try:
-        polygons = tuple(_numbers(part) for part in parts)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"has the segmentation {_short(given)}, not lists of numbers") from error
+    polygons = tuple(np.asarray(part, dtype=np.float64) for part in parts)
     for points in polygons:
         if points.ndim != 1 or len(points) < 6 or len(points) % 2:
             raise ValueError(f"has a polygon of {points.size} numbers; three points have six")
-        right, bottom = points[::2].max() - size[1], points[1::2].max() - size[0]
-        if not (points.min() >= -_OUTSIDE and right <= _OUTSIDE and bottom <= _OUTSIDE):
-            raise ValueError(f"has points beyond {size[1]}x{size[0]} pixels")
+        _refuse_outside("points", points.reshape(-1, 2), size)
     return polygons
+
+
+def _refuse_outside(what: str, points: FloatArray, size: Size) -> None:
+    """Refuse points that leave the image, and such as lie beyond one border all together."""
+    far = np.array([size[1], size[0]])
+    low, high = points.min(axis=0), points.max(axis=0)
+    inside = (low >= -_OUTSIDE) & (high <= far + _OUTSIDE)
+    if what != "points":
+        inside &= (far - low >= _LEAST) & (high >= _LEAST)
+    if not inside.all():
+        raise ValueError(f"has the {what} outside its {size[1]}x{size[0]} pixels")

@@ -17,13 +17,11 @@ from itertools import groupby
 from pathlib import Path
 
 from keymix.data.events.aedat import SENSOR, read_aedat3
-from keymix.data.events.cache import Settings
+from keymix.data.events.cache import Settings, recorded
 from keymix.data.events.frames import TIME_STEPS
-from keymix.data.events.recordings import Read, Recordings, alone
-from keymix.data.events.rows import FrameRows
-from keymix.data.events.stream import POLARITIES, Size
+from keymix.data.events.recordings import Read, alone
+from keymix.data.events.stream import Size
 from keymix.data.files import read_rows, short
-from keymix.data.kinds import RECORDING
 from keymix.data.sample import Faults, Source, some
 from keymix.data.specs import source
 from keymix.errors import UserError
@@ -91,8 +89,7 @@ def open_dvs128(
                 f"{ADDRESS} and unpack it to PATH/DvsGesture/trials_to_train.txt, "
                 "user01_fluorescent.aedat, user01_fluorescent_labels.csv and so on."
             )
-    gestures: list[_Gesture] = []
-    splits: list[str] = []
+    gestures: list[tuple[str, _Gesture]] = []  # with the split of each
     listed: set[str] = set()
     for split, file in lists.items():
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -102,39 +99,32 @@ def open_dvs128(
                 faults.report(f"{file}: {name}", f"{why}and tested on.")
                 continue
             listed.add(name)
-            gestures += _gestures(root, name, faults)
-        splits += [split] * (len(gestures) - len(splits))
+            gestures += [(split, gesture) for gesture in _gestures(root, name, faults)]
     for file in sorted(root.glob(f"*{_LABELS}")):
         recording = root / (file.name.removesuffix(_LABELS) + ".aedat")
         if recording.name not in listed and not recording.is_file():
             faults.report(file, f"there is no recording {recording.name}. Restore or remove one.")
-    if {*splits} != {*lists}:
+    if {split for split, _ in gestures} != {*lists}:
         raise UserError(f"data dvs128:{argument} has no recordings for training or test.")
     unlisted = [file.name for file in sorted(root.glob("*.aedat")) if file.name not in listed]
     notes = ["validation is split off from training: the same people are in both, and not in test"]
     if unlisted:
         notes.append(f"recordings in neither list, left out: {some(unlisted)}")
-    by_file = [[*of] for _, of in groupby(gestures, key=lambda gesture: gesture.file)]
-    recordings = Recordings(
-        ids=[gesture.id for gesture in gestures],
-        labels=[gesture.label for gesture in gestures],
-        splits=splits,
-        groups=[partial(_read, of) for of in by_file],
+    by_file = [
+        [gesture for _, gesture in of] for _, of in groupby(gestures, key=lambda each: each[1].file)
+    ]
+    return recorded(
+        [(gesture.id, gesture.label, split) for split, gesture in gestures],
+        [partial(_read, of) for of in by_file],
+        Settings(SENSOR, time_steps, frames_by, image_size),
         home=root,
         files=[
             *(of[0].file.name for of in by_file),
             *(of[0].table.name for of in by_file),
             *(file.name for file in lists.values()),
         ],
-    )
-    settings = Settings(SENSOR, time_steps, frames_by, image_size)
-    return Source(
-        kind=RECORDING,
-        rows=FrameRows(recordings, settings),
         classes=CLASSES,
-        in_chans=POLARITIES,
         notes=tuple(notes),
-        facts=settings.facts,
     )
 
 

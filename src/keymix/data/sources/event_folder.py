@@ -5,18 +5,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from keymix.data.events.cache import Settings, keep, key_of, places
+from keymix.data.events.cache import Settings, kept, recorded
 from keymix.data.events.frames import TIME_STEPS
 from keymix.data.events.npz import extent, read_npz
-from keymix.data.events.recordings import Recordings, alone
-from keymix.data.events.rows import FrameRows
-from keymix.data.events.stream import POLARITIES, Size
+from keymix.data.events.recordings import alone
+from keymix.data.events.stream import Size
 from keymix.data.files import existing_folder, threads
-from keymix.data.kinds import RECORDING
 from keymix.data.sample import Faults, Source
 from keymix.data.sources.folder import classes_in, labelled, split_folders
 from keymix.data.specs import source
@@ -49,33 +46,25 @@ def open_events(
     parts, notes = split_folders(root)
     train = parts["train"]
     classes = classes_in(train, faults, f"Arrange recordings as {train.name}/<class>/<name>.npz.")
+    recordings: list[tuple[str, int, str]] = []
     files: list[str] = []
-    labels: list[int] = []
-    splits: list[str] = []
     for split, folder in parts.items():
-        found, numbers = labelled(
+        found, labels = labelled(
             root, folder, classes, faults, find=_recordings_below, holds=".npz files"
         )
         files += found
-        labels += numbers
-        splits += [split] * len(found)
+        recordings += [
+            (str(root / file), label, split) for file, label in zip(found, labels, strict=True)
+        ]
     sensor, note = _sensor(root, files)
-    recordings = Recordings(
-        ids=[str(root / file) for file in files],
-        labels=labels,
-        splits=splits,
-        groups=[partial(alone, partial(read_npz, sensor=sensor), root / file) for file in files],
+    return recorded(
+        recordings,
+        [partial(alone, partial(read_npz, sensor=sensor), root / file) for file in files],
+        Settings(sensor, time_steps, frames_by, image_size),
         home=root,
         files=files,
-    )
-    settings = Settings(sensor, time_steps, frames_by, image_size)
-    return Source(
-        kind=RECORDING,
-        rows=FrameRows(recordings, settings),
         classes=tuple(classes),
-        in_chans=POLARITIES,
         notes=(*notes, *note),
-        facts=settings.facts,
     )
 
 
@@ -92,8 +81,19 @@ def _recordings_below(folder: Path, faults: Faults) -> list[Path]:
 def _sensor(root: Path, files: Sequence[str]) -> tuple[Size, tuple[str, ...]]:
     """Find the size of the sensor: what a file says, else the least that all events fit on.
 
-    The latter is found once for files of these names, sizes and times, and kept next to the frames.
+    The latter is found once for these files, and kept next to the frames.
     """
+
+    def make(folder: Path) -> None:
+        own, least = None, (1, 1)
+        with threads(_THREADS) as pool:
+            for found in pool.imap(look, files):
+                if found is None:
+                    continue
+                if (own := found[0]) is not None:
+                    break
+                least = max(least[0], found[1][0]), max(least[1], found[1][1])
+        (folder / "sensor.json").write_text(json.dumps([own or least, own is None]), "utf-8")
 
     def look(file: str) -> tuple[Size | None, Size] | None:
         try:
@@ -101,22 +101,9 @@ def _sensor(root: Path, files: Sequence[str]) -> tuple[Size, tuple[str, ...]]:
         except UserError:
             return None  # reading it says what is wrong
 
-    name = f"sensor-{key_of(root, files, '')}.json"
-    for place in places(root):
-        with suppress(OSError, ValueError):
-            height, width = json.loads((place / name).read_text(encoding="utf-8"))
-            return (int(height), int(width)), _guessed(int(height), int(width))
-    least: list[Size] = []
-    with threads(_THREADS) as pool:
-        for found in pool.imap(look, files):
-            if found is not None and found[0] is not None:
-                return found[0], ()
-            least += [] if found is None else [found[1]]
-    sensor = max((h for h, _ in least), default=1), max((w for _, w in least), default=1)
-    keep(root, name, lambda file: file.write(json.dumps(sensor).encode()))
-    return sensor, _guessed(*sensor)
-
-
-def _guessed(height: int, width: int) -> tuple[str]:
+    if (first := look(files[0])) is not None and first[0] is not None:
+        return first[0], ()
+    folder = kept(root, files, "sensor", "", make)
+    (height, width), guessed = json.loads((folder / "sensor.json").read_text("utf-8"))
     note = f"no file has sensor_size: the sensor is taken to be {height}x{width}, the "
-    return (f"{note}least that all events fit on",)
+    return (height, width), (f"{note}least that all events fit on",) if guessed else ()

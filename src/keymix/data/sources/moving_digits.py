@@ -19,12 +19,9 @@ from functools import cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from keymix.data.events.cache import Settings
+from keymix.data.events.cache import Settings, recorded
 from keymix.data.events.frames import TIME_STEPS
-from keymix.data.events.recordings import Recordings
-from keymix.data.events.rows import FrameRows
-from keymix.data.events.stream import POLARITIES, Events, Size, make_events
-from keymix.data.kinds import RECORDING
+from keymix.data.events.stream import Events, Size, make_events
 from keymix.data.sample import Faults, Source
 from keymix.data.specs import source
 from keymix.data.streams import IntArray, Stream, uniforms
@@ -67,21 +64,14 @@ def open_moving_digits(
             )
         count = int(argument)
     rows = np.arange(count, dtype=np.int64)
-    recordings = Recordings(
-        ids=[_id(row) for row in range(count)],
-        labels=_digits()[1][:count].tolist(),
-        splits=["train"] * count,
-        groups=[partial(recordings_of, rows[a : a + _GROUP]) for a in range(0, count, _GROUP)],
-    )
-    settings = Settings(SENSOR, time_steps, frames_by, image_size)
-    return Source(
-        kind=RECORDING,
-        rows=FrameRows(recordings, settings),
+    labels = _digits()[1].tolist()
+    return recorded(
+        [(_id(row), labels[row], "train") for row in range(count)],
+        [partial(recordings_of, rows[a : a + _GROUP]) for a in range(0, count, _GROUP)],
+        Settings(SENSOR, time_steps, frames_by, image_size),
         classes=tuple(str(d) for d in range(10)),
-        in_chans=POLARITIES,
         test_fraction=0.25,
         notes=("synthesised from scikit-learn's digits: simulated saccades, no camera",),
-        facts=settings.facts,
     )
 
 

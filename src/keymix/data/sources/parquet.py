@@ -32,7 +32,6 @@ from keymix.errors import UserError
 _ROWS = 64  # images read at a time
 _IMAGE_NAMES = ("image", "img", "images", "jpg", "png")
 _LABEL_NAMES = ("label", "labels", "fine_label", "class", "target")
-_BASE64 = re.compile(r"data:image/|/9j/|iVBORw0|R0lGOD|UklGR|SUkq")  # how images begin in base64
 _SHOWN = 60  # characters of a type
 
 
@@ -56,7 +55,6 @@ def open_files(
     """Open files that were sorted by split."""
     first = files["train"][0]
     columns = find_columns(_schema(first), first)
-    _check_images(first, columns.image)
     given: dict[str, dict[Path, list[Any]]] = {split: {} for split in SPLITS if split in files}
     for split, of in given.items():
         for file in files[split]:
@@ -141,13 +139,6 @@ def find_columns(schema: Any, file: str | Path) -> _Columns:
 
     image, label = pick("Image", _IMAGE_NAMES), pick("ClassLabel", _LABEL_NAMES)
     if image is None or label is None:
-        for each in schema:
-            inside = [part.name for part in each.type] if pa.types.is_struct(each.type) else []
-            if set(inside) & {*_IMAGE_NAMES, *_LABEL_NAMES}:
-                raise UserError(
-                    f"{file}: column {each.name!r} holds {some(inside)} together. Make columns "
-                    "image and label of them (Dataset.flatten() of datasets does)."
-                )
         what, name = ("image column", "image") if image is None else ("labels", "label")
         columns = some([f"{each.name} {str(each.type)[:_SHOWN]}" for each in schema], 10)
         raise UserError(f"{file} has no {what} (columns: {columns}). Name the column {name!r}.")
@@ -158,22 +149,6 @@ def find_columns(schema: Any, file: str | Path) -> _Columns:
 def _is_image(kind: Any) -> bool:
     """Return whether a column has the layout of Hugging Face's images, {bytes, path}."""
     return pa.types.is_struct(kind) and any(part.name == "bytes" for part in kind)
-
-
-def _check_images(file: Path, column: str) -> None:
-    """Refuse a column whose first cells hold text that is no image's path."""
-    _, cells = next(_parts(file, column), (0, pa.nulls(0, pa.string())))
-    data, paths = (half.drop_null().to_pylist() for half in _halves(file, column, cells))
-    if any(_BASE64.match(str(each[:16], "latin-1")) for each in data) or any(
-        map(_BASE64.match, paths)
-    ):
-        holds, remedy = "base64 text", "Store its bytes, base64.b64decode(text)"
-    elif paths and not data and not any((file.parent / path).exists() for path in paths):
-        holds = f"paths, and there is no {str(file.parent / paths[0])!r}"
-        remedy = f"Put the images there, next to {file.name}, or store their bytes"
-    else:
-        return
-    raise UserError(f"{file}: column {column!r} holds {holds}. {remedy}.")
 
 
 def _labels(file: Path, columns: _Columns) -> list[Any]:
