@@ -49,6 +49,7 @@ examples:
   keymix compare
   keymix compare --data folder:photos --mixers mhsa,ska,cska --seeds 5
   keymix compare --data parquet:cifar10 --limit 10000 --optim.lr 1e-3
+  keymix compare --from my-run --data folder:photos --mixers mhsa,ska
   keymix compare --data uwgi:PATH --mixers "mhsa,kv,kv(pos_dim=50)"
   keymix compare --mixers qkta,ssa --ann --data parquet:cifar10
   keymix compare --import my_mixer.py --mixers mhsa,name_in_that_file
@@ -90,6 +91,7 @@ def main(argv: list[str]) -> int:
         **given,
         data=data,
         model=model,
+        start=words.last("--from"),
         epochs=epochs,
         limit=limit,
         overrides=fields,
@@ -189,6 +191,12 @@ def _own() -> VerbParser:
         "--model",
         metavar="NAME",
         help="a keymix model, or timm's ViT, CaiT, Swin or MetaFormer (default: the recipe's)",
+    )
+    add(
+        "--from",
+        metavar="MODEL",
+        help="start all runs from a trained model, mixers swapped in: a run's folder, what was "
+        "pushed, a model of the Hub, or a file of weights of --model",
     )
     made.add_mixers(
         "with commas, options in parentheses: mhsa,'ska(activation=relu)' "
