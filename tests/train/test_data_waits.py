@@ -6,21 +6,24 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 from test_resume import traces
 
 from commands import PATIENCE, Command
 from keymix.data import decode, loaders
-from keymix.errors import Interrupted
+from keymix.errors import Interrupted, UserError
 from keymix.tasks.classification.training import ClassificationTask
+from keymix.train.callbacks import Callback
 from keymix.train.checkpoints import checkpoints
 from keymix.train.engine import train
+from keymix.train.recipe import Recipe
 
 
 def hang() -> None:
@@ -134,3 +137,33 @@ def test_a_signal_ends_a_check_whose_threads_wait(
         command.kill()
     assert command.err.startswith("keymix: ")
     assert command.err.count("\n") == 1
+
+
+class KillReader(Callback):
+    """Kills a process that reads data after the first step."""
+
+    def on_step_end(self, done: int, loss: float) -> None:
+        for child in torch.multiprocessing.active_children()[:1]:
+            os.kill(child.pid or 0, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_process_that_reads_data_and_dies_is_said_and_the_run_resumes(
+    vary: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keymix.data.loading.CACHE_SIDE", 1)  # images are read as they are served
+    recipe = vary(
+        {
+            "data.spec": f"folder:{photos(tmp_path / 'photos')}",
+            "data.image_size": 12,
+            "data.batch_size": 4,
+            "data.workers": 1,
+            "augment.crop_padding": 0,
+            "schedule.epochs": 1,
+        }
+    )
+    with pytest.raises(UserError, match=r"--data\.workers") as stopped:
+        train(recipe, tmp_path / "run", progress=KillReader(), checkpoint_minutes=0)
+    assert "\n" not in str(stopped.value)
+    assert checkpoints(tmp_path / "run")
+    assert train(recipe, tmp_path / "run").done

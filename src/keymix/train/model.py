@@ -30,7 +30,10 @@ _FLOAT = 4  # bytes
 def enough_memory(
     image_size: int | tuple[int, int] | None, batch_size: int | None = None
 ) -> Iterator[None]:
-    """Say in one line that memory ran out within, or cannot hold the pixels of a single image."""
+    """Say in one line that memory ran out within, or cannot hold the pixels of a single image.
+
+    A process of the data loader that was killed is said in a line too.
+    """
     sides = (image_size, image_size) if isinstance(image_size, int) else image_size or (0, 0)
     height, width = sides
     pixels = "" if image_size is None else f" for images of {height}x{width} pixels"
@@ -44,6 +47,12 @@ def enough_memory(
     except (MemoryError, RuntimeError, UserError) as error:
         if ran_out(error):
             raise UserError(f"{message}.") from error
+        why = one_line(str(error).strip())
+        if why.startswith("DataLoader worker"):  # PyTorch has no class for it
+            raise UserError(
+                f"a process that reads data ended, perhaps for lack of memory ({why}): run the "
+                "same command again, with fewer --data.workers if it ends again"
+            ) from None
         raise
 
 
