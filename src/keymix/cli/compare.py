@@ -195,19 +195,16 @@ def _own() -> VerbParser:
     add(
         "--from",
         metavar="MODEL",
-        help="start all runs from a trained model, mixers swapped in: a run's folder, what was "
-        "pushed, a model of the Hub, or a file of weights of --model",
+        help="a trained model that all runs start from, mixers swapped in",
     )
     made.add_mixers(
-        "with commas, options in parentheses: mhsa,'ska(activation=relu)' "
-        "(default: all that fit the model, dense ones or, on events, spiking ones)",
+        "with commas: mhsa,'ska(activation=relu)' (default: all that fit the model)",
     )
     add("--seeds", metavar="N", help="seeds 0 to N-1, or a list such as 0,1,5 (default: 3)")
     add(
         "--recipe",
         metavar="NAME",
-        help="a recipe, YAML or JSON file, or run's folder (default: that of the data's task, "
-        "fitted to the images)",
+        help="a recipe, YAML or JSON file, or run's folder (default: fitted to the data)",
     )
     add("--epochs", metavar="N", help="passes over the training images, each run")
     add("--limit", metavar="N", help="at most N training and N test images")
@@ -230,7 +227,7 @@ def _own() -> VerbParser:
     add(
         "--no-reference",
         action="store_true",
-        help="leave out the points of reference: largest class, logistic regression, plain network",
+        help="leave the points of reference out",
     )
     add(
         "--margin",
@@ -240,13 +237,12 @@ def _own() -> VerbParser:
     add(
         "--tune",
         metavar="lr",
-        help="choose the learning rate among three on validation, at a seed of its own",
+        help="choose the learning rate among three on validation",
     )
     add(
         "--minutes",
         metavar="N",
-        help="about how long it may take (default: 30 for data of your own): pixels, epochs and "
-        "mixers that are not named give way",
+        help="about how long it may take (default: 30 for data of your own)",
     )
     add("--ann", action="store_true", help="spiking models: the baseline's ANN counterpart joins")
     add("--processes", metavar="N", help="runs side by side (default: one per core; GPU: one)")
@@ -255,7 +251,7 @@ def _own() -> VerbParser:
     add(
         "--images",
         action=argparse.BooleanOptionalAction,
-        help="pictures of the test images in the report (default: as last time)",
+        help="pictures of test images (default: as last time)",
     )
     made.add_json()
     made.add_open()

@@ -146,8 +146,7 @@ def _attends(name: str) -> bool:
 def started(plan: Plan, data: ImageData, *, say: Callable[[str], None]) -> Plan:
     """Write the weights that each mixer's runs start from, if they are not there, into the plan.
 
-    Raises:
-        UserError: If a mixer cannot take the model's place, or the model has changed since.
+    A trained model that has changed since is refused, and a mixer that cannot start from it.
     """
     origin = _Origin(plan, data)
     if plan.start is not None and plan.start.sha256 != origin.sha256:
@@ -218,13 +217,14 @@ class _Origin:
         model, layers = deepcopy(self.model), find_layers(self.model)
         own = each_layer(own_spec(self.config, model), layers)
         wanted = each_layer(parse_mixer(mixer.label), layers)
-        changed = [number for number, pair in enumerate(wanted) if pair != own[number]]
+        there, here = ([*zip(each.names, each.options, strict=True)] for each in (own, wanted))
+        changed = [number for number, pair in enumerate(here) if pair != there[number]]
         if changed:
             swap(
                 model,
-                [wanted[number][0] for number in changed],
+                [wanted.names[number] for number in changed],
                 changed,
-                mixer_options=[wanted[number][1] for number in changed],
+                mixer_options=[dict(wanted.options[number]) for number in changed],
                 calibration=torch.stack([*self.images]) if len(self.images) >= MIN_IMAGES else None,
                 drift=False,
             )

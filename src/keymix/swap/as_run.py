@@ -40,7 +40,10 @@ def recipe_of(recipe: Recipe, model: nn.Module, *, name: str | None = None) -> R
     """Return the recipe that builds a swapped model: the original's with one mixer per block."""
     layers = find_layers(model)
     own = each_layer(own_spec(recipe.model, model), layers)
-    named = [_named(recipe.model, layer, one) for layer, one in zip(layers, own, strict=True)]
+    named = [
+        _named(recipe.model, layer, (name, dict(options)))
+        for layer, name, options in zip(layers, own.names, own.options, strict=True)
+    ]
     spec = MixerSpec(
         tuple(name for name, _ in named),
         tuple(tuple(sorted(options.items())) for _, options in named),
@@ -95,14 +98,12 @@ def own_spec(config: ModelConfig, model: nn.Module) -> MixerSpec:
     return _collapsed(MixerSpec(names, ((),) * len(names)))
 
 
-def each_layer(spec: MixerSpec, layers: list[Layer]) -> list[tuple[str, dict[str, Any]]]:
-    """Name the mixer, and its options, that a spec means at each layer of a model."""
-    each = [(n, dict(o)) for n, o in zip(spec.names, spec.options, strict=True)]
-    if len(each) == len(layers):
-        return each
-    if len(each) == 1:
-        return each * len(layers)
-    return [each[layer.place.stage] for layer in layers]
+def each_layer(spec: MixerSpec, layers: list[Layer]) -> MixerSpec:
+    """Return the mixers that a spec means, one for each layer of a model."""
+    if len(spec.names) == len(layers):
+        return spec
+    stages = [layer.place.stage if len(spec.names) > 1 else 0 for layer in layers]
+    return MixerSpec(tuple(spec.names[i] for i in stages), tuple(spec.options[i] for i in stages))
 
 
 def _collapsed(spec: MixerSpec) -> MixerSpec:
