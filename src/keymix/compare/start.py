@@ -25,7 +25,6 @@ from keymix.data.dataset import ImageData
 from keymix.data.kinds import IMAGE
 from keymix.errors import UserError
 from keymix.hosts.layers import find_layers
-from keymix.mixers.base import TokenMixer
 from keymix.mixers.registry import get_mixer_class
 from keymix.mixers.spec import MixerSpec, parse_mixer
 from keymix.models.factory import create_model
@@ -134,13 +133,9 @@ def _seat(spec: MixerSpec, own: MixerSpec) -> MixerSpec:
     if len(spec.names) > 1 or len(own.names) == 1:
         return spec
     here = (spec.names[0], spec.options[0])
-    each = [here if _attends(one[0]) else one for one in zip(own.names, own.options, strict=True)]
+    pairs = zip(own.names, own.options, strict=True)
+    each = [one if get_mixer_class(one[0]).traits.control else here for one in pairs]
     return MixerSpec(tuple(name for name, _ in each), tuple(options for _, options in each))
-
-
-def _attends(name: str) -> bool:
-    cls = get_mixer_class(name)
-    return cls.attention_map is not TokenMixer.attention_map and not cls.traits.control
 
 
 def started(plan: Plan, data: ImageData, *, say: Callable[[str], None]) -> Plan:
