@@ -297,7 +297,7 @@ def constant_predictions(found: Found) -> Finding | None:
 
 
 def few_updates(found: Found) -> Finding | None:
-    """A run made few updates, whatever its validation score did at the end; from the start on."""
+    """A run made few updates, whatever its validation score did at the end, none before it."""
     if found.updates >= FEW_UPDATES or found.plan.start is not None:
         return None
     numbers = {"updates": found.updates, "enough": AIM, "epochs": found.enough_epochs}
