@@ -252,6 +252,7 @@ SHORT = {
     "report/checked.py": "loads without torch, as records do",
     "report/sections/collapse.py": "a section of the report",
     "report/sections/gallery.py": "a section of the report",
+    "report/sections/start.py": "a section of the report",
     "report/sections/tuning.py": "a section of the report",
     "tasks/classification/facts.py": "a part of a task",
     "weights_file.py": "a format, shared by two rooms",

@@ -137,7 +137,9 @@ def found(
         for label in accuracy
     ]
     made: Any = {
-        "plan": SimpleNamespace(recipe=recipe, mixers=mixers, margin=margin, baseline="softmax"),
+        "plan": SimpleNamespace(
+            recipe=recipe, mixers=mixers, margin=margin, baseline="softmax", start=None
+        ),
         "data": SimpleNamespace(
             task_kind=TASK,
             kind=IMAGE,

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from timm.models import metaformer as timms
 from timm.models.vision_transformer import VisionTransformer
 from tiny_models import MODELS, TIMM, answer, images, tiny
 from torch import Tensor, nn
@@ -239,6 +240,37 @@ def test_what_a_host_scales_otherwise_is_scaled_so() -> None:
     before = answer(model, X)
     swap(model, "softmax")
     close(answer(model, X), before)
+
+
+def test_only_attention_is_replaced_unless_told() -> None:
+    model = tiny("timm_metaformer")
+    report = swap(model, "static_key")
+    blocks = [row.path for row in report.rows]
+    assert blocks == ["stages.2.blocks.0.token_mixer", "stages.2.blocks.1.token_mixer"]
+    assert [type(stage.blocks[0].token_mixer).__name__ for stage in model.stages[:2]] == [
+        "SepConv",
+        "Pooling",
+    ]
+    assert [row.path for row in swap(model, "identity").rows] == blocks
+    assert [row.path for row in swap(model, "softmax").rows] == blocks  # attention stood there
+    assert len(swap(model, "identity", "*").rows) == 4
+    pools = timms.MetaFormer(
+        token_mixers=[timms.Pooling] * 2, depths=(1, 1), dims=(8, 16), num_classes=5
+    )
+    with pytest.raises(UserError, match="Pooling"):
+        swap(pools, "identity")
+    assert len(swap(pools, "identity", "*").rows) == 2
+
+
+def test_a_mixer_is_written_as_everywhere() -> None:
+    one, other = tiny("keymix_vit"), tiny("keymix_vit")
+    swap(one, "static_key(activation=relu)/softmax", "0-1")
+    swap(other, ["static_key", "softmax"], "0-1", mixer_options=[{"activation": "relu"}, {}])
+    for mine, theirs in zip(*(find_mixers(m).values() for m in (one, other)), strict=True):
+        assert type(mine) is type(theirs)
+        assert mine.built_with == theirs.built_with
+    with pytest.raises(UserError, match="mixer_options"):
+        swap(one, "static_key(activation=relu)", mixer_options=[{}])
 
 
 @pytest.mark.parametrize("name", ["timm_metaformer", "torchvision_vit", "timm_dinov3"])

@@ -18,6 +18,7 @@ from keymix.train.nonfinite import Losses
 from keymix.train.recipe import OptimConfig, Recipe
 from keymix.train.step import make_optimizer, make_schedule
 from keymix.train.task import step_seed
+from keymix.train.validate import check_recipe
 
 Vary = Callable[[dict[str, Any]], Recipe]
 
@@ -107,6 +108,21 @@ def test_average_follows_floats_and_copies_counters(vary: Vary, tmp_path: Path) 
     assert torch.allclose(averaged[0].weight, start + 0.1)
     assert int(averaged[1].num_batches_tracked) == 7
     assert not any(p.requires_grad for p in averaged.parameters())
+
+
+def test_layers_before_the_head_learn_more_slowly(vary: Vary) -> None:
+    recipe = vary({"optim.layer_decay": 0.5, "schedule.warmup_epochs": 0})
+    model = _model(recipe)
+    optimizer = make_optimizer(recipe.optim, model)
+    make_schedule(recipe, optimizer, 4)
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    named = {name: rates[id(p)] / recipe.optim.lr for name, p in model.named_parameters()}
+    depth = recipe.model.options["depth"]
+    assert named["head.weight"] == 1
+    blocks = [named[f"blocks.{number}.mlp.fc1.weight"] for number in range(depth)]
+    assert blocks == [pytest.approx(0.5 ** (depth - number)) for number in range(depth)]
+    with pytest.raises(UserError, match=r"^optim\.layer_decay = 0\.5"):
+        check_recipe(vary({"optim.layer_decay": 0.5, "schedule.name": "none"}))
 
 
 def test_the_cooldown_is_the_end_of_the_epochs(vary: Vary) -> None:

@@ -49,6 +49,7 @@ examples:
   keymix compare
   keymix compare --data folder:photos --mixers mhsa,ska,cska --seeds 5
   keymix compare --data parquet:cifar10 --limit 10000 --optim.lr 1e-3
+  keymix compare --from my-run --data folder:photos --mixers mhsa,ska
   keymix compare --data uwgi:PATH --mixers "mhsa,kv,kv(pos_dim=50)"
   keymix compare --mixers qkta,ssa --ann --data parquet:cifar10
   keymix compare --import my_mixer.py --mixers mhsa,name_in_that_file
@@ -92,6 +93,7 @@ def main(argv: list[str]) -> int:
         **given,
         data=data,
         model=model,
+        start=words.last("--from"),
         epochs=epochs,
         limit=limit,
         overrides=fields,
@@ -193,16 +195,19 @@ def _own() -> VerbParser:
         metavar="NAME",
         help="a keymix model, or timm's ViT, CaiT, Swin or MetaFormer (default: the recipe's)",
     )
+    add(
+        "--from",
+        metavar="MODEL",
+        help="a trained model that all runs start from, mixers swapped in",
+    )
     made.add_mixers(
-        "with commas, options in parentheses: mhsa,'ska(activation=relu)' "
-        "(default: all that fit the model, dense ones or, on events, spiking ones)",
+        "with commas: mhsa,'ska(activation=relu)' (default: all that fit the model)",
     )
     add("--seeds", metavar="N", help="seeds 0 to N-1, or a list such as 0,1,5 (default: 3)")
     add(
         "--recipe",
         metavar="NAME",
-        help="a recipe, YAML or JSON file, or run's folder (default: the task's, fitted to "
-        "the images)",
+        help="a recipe, YAML or JSON file, or run's folder (default: fitted to the data)",
     )
     add("--epochs", metavar="N", help="passes over the training images, each run")
     add("--limit", metavar="N", help="at most N training and N test images")
@@ -225,7 +230,7 @@ def _own() -> VerbParser:
     add(
         "--no-reference",
         action="store_true",
-        help="leave out the points of reference: largest class, logistic regression, plain network",
+        help="leave the points of reference out",
     )
     add(
         "--margin",
@@ -235,13 +240,12 @@ def _own() -> VerbParser:
     add(
         "--tune",
         metavar="lr",
-        help="choose the learning rate among three on validation, at a seed of its own",
+        help="choose the learning rate among three on validation",
     )
     add(
         "--minutes",
         metavar="N",
-        help="about how long it may take (default: 30 for data of your own): pixels, epochs and "
-        "mixers that are not named give way",
+        help="about how long it may take (default: 30 for data of your own)",
     )
     add("--ann", action="store_true", help="spiking models: the baseline's ANN counterpart joins")
     add("--processes", metavar="N", help="runs side by side (default: one per core; GPU: one)")
@@ -252,7 +256,7 @@ def _own() -> VerbParser:
     add(
         "--images",
         action=argparse.BooleanOptionalAction,
-        help="test images in the report (default: as last time)",
+        help="pictures of test images (default: as last time)",
     )
     made.add_json()
     made.add_open()

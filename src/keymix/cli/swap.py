@@ -54,7 +54,7 @@ _MIXER = (
 )
 _LAYERS = (
     "which layers: numbers from 0, ranges with both ends, patterns on module paths; e.g. 4-7, "
-    "0,3 or blocks.[0-3].*; default all; what is printed counts blocks from 1"
+    "0,3 or blocks.[0-3].*; default all that attend; what is printed counts blocks from 1"
 )
 
 

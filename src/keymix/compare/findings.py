@@ -297,8 +297,8 @@ def constant_predictions(found: Found) -> Finding | None:
 
 
 def few_updates(found: Found) -> Finding | None:
-    """A run made few updates, whatever its validation score did at the end."""
-    if found.updates >= FEW_UPDATES:
+    """A run made few updates, whatever its validation score did at the end, none before it."""
+    if found.updates >= FEW_UPDATES or found.plan.start is not None:
         return None
     numbers = {"updates": found.updates, "enough": AIM, "epochs": found.enough_epochs}
     return Finding(kind="few_updates", numbers=numbers)

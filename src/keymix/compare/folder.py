@@ -32,7 +32,7 @@ from keymix.train import folder as run_folder
 from keymix.train.files import InUse, Lock, clear_parts, read_json, write_json, write_text
 
 PLAN, FORMAT = "plan.json", 4
-RUNS, TUNING, LOCK = "runs", "tune", ".lock"
+RUNS, TUNING, START, LOCK = "runs", "tune", "start", ".lock"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,8 @@ def decided(question: Question, *, trains: bool) -> bool:
         return False
     there = read(out)
     tuned = question.tune is None or there.plan.tuning is not None
-    ready = there.checked is not None and tuned and (out / RUNS).exists()
+    started = question.start is None or there.plan.start is not None
+    ready = there.checked is not None and tuned and started and (out / RUNS).exists()
     return question.repeats(there.plan.question) and (ready or not trains)
 
 
@@ -160,8 +161,10 @@ def clear(out: Path) -> None:
                     (place / name).unlink(missing_ok=True)
         for log in runs.glob("*/seed*.log"):
             log.unlink()
+    for weights in (out / START).glob("*.safetensors"):
+        weights.unlink()
     (out / PLAN).unlink(missing_ok=True)
-    for top in (out / RUNS, out / TUNING):
+    for top in (out / RUNS, out / TUNING, out / START):
         for place in sorted(top.glob("**"), reverse=True):  # what is below a folder before it
             if not place.is_symlink() and not any(place.iterdir()):
                 place.rmdir()

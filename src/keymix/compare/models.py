@@ -48,7 +48,7 @@ Builder = Callable[["MixerSpec"], "nn.Module"]
 
 
 def choose_mixers(
-    mixers: str | Sequence[str] | None, *, controls: bool, model: str = ""
+    mixers: str | Sequence[str] | None, *, controls: bool, model: str = "", least: int = 2
 ) -> list[MixerSpec]:
     """Return the mixers to compare, the identity control last unless it is declined.
 
@@ -71,7 +71,7 @@ def choose_mixers(
     specs = _parsed(mixers)
     if controls and all(spec.label != CONTROL for spec in specs):
         specs += parse_mixers(CONTROL)
-    if len(specs) < 2:
+    if len(specs) < least:
         raise UserError(f"only {specs[0].label!r} to compare. Name at least two mixers.")
     return specs
 
@@ -197,7 +197,8 @@ def make_plan(
     A `UserError` refuses a model that cannot be built or does not take the weights to start from,
     and a readout that starves a mixer.
     """
-    weights = find_weights(recipe.model)  # or refuse, before any model is built
+    swapped = question.start is not None  # into a trained model, in weights of their own
+    weights = None if swapped else find_weights(recipe.model)  # or refuse, before models are built
     baseline = choose_baseline(specs, question.baseline)
     build = meta_builder(recipe, data)
     models = {spec.label: build(spec) for spec in specs}
@@ -206,6 +207,13 @@ def make_plan(
     unmixed = tuple(s.label for s in specs if pooled and not _mixes_prefix(s, models[s.label]))
     pooling = str(found or "token") if pooled else ""
     unread: tuple[str, ...] = ()  # by a class token
+    left_out: list[str] = []
+    if unmixed and pooling != "avg" and swapped:
+        if baseline.label in unmixed:
+            raise UserError(f"{baseline.label} brings nothing to the class token: name another")
+        specs = [spec for spec in specs if spec.label not in unmixed]
+        left_out = [f"{each} brings nothing to the model's class token" for each in unmixed]
+        unmixed = ()
     if unmixed and pooling != "avg":
         if recipe.model.global_pool not in (None, "avg"):
             raise UserError(
@@ -247,6 +255,7 @@ def make_plan(
         baseline=baseline.label,
         pooling=pooling,
         pooled_for=unread,
+        cannot_sit=tuple(left_out),
         margin=equal_within(question.margin, data.task.score),
         out=question.folder,
     )

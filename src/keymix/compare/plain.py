@@ -33,7 +33,9 @@ def with_plain_network(plan: Plan, data: ImageData, before: Plan | None, kept: P
     name, there = data.task.plain, () if before is None else before.mixers
     network = next((each for each in there if each.reference), None)
     gave_way = kept is not None and kept.question.reference and network is None
-    if not name or not plan.question.reference or plan.question.first or gave_way:
+    question = plan.question
+    unlike = question.first or question.start is not None  # it would start from nothing
+    if not name or not question.reference or unlike or gave_way:
         return plan
     network = network or PlannedMixer(
         label=PLAIN,

@@ -14,7 +14,7 @@ from typing import Any
 
 from keymix import recipes
 from keymix.analysis.certainty import CLEAR_SEEDS, TYPICAL_ACCURACY, foreseen_margin
-from keymix.compare import budget, defaults
+from keymix.compare import budget, defaults, start
 from keymix.compare.budget import Load, Trial
 from keymix.compare.models import (
     CONTROL,
@@ -71,16 +71,18 @@ def resolve(question: Question, before: Plan | None, *, say: Say) -> tuple[Plan,
     if kept is not None:
         question = replace(question, minutes=kept.question.minutes)
     given, cuda = question.given, device_of_this_machine().type == "cuda"
-    fresh = question.recipe is None and kept is None
+    fresh = question.recipe is None and question.start is None and kept is None
     recipe, why = _before_the_data(question, kept, cuda=cuda)
     named = question.mixers
     if named is None and kept is not None:
         named = [each for each in kept.specs if each != CONTROL]
     elif question.first:
         named = defaults.FIRST
-    specs = choose_mixers(named, controls=question.controls, model=recipe.model.name)
-    as_before = SEEDS if kept is None else kept.seeds
-    seeds = choose_seeds(as_before if question.seeds is None else question.seeds, len(specs))
+    least = 2 if question.start is None else 1  # next to the model's own
+    specs = choose_mixers(named, controls=question.controls, model=recipe.model.name, least=least)
+    question, specs = start.seated(question, recipe, specs)
+    asked = (SEEDS if kept is None else kept.seeds) if question.seeds is None else question.seeds
+    seeds = choose_seeds(asked, len(specs))
     choose_baseline(specs, question.baseline)  # or refuse, before the data is read
     check_recipe(recipe)
 
@@ -92,13 +94,14 @@ def resolve(question: Question, before: Plan | None, *, say: Say) -> tuple[Plan,
             recipe, data = larger, data if larger == recipe else load_data(larger.data)
             recipe = defaults.fit_to_count(recipe, given, train=len(data.train))
         sitting, reasons = (specs, ()) if named is not None else fitting(specs, recipe, data)
-        if kept is not None and question.mixers is None:
-            reasons = kept.cannot_sit
+        reasons = kept.cannot_sit if kept and question.mixers is None else reasons
         training_batches(recipe, data)  # or refuse the augmentation
         plan = make_plan(question, recipe, data, sitting)
         notes = (default_note(recipe, why),) if why else ()
         used = (fresh and defaults.used(recipe)) or _loaded(data)
-        plan = replace(plan, seeds=seeds, cannot_sit=reasons, used=used, notes=notes)
+        plan = replace(
+            plan, seeds=seeds, cannot_sit=plan.cannot_sit + reasons, used=used, notes=notes
+        )
         plan = with_plain_network(plan, data, before, kept)
         kept_threads = before.threads if before else 0  # results depend on it, in their last bits
         processes, threads = share_out(len(plan.pairs), question.processes, kept_threads, cuda=cuda)
@@ -115,7 +118,7 @@ def resolve(question: Question, before: Plan | None, *, say: Say) -> tuple[Plan,
     load = _load(plan, data, [e for e in plan.mixers if e.label not in known], say=say)
     minutes = _minutes(question, recipe)
     if kept is not None:
-        plan = replace(plan, notes=kept.notes, used=kept.used, tuning=kept.tuning)
+        plan = replace(plan, notes=kept.notes, used=kept.used, tuning=kept.tuning, start=kept.start)
     elif minutes is not None and plan.baseline in load.trials:
         plan, data, load = _within(plan, data, load, minutes, at_other_size)
     plan = with_its_width(plan, data, load, say=say)
@@ -138,7 +141,7 @@ def _minutes(question: Question, recipe: Recipe) -> float | None:
 def _before_the_data(question: Question, kept: Plan | None, *, cuda: bool) -> tuple[Recipe, str]:
     """Return the recipe as far as it is known before the data is loaded, and why that one."""
     recipe, why = named_recipe(question)
-    if question.recipe is None and kept is None:
+    if question.recipe is None and question.start is None and kept is None:
         recipe = at_the_models_size(defaults.fit_to_images(recipe, question.given, cuda=cuda))
     elif kept is not None and question.recipe is None:
         model = replace(kept.recipe.model, global_pool=recipe.model.global_pool)
@@ -171,7 +174,9 @@ def named_recipe(question: Question) -> tuple[Recipe, str]:
     }
     changes: dict[str, Any] = {key: value for key, value in short.items() if value is not None}
     why = ""
-    if question.recipe is None:
+    if question.start is not None and question.recipe is None:
+        recipe = start.fine_tuning(question, lambda data: _default_recipe(data, None, None)[0])
+    elif question.recipe is None:
         named = changes | overrides
         spec, model = named.get("data.spec"), named.get("model.name")
         recipe, why = _default_recipe(spec, model, question.mixers)
@@ -179,6 +184,8 @@ def named_recipe(question: Question) -> tuple[Recipe, str]:
         recipe = recipes.resolve(question.recipe)
     else:
         recipe = question.recipe
+    if question.start is not None and question.recipe is not None:
+        recipe = start.with_model(recipe, question)
     changes |= overrides
     for key, flag in (("model.mixer", "--mixers"), ("seed", "--seeds")):
         if key in changes:

@@ -13,10 +13,10 @@ from typing import Any, Literal
 from keymix.errors import UserError, unknown
 from keymix.models.factory import domain_of
 from keymix.records import to_json
-from keymix.report.record import ComparedMixer, Tuning
+from keymix.report.record import ComparedMixer, Start, Tuning
 from keymix.train.recipe import ModelConfig, Recipe, is_name
 
-_SHARED = ("data", "model", "recipe", "overrides", "epochs", "limit", "match", "tune")
+_SHARED = ("data", "model", "start", "recipe", "overrides", "epochs", "limit", "match", "tune")
 """What all runs of a folder share; the rest may change from call to call, or grow."""
 
 
@@ -30,6 +30,7 @@ class Question:
 
     data: str | None = None
     model: str | None = None
+    start: str | Path | None = None
     mixers: str | Sequence[str] | None = None
     seeds: int | Sequence[int] | None = None
     recipe: str | Recipe | None = None
@@ -65,6 +66,10 @@ class Question:
             raise UserError(f"gpus_per_run = {gpus:g} is for runs on Ray: add --on ray.")
         if gpus is not None and (not gpus >= 0 or (gpus > 1 and gpus % 1)):
             raise UserError(f"gpus_per_run = {gpus:g}: give a part of a GPU, or whole ones.")
+        if self.start is not None:
+            object.__setattr__(self, "start", str(self.start))
+            if self.ann:
+                raise UserError("--ann trains a network of its own, and --from starts all from one")
         if self.command is None:
             object.__setattr__(self, "command", self._call())
         paths = tuple(str(Path(path).resolve()) for path in self.imports)
@@ -94,7 +99,7 @@ class Question:
     @property
     def first(self) -> bool:
         """Whether it names nothing to compare, as the first that a newcomer asks."""
-        return not (self.data or self.model or self.recipe or self.mixers)
+        return not (self.data or self.model or self.start or self.recipe or self.mixers)
 
     def repeats(self, before: Question) -> bool:
         """Whether what was planned for another question answers this one, but for its growth.
@@ -138,6 +143,8 @@ class PlannedMixer(ComparedMixer):
     model: str = ""  # its model, where that is not the recipe's
     ann_of: str = ""  # label of the mixer whose ANN counterpart this is
     options: dict[str, Any] = field(default_factory=dict)  # of its model, added to the recipe's
+    weights: str = ""  # file that its runs start from, where that is not the recipe's
+    built: str = ""  # the mixer as a recipe builds it, where that is not the label
 
     def __post_init__(self) -> None:
         if not is_name(self.slug):
@@ -175,6 +182,7 @@ class Plan:
     seconds: Mapping[str, float] = field(default_factory=dict)  # of a run, by label, as timed
     after: float = 0.0  # seconds for costs and maps, after training
     tuning: Tuning | None = None  # how the learning rate was chosen
+    start: Start | None = None  # the trained model that all runs start from
     out: Path = Path()
 
     def __post_init__(self) -> None:
@@ -228,7 +236,8 @@ class Plan:
             own = ModelConfig(name=mixer.model, options=mixer.options)
             return replace(self.recipe, model=own, seed=seed)
         options = model.options | mixer.options
-        model = replace(model, mixer=mixer.ann_of or mixer.label, options=options)
+        built, weights = mixer.built or mixer.label, mixer.weights or model.weights
+        model = replace(model, mixer=mixer.ann_of or built, options=options, weights=weights)
         return replace(self.recipe, model=model, seed=seed)
 
     def folder(self, mixer: PlannedMixer, seed: int) -> Path:

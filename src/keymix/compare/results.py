@@ -113,6 +113,7 @@ def results(plan: Plan, data: DataRecord, readings: Sequence[Reading], known: Kn
             found, {each.kind for each in found_out}, {row.mixer: row.interval for row in last}
         ),
         tuning=plan.tuning,
+        start=plan.start,
         margin=plan.margin,
         recognised=None if plan.margin is None else _recognised(found, rules.alpha),
         looks=known.looks,

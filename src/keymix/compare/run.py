@@ -26,13 +26,14 @@ from keymix.compare.question import Plan, Question
 from keymix.compare.references import References, compute_references, known_references
 from keymix.compare.results import Known, checked_data, results
 from keymix.compare.runs import Finished, Reading, read_runs, state_of
+from keymix.compare.start import started
 from keymix.compare.tune import tuned
 from keymix.data.dataset import ImageData
 from keymix.errors import FAILURES, UserError, reason
 from keymix.mixers.registry import import_file
 from keymix.report.comparison import Comparison
 from keymix.report.record import OpenRun
-from keymix.report.words import said
+from keymix.report.words import said, say
 from keymix.train.files import Lock, locked, make_folder
 from keymix.train.folder import is_finished
 from keymix.train.recipe import Recipe
@@ -43,6 +44,7 @@ def compare(
     *,
     data: str | None = None,
     model: str | None = None,
+    start: str | Path | None = None,
     mixers: str | Sequence[str] | None = None,
     seeds: int | Sequence[int] | None = None,
     recipe: str | Recipe | None = None,
@@ -76,6 +78,11 @@ def compare(
     Args:
         data: Data spec; the recipe's, or ``digits``, if None.
         model: Model name; the recipe's if None, or a spiking one for mixers of spiking tokens.
+        start: A trained model that all runs start from, each mixer swapped in where it attends: a
+            run's folder, what `keymix.load` opens of pushed or swapped models and of the Hub, or a
+            file of weights of ``model``. The model itself, trained on, is the baseline. The recipe
+            is the run's own or that of the data, changed for fine-tuning, unless ``recipe`` names
+            one.
         mixers: Mixers as on the command line (``"mhsa,ska(activation=relu)"``) or one text each;
             all registered mechanisms for the model's tokens, dense or spiking, if None.
         seeds: A number N for seeds 0 … N-1, or the seeds; 3 if None.
@@ -222,6 +229,9 @@ def _settled(
     if not trains:
         return stored.plan, data
     make_folder(plan.out / folder.RUNS)  # from now on, the plan stays
+    if plan.question.start is not None:
+        plan = started(stored.plan, data, say=lambda text: watch(Event(kind="stage", text=text)))
+        stored = folder.keep(replace(stored, plan=plan))
     if plan.question.tune is not None:
         stored = folder.keep(replace(stored, plan=tuned(stored.plan, data, watch=watch)))
     checked = stored.checked
@@ -229,6 +239,8 @@ def _settled(
         watch(Event(kind="stage", text="checking the data"))
         checked = checked_data(data)
         stored = folder.keep(replace(stored, checked=checked))
+    if stored.plan.start is not None:
+        watch(Event(kind="note", text=say("start", stored.plan.start)))
     for line in said("data_check", checked, known):
         watch(Event(kind="note", text=line))
     return stored.plan, data

@@ -92,6 +92,7 @@ BOUNDS: Mapping[str, Bound | tuple[Bound, ...]] = {
     "optim.betas": (_BELOW_ONE, _BELOW_ONE),
     "optim.clip_grad": Bound(least=1e-9, most=1e9, off=True),
     "optim.accumulate": _whole(1, 4_096),
+    "optim.layer_decay": Bound(least=0, most=1, above=True),
     "schedule.epochs": _whole(1, _EPOCHS),
     "schedule.warmup_epochs": Bound(least=0, most=_EPOCHS),
     "schedule.cooldown_epochs": _whole(0, _EPOCHS),

@@ -76,9 +76,14 @@ def spec_of(
 ) -> MixerSpec:
     """Read what models take as ``mixer`` and ``mixer_options``, or refuse it.
 
-    The mixer is one name or one per stage or block; options are one dict for all, one per mixer
-    name, or a list as long as ``mixer``.
+    The mixer is one name or one per stage or block, or all of it as `parse_mixer` reads it; options
+    are one dict for all, one per mixer name, or a list as long as ``mixer``.
     """
+    if isinstance(mixer, str) and {"(", "/"} & {*mixer}:
+        written = parse_mixer(mixer)
+        if not isinstance(options, Mapping | None):
+            raise UserError(f"mixer {mixer!r} has its options in it: leave mixer_options out")
+        return written.with_options(**options) if options else written
     names = tuple(resolve(name) for name in ([mixer] if isinstance(mixer, str) else mixer))
     if not _are_options(options):
         raise UserError(

@@ -114,7 +114,7 @@ def load_weights(
     geometry = geometry_at(
         model, _size_of_embeddings(model, names, state) if size is None else size
     )
-    classifier = _classifier(model)
+    classifier = classifier_of(model)
     found: dict[str, Tensor] = {}
     resized: list[str] = []
     mixers = find_mixers(model)
@@ -178,7 +178,7 @@ def _take(model: nn.Module, found: State, read: Source) -> None:
     """Give a model the tensors, and what is known of the images that they were trained on."""
     model.load_state_dict(found, strict=False)
     if read.shown is not None:
-        last = [name for name in model.state_dict() if name.startswith(_classifier(model))]
+        last = [name for name in model.state_dict() if name.startswith(classifier_of(model))]
         taken = bool(last) and all(name in found for name in last)
         describe_loaded(model, read.shown, with_classes=taken)
 
@@ -253,7 +253,7 @@ def _below(names: Mapping[str, str], path: str) -> dict[str, str]:
     return {k.removeprefix(f"{path}."): v for k, v in names.items() if k.startswith(f"{path}.")}
 
 
-def _classifier(model: nn.Module) -> tuple[str, ...]:
+def classifier_of(model: nn.Module) -> tuple[str, ...]:
     """Paths below which the classifier lies."""
     get: Any = getattr(model, "get_classifier", None)
     last = get() if get is not None else None

@@ -211,6 +211,22 @@ class Tuning:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Start:
+    """The trained model that all runs start from, with each mixer swapped into it.
+
+    `sha256` is that of its weights, and `images` are how many keys were estimated on; its
+    classifier is kept if the data has the `same_classes`. `scores` are those of the validation
+    split before any training, by mixer's label, where there are any.
+    """
+
+    name: str
+    sha256: str
+    images: int
+    same_classes: bool
+    scores: Mapping[str, Mapping[str, float | None]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finding:
     """Something that a comparison found out about itself, by its kind, and the numbers of it.
 
@@ -383,6 +399,7 @@ class Results(Sparse):
         references: Points of reference that no network was trained for.
         recommendation: Which mixer to take.
         tuning: How the learning rate was chosen; None where it is the recipe's.
+        start: The trained model that all runs start from; None where they start afresh.
         margin: Differences up to this are equal, in units of the score; None where none is.
         recognised: Margin within which these seeds and test units recognise half of true ties.
         looks: Seeds of each time that all runs were finished and looked at, the last of them now.
@@ -418,6 +435,7 @@ class Results(Sparse):
     references: tuple[ReferenceRow, ...]
     recommendation: Decision
     tuning: Tuning | None = None
+    start: Start | None = None
     margin: float | None = None
     recognised: float | None = None
     looks: tuple[int, ...]

@@ -39,8 +39,11 @@ _NEAR = 1e-3  # of the largest logit: another order of sums in float32, no other
 def recipe_of(recipe: Recipe, model: nn.Module, *, name: str | None = None) -> Recipe:
     """Return the recipe that builds a swapped model: the original's with one mixer per block."""
     layers = find_layers(model)
-    own = _own_mixers(recipe.model, model, layers)
-    named = [_named(recipe.model, layer, one) for layer, one in zip(layers, own, strict=True)]
+    own = each_layer(own_spec(recipe.model, model), layers)
+    named = [
+        _named(recipe.model, layer, (name, dict(options)))
+        for layer, name, options in zip(layers, own.names, own.options, strict=True)
+    ]
     spec = MixerSpec(
         tuple(name for name, _ in named),
         tuple(tuple(sorted(options.items())) for _, options in named),
@@ -86,19 +89,27 @@ def _indescribable(why: str) -> UserError:
     )
 
 
-def _own_mixers(
-    config: ModelConfig, model: nn.Module, layers: list[Layer]
-) -> list[tuple[str, dict[str, Any]]]:
-    """Name and own options of the mixer that the original's recipe has at each layer."""
+def own_spec(config: ModelConfig, model: nn.Module) -> MixerSpec:
+    """Return the mixers that a model of a recipe has: one, or one per stage or layer."""
     spec = own_mixers(config.name, model) if config.mixer is None else parse_mixer(config.mixer)
-    if spec is None:
-        return [(_native_name(layer), {}) for layer in layers]
-    each = [(n, dict(o)) for n, o in zip(spec.names, spec.options, strict=True)]
-    if len(each) == len(layers):
-        return each
-    if len(each) == 1:
-        return each * len(layers)
-    return [each[layer.place.stage] for layer in layers]
+    if spec is not None:
+        return spec
+    names = tuple(_native_name(layer) for layer in find_layers(model))
+    return _collapsed(MixerSpec(names, ((),) * len(names)))
+
+
+def each_layer(spec: MixerSpec, layers: list[Layer]) -> MixerSpec:
+    """Return the mixers that a spec means, one for each layer of a model."""
+    if len(spec.names) == len(layers):
+        return spec
+    stages = [layer.place.stage if len(spec.names) > 1 else 0 for layer in layers]
+    return MixerSpec(tuple(spec.names[i] for i in stages), tuple(spec.options[i] for i in stages))
+
+
+def _collapsed(spec: MixerSpec) -> MixerSpec:
+    """Name one mixer that stands everywhere once."""
+    same = len({*zip(spec.names, map(str, spec.options), strict=True)}) == 1
+    return MixerSpec(spec.names[:1], spec.options[:1]) if same else spec
 
 
 def _native_name(layer: Layer) -> str:

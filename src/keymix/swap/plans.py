@@ -111,8 +111,17 @@ Layers = capture.Layers | None
 
 
 def choose(found: Sequence[Layer], layers: Layers) -> list[Layer]:
-    """Return the layers meant of all, in the model's order; refuse what matches nothing."""
+    """Return the layers meant of all, in the model's order; refuse what matches nothing.
+
+    None means those that attend.
+    """
     if not found:
         raise UserError("this model has no layer where a mixer could sit")
+    if layers is None:
+        attending = [layer for layer in found if layer.attends]
+        if not attending:
+            kind = type(found[0].module).__name__
+            raise UserError(f"no layer of this model attends: name some, '*' for each {kind}")
+        return attending
     names = [(layer.place.path, layer.path) for layer in found]
     return [found[i] for i in chosen_numbers(names, layers, "layers with attention")]

@@ -122,7 +122,7 @@ def swap(
             keymix's, whose mixers are swapped then; or what `keymix.load` returns, whose model is
             changed. The model of a run's folder is ``swapped`` of what is returned.
         mixer: Name of a mixer, or one per chosen layer.
-        layers: None for all; a number; a range ``"6-11"`` (from 0, both ends count); a
+        layers: None for all that attend; a number; a range ``"6-11"`` (from 0, both ends count); a
             shell-style pattern on module paths; or a sequence of these.
         mixer_options: One dict for all, one per mixer name, or a list as long as ``mixer``.
         init: ``"transfer"`` copies what has the same meaning and estimates keys on the calibration

@@ -252,12 +252,14 @@ def start_from(model: nn.Module, path: Path) -> None:
     """Load what fits of a file's weights, and warn of what does not.
 
     A run's weights record the size of their images, by which what is learned per position is
-    resampled.
+    resampled. A file without a classifier, of which all fits, is meant so.
     """
-    from keymix.models import load_weights
+    from keymix.models.weights import classifier_of, load_weights
 
     loaded = load_weights(model, path)
     notes = []
+    if not loaded.unused and all(name.startswith(classifier_of(model)) for name in loaded.missing):
+        return
     if loaded.missing:
         count = len(loaded.missing)
         some = "1 parameter is" if count == 1 else f"{count} parameters are"

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import importlib
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -26,6 +28,7 @@ from keymix.train.exported import KEY, FileFacts, ModelFacts, quiet, said_by
 from keymix.train.folder import holds_run
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+_OF_DATA = ("img_size", "in_chans", "num_classes")
 NAME = re.compile(r"[\w.-]+/[\w.-]+")
 """Of a model on the Hub."""
 
@@ -59,7 +62,7 @@ def rebuilt(folder: Path, failed: str) -> nn.Module:
 def read_pushed(place: str | Path) -> tuple[nn.Module, FileFacts, DataRecord]:
     """Open what was pushed: the model in eval mode, what its folder says, and its data's record."""
     path, where = Path(place), repr(str(place))
-    stored = None
+    stored, config = None, dict[str, Any]()
     if path.is_file():
         model = load_swapped(path)
     else:
@@ -69,11 +72,15 @@ def read_pushed(place: str | Path) -> tuple[nn.Module, FileFacts, DataRecord]:
                 pickled = name == WEIGHTS
                 why = "; weights in another format might run code and are not opened" * pickled
                 raise UserError(f"{where} has no {name}{why}: push the model with `keymix push`")
-        stored = files.read_json(folder / CONFIG).get(KEY)
+        config = files.read_json(folder / CONFIG)
+        stored = config.get(KEY)
         model = rebuilt(folder, f"{where} cannot be loaded")
     facts = None if stored is None else from_json(FileFacts, stored, where=f"{CONFIG} of {where}")
     if facts is None:
-        facts = facts_of(*said_by(model))
+        said, data = said_by(model)
+        given: dict[str, Any] = config.get("model_args") or {}  # as timm writes it
+        options = {name: value for name, value in given.items() if name not in _OF_DATA}
+        facts = facts_of(replace(said, options=options), data)
     if facts.data is None:
         raise UserError(
             f"{where} does not say its classes and preprocessing: load the model with "

@@ -199,6 +199,8 @@ class OptimConfig:
         betas: The two decay rates of Adam-like optimisers; None for the optimiser's own.
         clip_grad: Largest norm of the gradient; 0 for no clipping.
         accumulate: Steps whose gradients are summed to one update.
+        layer_decay: Factor of the learning rate from each layer to the one before it, of trained
+            models that are trained on: the head has the whole rate; 1 for all alike.
     """
 
     name: str = "adamw"
@@ -207,6 +209,7 @@ class OptimConfig:
     betas: tuple[float, float] | None = None
     clip_grad: float = 0.0
     accumulate: int = 1
+    layer_decay: float = 1.0
 
     def __post_init__(self) -> None:
         check_numbers(self, "optim.")

@@ -152,6 +152,8 @@ def make_optimizer(
     options: dict[str, Any] = {} if config.betas is None else {"betas": config.betas}
     if fused and config.name in _FUSED:
         options["fused"] = True
+    if config.layer_decay < 1:  # a factor for each group, which the schedule applies
+        options["layer_decay"] = config.layer_decay
     made: torch.optim.Optimizer = create_optimizer_v2(
         model, opt=config.name, lr=config.lr, weight_decay=config.weight_decay, **options
     )

@@ -66,6 +66,9 @@ def _check_rates(recipe: Recipe) -> None:
     require(low, "schedule.min_lr", schedule.min_lr, f"must be at most {peak}")
     low = not schedule.warmup_epochs or schedule.warmup_lr <= recipe.optim.lr
     require(low, "schedule.warmup_lr", schedule.warmup_lr, f"must be at most {peak}")
+    decay, applied = recipe.optim.layer_decay, schedule.name not in ("constant", "none")
+    remedy = f"is applied by a schedule, and schedule.name is {schedule.name!r}; name cosine"
+    require(decay == 1 or applied, "optim.layer_decay", decay, remedy)
 
 
 def check_processes(name: str, number: int, *, least: int = 0) -> None:
