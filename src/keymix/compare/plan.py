@@ -78,8 +78,12 @@ def resolve(question: Question, before: Plan | None, *, say: Say) -> tuple[Plan,
         named = [each for each in kept.specs if each != CONTROL]
     elif question.first:
         named = defaults.FIRST
-    least = 2 if question.start is None else 1  # next to the model's own
-    specs = choose_mixers(named, controls=question.controls, model=recipe.model.name, least=least)
+    specs = choose_mixers(
+        named,
+        controls=question.controls,
+        model=recipe.model.name,
+        least=2 if question.start is None else 1,  # next to the model's own
+    )
     question, specs = start.seated(question, recipe, specs)
     asked = (SEEDS if kept is None else kept.seeds) if question.seeds is None else question.seeds
     seeds = choose_seeds(asked, len(specs))
