@@ -43,6 +43,8 @@ def joined(on: str) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # its pages of text on what it retries
     os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))  # else without end
+    if Path("~/.ray/auth_token").expanduser().exists():  # which a client does not send by itself
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
         import ray
     except ImportError:
