@@ -218,7 +218,7 @@ def test_a_resume_warns_of_a_teacher_that_changed(
 @pytest.mark.parametrize(
     ("fields", "match"),
     [
-        ({"distill": 1.1}, r"loss\.distill = 1\.1: must lie in \[0, 1\]"),
+        ({"distill": 1.1}, r"loss\.distill = 1\.1: "),
         ({"distill": math.nan}, r"loss\.distill"),
         ({"distill": 0.5}, r"loss\.distill = 0\.5: needs a teacher.*loss\.distill_teacher"),
         ({"distill": 0.5, "distill_teacher": " "}, "needs a teacher"),
@@ -227,7 +227,10 @@ def test_a_resume_warns_of_a_teacher_that_changed(
             "distill_teacher = 'run': does nothing without",
         ),
         ({"distill_temperature": 3.0}, "does nothing without"),
-        ({"distill": 0.5, "distill_teacher": "r", "distill_temperature": 0.0}, "must be above 0"),
+        (
+            {"distill": 0.5, "distill_teacher": "r", "distill_temperature": 0.0},
+            "distill_temperature = 0.0",
+        ),
     ],
 )
 def test_fields_that_do_not_fit_are_refused(vary: Vary, fields: dict[str, Any], match: str) -> None:

@@ -120,7 +120,11 @@ def test_the_details_of_a_task_come_back_and_are_checked() -> None:
     [
         (DATA, {"limit", "task"}, {"multilabel", "test_fraction", "time_steps", "event_split"}),
         (MASKS, {"task", "test_fraction", "split_by"}, {"time_steps", "unfit"}),
-        (replace(DATA, time_steps=4), {"time_steps", "sensor_size"}, {"event_split"}),
+        (
+            replace(DATA, time_steps=4, sensor_size=(128, 128)),
+            {"time_steps", "sensor_size"},
+            {"event_split"},
+        ),
     ],
 )
 def test_a_data_record_has_the_keys_of_its_kind(
