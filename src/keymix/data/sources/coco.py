@@ -286,7 +286,7 @@ def _whole(given: Any) -> int:
     """Return a whole number, be it 7, 7.0 or '7'."""
     found = float(given) if isinstance(given, str) and given.strip().isdecimal() else given
     if not isinstance(found, int | float) or found != found // 1:
-        raise ValueError(f"has {_short(given)} for a whole number")
+        raise ValueError(f"has {_short(given)} where a whole number is wanted")
     return int(given)
 
 
