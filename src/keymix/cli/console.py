@@ -152,6 +152,16 @@ class VerbParser(argparse.ArgumentParser):
         bare = [name for name, action in found if action.nargs == 0]
         return [name for name, _ in found if name not in bare], bare
 
+    def add_run(self, more: str = "") -> None:
+        """Add RUN, the folder of a training, and ``--weights``, which of its two."""
+        self.add_argument("run", metavar="RUN", help="the folder given as --out to train" + more)
+        self.add_argument(
+            "--weights",
+            choices=("last", "best"),
+            default="last",
+            help="weights of the last epoch, or of that best on validation (default: last)",
+        )
+
     def add_imports(self) -> None:
         """Add ``--import FILE.py``, which registers a user's own mixers, tasks or sources."""
         self.add_argument(
