@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 HELD_OUT = 1000
 """Most held-out images where nobody says how many."""
 
-_PYTHON = "are swapped in Python: keymix.swap(model, mixer, …)"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
@@ -69,7 +67,6 @@ class Source:
 
 def load_source(given: argparse.Namespace) -> Source:
     """Load what ``MODEL``, ``--data``, ``--weights`` and ``--pretrained`` name, or refuse it."""
-    _refuse_other_libraries(given.model)
     if is_run(given.model):
         for option, value in (
             ("--pretrained", given.pretrained),
@@ -83,27 +80,6 @@ def load_source(given: argparse.Namespace) -> Source:
                 )
         return _of_run(given.model, given.data)
     return _by_name(given)
-
-
-def _refuse_other_libraries(name: str) -> None:
-    """Refuse what is a model of torchvision or Hugging Face."""
-    from keymix.models.factory import list_models
-
-    if name.startswith(("torchvision:", "torchvision/", "torchvision.")):
-        raise UserError(f"models of torchvision {_PYTHON}")
-    owner, slash, rest = name.partition("/")
-    hub = slash and rest and "/" not in rest and owner not in (".", "..", "~")
-    if name.startswith("hf:") or (hub and not Path(owner).exists() and not name.endswith("/")):
-        raise UserError(f"there is no folder {name!r}; models of Hugging Face's hub {_PYTHON}")
-    import timm
-
-    if not Path(name).exists() and name not in list_models() and not timm.is_model(name):
-        try:
-            from torchvision.models import list_models as theirs
-        except ImportError:
-            return
-        if name in theirs():
-            raise UserError(f"{name!r} is a model of torchvision; they {_PYTHON}")
 
 
 def _of_run(name: str, spec: str | None) -> Source:
