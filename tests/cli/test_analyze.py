@@ -218,9 +218,9 @@ def test_a_mixer_of_ones_own_enters(capsys: pytest.CaptureFixture[str], tmp_path
     ("words", "message"),
     [
         (["complexity", "--mixers", "sofmax"], "Did you mean 'softmax'"),
-        (["complexity", "--tokens", "4,x"], "--tokens '4,x': give numbers of tokens"),
-        (["complexity", "--tokens", "0"], "tokens=0 must be at least 1"),
-        (["complexity", "--tokens", ","], "or none"),
+        (["complexity", "--tokens", "4,x"], "--tokens: '4,x': give numbers"),
+        (["complexity", "--tokens", "0"], "--tokens: '0': give numbers from 1"),
+        (["complexity", "--tokens", ","], "--tokens: ','"),
         (["complexity", "--dim", "ten"], "argument --dim: 'ten' is no whole number"),
         (["complexity", "--at", "1.5"], "argument --at: '1.5' is no whole number"),
         (["complexity", "--dim", "10", "--heads", "3"], "dim=10 does not divide"),

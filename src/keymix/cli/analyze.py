@@ -32,7 +32,6 @@ def main(argv: list[str]) -> int:
         raise UserError("--json and --markdown exclude each other: give one.")
     if given.open and given.out is None:
         raise UserError("--open shows the page that --out DIR writes: name a folder.")
-    study.check(given)
     folder = None
     if given.out is not None:
         from keymix.train.files import checked_output
@@ -47,7 +46,7 @@ def main(argv: list[str]) -> int:
     from keymix.train.signals import interruptible
 
     made_by = frame(shlex.join(["keymix", "analyze", *argv]))
-    session = Session(note=console.note, reading=_reading, working=_working)
+    session = Session(note=console.note, working=_working)
     found = None
     with (
         interruptible(lambda: _stopped(study, found, given.out)),
@@ -157,24 +156,6 @@ def _write(found: Result, folder: Path) -> None:
     for old in folder.glob(f"{found.name}-*"):
         if old.name not in made and old.suffix in (".csv", ".png", ".svg"):
             old.unlink(missing_ok=True)
-
-
-@contextmanager
-def _reading(label: str, total: int, nouns: str) -> Iterator[Callable[[int], None] | None]:
-    """Show how many inputs were read: a bar at a terminal, else a line for each model."""
-    label = one_line(label)
-    if not console.err.is_terminal:
-        console.note(f"reading {total} {nouns} with {label}")
-        yield None
-        return
-    from rich.markup import escape
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
-    text = TextColumn("{task.description}")
-    with Progress(*columns, text, console=console.err, transient=True) as bar:
-        task = bar.add_task(escape(label), total=total)
-        yield lambda done: bar.update(task, completed=done)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keymix.analysis.study_record import ModelOnImages, StudiedModel, joined
+from keymix.analysis.study_record import ModelOnImages, StudiedModel
 from keymix.data.kinds import IMAGE, InputKind
 from keymix.data.specs import kind_of_spec, list_specs, task_name
 from keymix.errors import UserError, one_line
@@ -47,12 +47,8 @@ class Loaded:
 
     def studied_on(self, images: Images) -> ModelOnImages:
         """Return what a record says of it and of images that it was shown."""
-        return joined(
-            ModelOnImages,
-            self.studied(),
-            origin=images.origin,
-            left_out=dict(images.left_out),
-        )
+        of = vars(self.studied())
+        return ModelOnImages(**of, origin=images.origin, left_out=dict(images.left_out))
 
 
 @dataclass(frozen=True, kw_only=True)

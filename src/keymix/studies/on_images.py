@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from keymix.studies.inputs import (
@@ -17,6 +18,15 @@ from keymix.studies.inputs import (
     warn_of_random,
 )
 from keymix.studies.study import F, Session, Study
+
+
+@contextmanager
+def reading(session: Session, loaded: Loaded, images: Images) -> Iterator[Callable[[int], None]]:
+    """Show how many of the images a model was shown."""
+    with session.working() as working:
+        text = f"reading {len(images)} {images.kind.nouns} with {loaded.label}"
+        working(text, 0.0)
+        yield lambda done: working(text, done / len(images))
 
 
 class StudyOnImages(Study[F]):

@@ -61,8 +61,6 @@ class Session:
     """What a study asks of the command that runs it."""
 
     note: Callable[[str], None]  # writes a line for the person
-    # shows how many of all inputs were read, by label, number and noun
-    reading: Callable[[str, int, str], AbstractContextManager[Callable[[int], None] | None]]
     # shows what is being done and which share of all is done
     working: Callable[[], AbstractContextManager[Callable[[str, float], None]]]
 
@@ -82,9 +80,6 @@ class Study(ABC, Generic[F]):
     @abstractmethod
     def add_options(self, add: Callable[..., Any]) -> None:
         """Add its options with a parser's ``add_argument``."""
-
-    def check(self, given: argparse.Namespace) -> None:
-        """Read and refuse options before any work."""
 
     @abstractmethod
     def run(self, given: argparse.Namespace, session: Session) -> Iterator[F]:
@@ -150,9 +145,27 @@ def file_words(labels: Iterable[str]) -> dict[str, str]:
     return words
 
 
-def split_list(text: str | None) -> list[str] | None:
-    """Read words with commas between them; None if none were given."""
-    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+def words(text: str) -> list[str]:
+    """Read words with commas between them."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """Read numbers with commas, ``10,50``, and ranges of them with a step, ``10-200:10``."""
+    found: list[int] = []
+    for part in words(text):
+        span = re.fullmatch(r"(\d{1,9})(?:-(\d{1,4})(?::([1-9]\d{0,8}))?)?", part)
+        if span is None:
+            found = []
+            break
+        first, last, step = (int(each) if each else None for each in span.groups())
+        found += [first] if last is None else range(first, last + 1, step or 1)
+    if not found or min(found) < 1:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: give numbers from 1 with commas, such as 10,50,100, or a range with its "
+            "step, such as 10-200:10"
+        )
+    return tuple(found)
 
 
 def machine_of(lines: Mapping[str, str], device: str) -> dict[str, str]:

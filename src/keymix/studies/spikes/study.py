@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from keymix.analysis.energy import energy_of
 from keymix.errors import UserError
 from keymix.studies.inputs import Images, Loaded
-from keymix.studies.on_images import StudyOnImages
+from keymix.studies.on_images import StudyOnImages, reading
 from keymix.studies.spikes.result import Spikes, SpikeStudies
 from keymix.studies.study import Session
 
@@ -77,15 +77,13 @@ explains every measure and every assumption."""
         add("--step", type=int, metavar="S", help="time step of the rasters (default: the last)")
         add(
             "--tokens",
+            type=_segment,
             metavar="START,COUNT",
             help="tokens that rasters show: the first, and how many (default: 100 in the middle)",
         )
 
-    def check(self, given: argparse.Namespace) -> None:
-        given.segment = _segment(given.tokens)
-        energy_of(given.energy)
-
     def prepare(self, loaded: Sequence[Loaded], given: argparse.Namespace) -> None:
+        given.energy = energy_of(given.energy)
         for one in loaded:
             prepare(one, given.time_steps)
 
@@ -104,9 +102,9 @@ explains every measure and every assumption."""
             layers=given.raster_layers,
             head=given.head,
             step=given.step,
-            tokens=given.segment,
+            tokens=given.tokens,
         )
-        with session.reading(loaded.label, len(images), images.kind.nouns) as progress:
+        with reading(session, loaded, images) as progress:
             found = spike_study(
                 loaded.model,
                 images.batches(given.batch_size),
@@ -127,15 +125,12 @@ explains every measure and every assumption."""
 STUDY = _Spikes()
 
 
-def _segment(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
+def _segment(text: str) -> tuple[int, int]:
     try:
         start, count = (int(part) for part in text.split(","))
     except ValueError:
-        raise UserError(
-            f"--tokens {text!r}: give the first token and how many, such as 1500,100"
-        ) from None
+        wanted = "give the first token and how many, such as 1500,100"
+        raise argparse.ArgumentTypeError(f"{text!r}: {wanted}") from None
     return start, count
 
 
