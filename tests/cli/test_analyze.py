@@ -162,7 +162,7 @@ def test_ctrl_c_keeps_what_is_done(
     assert "Stopped early." in (out / "complexity.html").read_text()
     text = capsys.readouterr().err.splitlines()[-1]
     assert text == (
-        f"keymix: stopped by SIGINT: {str(out)!r} has what was measured at 4 tokens; the same "
+        f"keymix: stopped by SIGINT: {str(out)!r} has what was measured; the same "
         "command with --overwrite does all"
     )
 

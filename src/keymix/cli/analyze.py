@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     session = Session(note=console.note, working=_working)
     found = None
     with (
-        interruptible(lambda: _stopped(study, found, given.out)),
+        interruptible(lambda: _stopped(found, given.out)),
         console.made_folder(folder, lambda: found is not None),
     ):
         try:
@@ -70,14 +70,13 @@ def _imports(argv: list[str]) -> list[str]:
     return [*after, *(w.partition("=")[2] for w in argv if w.startswith("--import="))]
 
 
-def _stopped(study: Study[Any], known: Result | None, out: str | None) -> str:
+def _stopped(known: Result | None, out: str | None) -> str:
     """Say what is kept when a signal ends the work."""
-    done = "" if known is None else study.so_far(known)
-    if not done:
+    if known is None:
         return "nothing was written"
     if out is None:
-        return f"the tables above show what {done}"
-    return f"{out!r} has what {done}; the same command with --overwrite does all"
+        return "the tables above show what was measured"
+    return f"{out!r} has what was measured; the same command with --overwrite does all"
 
 
 def parsers() -> dict[str, VerbParser]:

@@ -20,38 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from keymix import studies
 from keymix.errors import UserError, missing, unknown
-from keymix.report.charts import Chart
 from keymix.report.result import Result
-from keymix.report.tables import Table
-
-
-class OfModel(Result):
-    """What an analysis found of one model: it is shown as a study of that model alone."""
-
-    @property
-    def alone(self) -> Result:
-        """This model as a study of its own."""
-        raise NotImplementedError
-
-    @property
-    def answer(self) -> str:
-        """What came out."""
-        return self.alone.answer
-
-    @property
-    def tables(self) -> Mapping[str, Table]:
-        """Tables, by name."""
-        return self.alone.tables
-
-    @property
-    def figures(self) -> Mapping[str, Chart]:
-        """Charts, by name."""
-        return self.alone.figures
-
-    def html(self) -> str:
-        """Return its HTML page."""
-        return self.alone.html()
-
 
 F = TypeVar("F", bound=Result)
 
@@ -84,11 +53,6 @@ class Study(ABC, Generic[F]):
     @abstractmethod
     def run(self, given: argparse.Namespace, session: Session) -> Iterator[F]:
         """Do the work; yield what is known so far as often as there is something to keep."""
-
-    def so_far(self, found: F) -> str:
-        """Say of a result that is not the last what was done until then."""
-        del found
-        return ""
 
 
 _OWN: dict[str, Study[Any]] = {}
@@ -158,8 +122,8 @@ def whole_numbers(text: str) -> tuple[int, ...]:
         if span is None:
             found = []
             break
-        first, last, step = (int(each) if each else None for each in span.groups())
-        found += [first] if last is None else range(first, last + 1, step or 1)
+        first, last, step = span.groups()
+        found += range(int(first), int(last or first) + 1, int(step or 1))
     if not found or min(found) < 1:
         raise argparse.ArgumentTypeError(
             f"{text!r}: give numbers from 1 with commas, such as 10,50,100, or a range with its "

@@ -73,9 +73,5 @@ examples:
                 given.mixers, setting, imports=given.imports, progress=progress
             )
 
-    def so_far(self, found: Complexity) -> str:
-        done = list(dict.fromkeys(row.tokens for row in found.scaling))
-        return f"was measured at {', '.join(map(str, done))} tokens" if done else "was counted"
-
 
 STUDY = _Complexity()

@@ -68,8 +68,5 @@ What does not fit into memory is reported and left out.
                 progress=progress,
             )
 
-    def so_far(self, found: MemoryGrowth) -> str:
-        return f"was measured up to sqrt(N) = {max(row.side for row in found.rows)}"
-
 
 STUDY = _Memory()
