@@ -83,12 +83,6 @@ class Images:
             return pixels.repeat_interleave(3, -3)
         raise UserError(f"{one_line(self.names[i])}: {channels} channels; the model takes {wanted}")
 
-    def picture(self, pixels: Tensor) -> Tensor:
-        """Make of what `pixels` gives what a person looks at, uint8 ``[C, H, W]``."""
-        from keymix.data.pixels import picture
-
-        return picture(pixels, self.kind)
-
     def readable(self) -> Iterator[tuple[str, Tensor]]:
         """Yield name and `pixels` of each; what is damaged goes to `left_out`, unless all are."""
         some = False
@@ -399,12 +393,8 @@ def _of_files(
 
     for word in words:
         if not Path(word).exists():
-            if is_spec(word):
-                raise UserError(
-                    f"data {word!r} is listed with other {view.kind.nouns}: give it alone"
-                )
             raise UserError(
-                f"there is no {view.kind.noun} or folder {word!r}, and no data spec of that name; "
+                f"there is no {view.kind.noun} or folder {word!r}; a data spec stands alone, and "
                 "`keymix list data` shows those"
             )
     found = image_files(words, events=view.kind.noun != IMAGE.noun)

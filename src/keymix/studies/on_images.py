@@ -32,6 +32,8 @@ def reading(session: Session, loaded: Loaded, images: Images) -> Iterator[Callab
 class StudyOnImages(Study[F]):
     """A study of several models, each on images of its own."""
 
+    together: Callable[[Sequence[Any]], F]  # makes a result of what was measured of each model
+
     def add_options(self, add: Callable[..., Any]) -> None:
         """Add those of models and images."""
         add_arguments(add)
@@ -46,10 +48,6 @@ class StudyOnImages(Study[F]):
         self, loaded: Loaded, images: Images, given: argparse.Namespace, session: Session
     ) -> Any:
         """Measure one model, which is on this machine's device."""
-
-    @abstractmethod
-    def together(self, found: Sequence[Any]) -> F:
-        """Make a result of what was measured of each model."""
 
     def run(self, given: argparse.Namespace, session: Session) -> Iterator[F]:
         """Load all models and images, then measure one model after the other."""

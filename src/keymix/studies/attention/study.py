@@ -95,6 +95,8 @@ Blocks are numbered from 1; --layers counts from 0, as the model's paths do."""
         )
 
     def run(self, given: argparse.Namespace, session: Session) -> Iterator[Attention]:
+        from keymix.data.pixels import picture
+
         if given.view == "matrix" and (given.queries or given.rollout):
             raise UserError("--view matrix shows all queries: leave --queries and --rollout out")
         loaded = _models(given)
@@ -119,7 +121,7 @@ Blocks are numbered from 1; --layers counts from 0, as the model's paths do."""
                 instead = inputs.spikes_instead(one) if isinstance(error, NoAttentionMap) else ""
                 raise type(error)(f"{one.label}: {error}{instead}") from error
             if given.view == "image":
-                photos = [images.picture(each) for each in pixels]
+                photos = [picture(each, images.kind) for each in pixels]
                 arrays[f"m{i}.photos"] = inputs.one_size(photos).numpy()
         if given.rollout and all(m.rollout is None for m in models):
             raise UserError(f"{models[0].label}: no rollout: {models[0].no_rollout}")

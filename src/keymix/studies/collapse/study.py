@@ -23,6 +23,7 @@ OPTIONS = (
 
 
 class _Collapse(StudyOnImages[Collapses]):
+    together = Collapses
     summary = "do deep layers repeat their attention: DeepViT's similarity, entropy, sinks, rank"
     description = """\
 Measure attention collapse (DeepViT, Eq. 2 and 7): how alike the attention maps of every two
@@ -74,9 +75,6 @@ docs/collapse.md explains every measure with its equation."""
         if instead:
             session.note(f"{loaded.label}: spikes form no attention map{instead}")
         return replace(found, of=loaded.studied_on(images))
-
-    def together(self, found: Sequence[Collapse]) -> Collapses:
-        return Collapses(found)
 
 
 STUDY = _Collapse()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 class _Spikes(StudyOnImages[SpikeStudies]):
+    together = SpikeStudies
     summary = "spikes and energy: firing rates, rasters, synaptic operations, energy"
     description = """\
 Measure the spikes of a spiking network: firing rates of Q, K, A_t, X', X'' and the MLPs by stage
@@ -91,6 +92,7 @@ explains every measure and every assumption."""
         self, loaded: Loaded, images: Images, given: argparse.Namespace, session: Session
     ) -> Spikes:
         from keymix.analysis.spikes import spike_rasters
+        from keymix.data.pixels import picture
         from keymix.report.pictures import image_uri
         from keymix.studies.spikes.measure import spike_study
 
@@ -115,11 +117,8 @@ explains every measure and every assumption."""
         found.of, found.chance = loaded.studied_on(images), _chance(loaded)
         if rasters:
             found.rasters, found.raster_image = rasters, Path(images.names[number]).name
-            found.photo = image_uri(images.picture(pixels).numpy())
+            found.photo = image_uri(picture(pixels, images.kind).numpy())
         return found
-
-    def together(self, found: Sequence[Spikes]) -> SpikeStudies:
-        return SpikeStudies(found)
 
 
 STUDY = _Spikes()
@@ -137,17 +136,14 @@ def _segment(text: str) -> tuple[int, int]:
 def prepare(loaded: Loaded, time_steps: int | None) -> None:
     """Check that a model has spikes, and set its time steps."""
     from keymix.analysis.spikes import neurons_of
+    from keymix.models.image_size import take_time_steps
 
     try:
         neurons_of(loaded.model)
     except UserError as error:
         raise UserError(f"{loaded.name!r}: {error}") from error
-    if time_steps is None:
-        return
-    change = getattr(loaded.model, "set_time_steps", None)
-    if change is None:
-        raise UserError(f"{loaded.name!r} takes no other number of time steps: drop --time-steps")
-    change(time_steps)
+    if time_steps is not None:
+        take_time_steps(loaded.model, time_steps)
 
 
 def _chance(loaded: Loaded) -> float | None:
