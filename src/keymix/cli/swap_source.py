@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from keymix.data.kinds import IMAGE, InputKind
 from keymix.data.specs import kind_of_spec, task_name
@@ -123,17 +123,15 @@ def _by_name(given: argparse.Namespace) -> Source:
     import torch
 
     from keymix.cli.console import parse_size
-    from keymix.models.factory import create_model, list_models
+    from keymix.models import load_weights
+    from keymix.models.factory import list_models
     from keymix.train.model import device_of_this_machine, load_data, model_for, start_from
     from keymix.train.recipe import DataConfig, ModelConfig, Recipe
 
     name = given.model
-    known = [*list_models(), *timm.list_models()]
-    if name not in known and not timm.is_model(name):
-        raise unknown("run folder or model", name, known)
+    if name not in list_models() and not timm.is_model(name):
+        raise unknown("run folder or model", name, [*list_models(), *timm.list_models()])
     if given.data is None:
-        with torch.device("meta"):
-            create_model(name)  # a model that cannot be, rather than data that are not there
         raise UserError(
             f"{name!r} is a model by name and brings no images: give --data, such as cifar10 or "
             "folder:PATH"
@@ -170,7 +168,9 @@ def _by_name(given: argparse.Namespace) -> Source:
                 f"{len(data.classes)}: fine-tune it first (keymix train), and swap the run"
             )
         data = replace(data, mean=shown.view.mean, std=shown.view.std)
-        _take(model, shown.model.state_dict(), shown.view.size, name)
+        loaded = load_weights(model, shown.model.state_dict(), img_size=shown.view.size)
+        if loaded.missing:
+            raise UserError(f"weights of {name!r} lack {loaded.missing[0]} at this image size")
         weights = f"pretrained {name}"
     elif given.weights is not None:
         path = Path(given.weights).expanduser()
@@ -188,14 +188,6 @@ def _by_name(given: argparse.Namespace) -> Source:
         weights=weights,
         run=None,
     )
-
-
-def _take(model: nn.Module, state: Any, size: tuple[int, int], name: str) -> None:
-    from keymix.models import load_weights
-
-    loaded = load_weights(model, state, img_size=size)
-    if loaded.missing:
-        raise UserError(f"weights of {name!r} lack {loaded.missing[0]} at this image size")
 
 
 def _digest(path: Path) -> str:
