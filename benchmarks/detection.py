@@ -25,7 +25,7 @@ from torch import nn
 
 from keymix.analysis.counting import Count, count
 from keymix.analysis.memory import PHASES, Build, peak_memory, run_pass
-from keymix.analysis.passes import example_for, passes_of
+from keymix.analysis.passes import Passes, example_for
 from keymix.analysis.timing import quartiles
 from keymix.hosts.base import called_attention, find_mixers
 from keymix.mixers.conv_static_key import ConvStaticKeyAttention
@@ -95,7 +95,7 @@ def measured(
         )
         for name, backbone in itertools.product(models, backbones)
     }
-    passes, columns = passes_of(TASK), {}
+    passes, columns = Passes(TASK), {}
     for phase in (phase for phase in PHASES if phase in parts):
         calls = {}
         for name, build in builds.items():

@@ -15,7 +15,7 @@ from keymix import task as tasks
 from keymix.analysis.counting import count
 from keymix.analysis.measure import measure_interleaved
 from keymix.analysis.memory import run_pass
-from keymix.analysis.passes import example_for, passes_of, tensors_in
+from keymix.analysis.passes import Passes, example_for, tensors_in
 from keymix.errors import UserError
 from keymix.task import Score, Task
 
@@ -92,7 +92,7 @@ def test_a_model_of_a_list_is_measured_by_its_task(points: str) -> None:
     costs = measure_interleaved(models, (3, 4, 6), batch_size=2, repeats=1, threads=1, task=points)
     assert {cost.input_size for cost in costs.values()} == {(3, 4, 6)}
     model = Ragged().train()
-    passes = passes_of(points)
+    passes = Passes(points)
     run_pass(model, example_for(model, passes, (3, 4, 6), 2), "training", passes=passes)
     assert all(parameter.grad is not None for parameter in model.parameters())
 
@@ -101,7 +101,7 @@ def test_images_of_their_own_sizes_come_as_a_list_unless_the_task_makes_one(
     points: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Points, "example", lambda self, shape, batch: torch.zeros(batch, *shape))
-    made = passes_of(points).example((3, 2, 2), 3)
+    made = Passes(points).example((3, 2, 2), 3)
     assert isinstance(made, list)
     assert [tuple(each.shape) for each in made] == [(3, 2, 2)] * 3
 

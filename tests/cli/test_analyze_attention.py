@@ -240,7 +240,7 @@ def test_a_damaged_image_is_left_out_and_reported(
 @pytest.mark.parametrize(
     ("words", "error", "said"),
     [
-        ([NAME, "--queries", "class"], UserError, "--queries 'class': give cls, mean"),
+        ([NAME, "--queries", "class"], UserError, "--queries: 'class': give cls, mean"),
         ([NAME, "--queries", "1,2,3"], UserError, "give cls, mean, row,column"),
         ([NAME, "--queries", "6,0"], UserError, "lies outside"),
         ([NAME, "--queries", "cls"], UserError, "no class token passes through layer blocks.0"),

@@ -65,11 +65,11 @@ def test_markdown_has_a_title_and_a_row(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--sides", "none"), "--sides 'none'"),
-        (("--sides", "0,2"), "--sides '0,2'"),
-        (("--sides", "1-100000000"), "give numbers from 1 to 1,000"),
-        (("--sides", "4-8:0"), "--sides '4-8:0'"),
-        (("--sides", "8-4"), "--sides '8-4'"),
+        (("--sides", "none"), "--sides: 'none'"),
+        (("--sides", "0,2"), "--sides: '0,2'"),
+        (("--sides", "1-100000000"), "give numbers from 1 with commas"),
+        (("--sides", "4-8:0"), "--sides: '4-8:0'"),
+        (("--sides", "8-4"), "--sides: '8-4'"),
         (("--mixers", "pooling"), "'pooling' has no attention of its own"),
         (("--json", "--markdown"), "exclude each other"),
         (("--device", "nonsense"), "nonsense"),

@@ -215,7 +215,7 @@ def test_a_model_of_fixed_steps_says_so() -> None:
         v_threshold = 1.0
 
     (one,) = load_models(["vit_nano_p2_12"])
-    with pytest.raises(UserError, match="takes no other number of time steps: drop --time-steps"):
+    with pytest.raises(UserError, match="Leave --time-steps out"):
         prepare(replace(one, model=Fixed()), 2)
 
 

@@ -156,7 +156,8 @@ ROWS = (
     ("help cuont", "unknown verb 'cuont'. Did you mean 'count'?"),
     (
         "count resnet18 --image-size 10000000",
-        "--image-size 10000000: a side has at most 1,048,576 pixels",
+        "--image-size 10000000: give a side in pixels, such as 48, or height,width, each at most "
+        "1,048,576",
     ),
     (
         "compare --mixers ska --no-controls",

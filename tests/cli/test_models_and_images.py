@@ -149,8 +149,8 @@ def test_labels_distinguish_models(run: Path) -> None:
         (["vit_nano_p2_21"], None, "unknown model 'vit_nano_p2_21'. Did you mean"),
         ([NAME, NAME], None, "given twice"),
         ([NAME], None, "brings no images: give --images"),
-        ([NAME], ["nowhere"], "no image or folder 'nowhere', and no data spec"),
-        ([NAME], ["digits", "cifar10"], "data 'digits' is listed with other images: give it alone"),
+        ([NAME], ["nowhere"], "no image or folder 'nowhere'; a data spec"),
+        ([NAME], ["digits", "cifar10"], "no image or folder 'digits'; a data spec"),
         ([NAME], ["folder:nowhere"], "there is no 'nowhere'"),
     ],
 )

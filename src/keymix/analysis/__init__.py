@@ -21,7 +21,6 @@ __getattr__, __dir__, __all__ = attach(
         "mean_dice": "keymix.analysis.overlap",
         "mean_jaccard": "keymix.analysis.overlap",
         "measure_interleaved": "keymix.analysis.measure",
-        "measure_model": "keymix.analysis.measure",
         "overlap_counts": "keymix.analysis.overlap",
         "peak_memory": "keymix.analysis.memory",
         "spike_rasters": "keymix.analysis.spikes",

@@ -32,7 +32,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from keymix.analysis.passes import Inputs, Passes, fitted, passes_of
+from keymix.analysis.passes import Inputs, Passes, fitted
 from keymix.arguments import Trained, checked, module_of, opened
 from keymix.errors import UserError, check_positive, reason
 from keymix.layers.folding import is_folded
@@ -277,7 +277,7 @@ def run_counting(model: nn.Module, inputs: Inputs) -> Macs:
     return Macs(by_path, by_operation, tuple(sorted(uncounted.names)))
 
 
-class _OneForward:
+class _OneForward(Passes):
     """What is counted of a model of one tensor: its forward pass, whatever it gives back."""
 
     def example(self, shape: tuple[int, ...], batch_size: int) -> Tensor:
@@ -394,7 +394,7 @@ def count(
     size = default_input_size(network) if input_size is None else tuple(input_size)
     if not size or min(size) < 1:
         raise UserError(f"input_size={size} must hold whole numbers of at least 1")
-    passes = passes_of(task) if task else _OneForward()
+    passes = Passes(task) if task else _OneForward()
     try:
         return _count(network, size, passes)
     except _UNFIT as error:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from keymix.analysis.capture import inference_mode_of
 from keymix.analysis.counting import default_input_size
 from keymix.analysis.memory import Build, Peak, cuda_growth, peak_memory, run_pass
-from keymix.analysis.passes import Inputs, Passes, example_for, first_of, passes_of
+from keymix.analysis.passes import Inputs, Passes, example_for, first_of
 from keymix.analysis.threads import use_threads
 from keymix.analysis.timing import Paired, Pass, Samples, Turns, compare, quartiles
 from keymix.errors import UserError, check_positive
@@ -174,7 +174,7 @@ def measure_interleaved(
             stack.enter_context(inference_mode_of(model))
         stack.enter_context(torch.no_grad())
         sizes = dict.fromkeys((1, batch_size))
-        passes = passes_of(task)
+        passes = Passes(task)
         turns = [_Turns(made, size, images, warmup, passes=passes) for images in sizes]
         for turn in range(repeats):
             for each in turns:
@@ -218,7 +218,7 @@ def training_quartiles_ms(
         threads: CPU threads within an operation; as they are if None.
         task: Name of the task whose example batch the models take; one tensor if empty.
     """
-    passes = passes_of(task)
+    passes = Passes(task)
     with contextlib.ExitStack() as stack:
         stack.enter_context(use_threads(threads))
         timed_passes = {}
@@ -241,18 +241,16 @@ def training_quartiles_ms(
 @contextlib.contextmanager
 def _training_mode(model: nn.Module) -> Iterator[None]:
     """Put a model in training mode; afterwards modes, statistics and gradients are as before."""
-    modes = {name: module.training for name, module in model.named_modules()}
     buffers = {name: each.clone() for name, each in model.named_buffers()}
-    try:
-        model.train()
-        yield
-    finally:
-        for name, module in model.named_modules():
-            module.training = modes[name]
-        with torch.no_grad():
-            for name, each in model.named_buffers():
-                each.copy_(buffers[name])
-        model.zero_grad(set_to_none=True)
+    with inference_mode_of(model):  # which gives each module its own mode back
+        try:
+            model.train()
+            yield
+        finally:
+            with torch.no_grad():
+                for name, each in model.named_buffers():
+                    each.copy_(buffers[name])
+            model.zero_grad(set_to_none=True)
 
 
 def measure_paired(
@@ -287,7 +285,7 @@ def measure_paired(
         for model in models.values():
             stack.enter_context(inference_mode_of(model))
         stack.enter_context(torch.no_grad())
-        turns = _Turns(models, size, 1, warmup, passes=passes_of(task))
+        turns = _Turns(models, size, 1, warmup, passes=Passes(task))
         for _ in range(repeats):
             turns.round()
     return compare(turns.samples["base"], turns.samples["other"], comparisons=comparisons)
@@ -343,38 +341,3 @@ def with_peak(cost: Cost, peak: Peak) -> Cost:
         peak_training_mib=peak.training_mib,
         peak_note=peak.note,
     )
-
-
-def measure_model(
-    name: str,
-    kwargs: Mapping[str, Any] | None = None,
-    input_size: Sequence[int] = (3, 32, 32),
-    *,
-    imports: Sequence[str] = (),
-    batch_size: int = 64,
-    repeats: int = 20,
-    warmup: int = 3,
-    threads: int | None = None,
-) -> Cost:
-    """Measure a model by name, peak memory included.
-
-    Args:
-        name: As :func:`keymix.create_model` takes it.
-        kwargs: Its other arguments, plain data.
-        input_size: Shape without the batch.
-        imports: Files of a user's own mixers.
-        batch_size: Images a batch.
-        repeats: Rounds.
-        warmup: Passes before the first round, three at least.
-        threads: CPU threads within an operation; as they are if None.
-    """
-    build = Build(kwargs={"name": name, **(kwargs or {})}, imports=tuple(imports))
-    costs = measure_interleaved(
-        {name: build},
-        input_size,
-        batch_size=batch_size,
-        repeats=repeats,
-        warmup=warmup,
-        threads=threads,
-    )
-    return costs[name]

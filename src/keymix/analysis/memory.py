@@ -24,8 +24,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from keymix.analysis.passes import ONE_TENSOR, Inputs, Passes, example_for, first_of, passes_of
-from keymix.errors import UserError
+from keymix.analysis.passes import ONE_TENSOR, Inputs, Passes, example_for, first_of
+from keymix.errors import reason
 from keymix.models.memory import memory_of_this_group
 
 Phase = Literal["inference", "training"]
@@ -217,29 +217,26 @@ def peak_memory(
         check=False,
         env=environment | allocator,
     )
-    answers: dict[str, dict[str, Any]] = {"peak": {}, "failed": {}}
+    answers: dict[str, Any] = {}
     for line in done.stdout.splitlines():
-        if line.startswith('{"error": '):
-            raise UserError(json.loads(line)["error"])
-        if line.startswith(('{"peak": ', '{"failed": ')):
-            for kind, value in json.loads(line).items():
-                answers[kind].update(value)
+        if line.startswith('{"keymix": '):
+            answers |= json.loads(line)["keymix"]
     used = "1 thread" if request["threads"] == 1 else f"{request['threads']} threads"
     ended = f"the measuring process ended with {done.returncode}. "
     ended += (done.stderr.strip().splitlines() or [""])[-1]
 
     def peak(name: str) -> Peak:
-        known = {phase: answers["peak"].get(f"{name}/{phase}") for phase in PHASES}
+        known = {phase: answers.get(f"{name}/{phase}") for phase in PHASES}
         note = f"growth of a fresh process with {used}, at batch {batch_size}"
         if any(known[phase] is None for phase in phases):
-            note = "unknown: " + answers["failed"].get(name, ended).strip()
+            note = "unknown: " + answers.get(f"{name}/failed", ended).strip()
         return Peak(inference_mib=known["inference"], training_mib=known["training"], note=note)
 
     return {name: peak(name) for name in builds}
 
 
 def _answer(key: str, value: Any) -> None:
-    sys.stdout.write(json.dumps({key: value}) + "\n")
+    sys.stdout.write(json.dumps({"keymix": {key: value}}) + "\n")
     sys.stdout.flush()
 
 
@@ -249,26 +246,16 @@ def main() -> int:
     torch.set_num_threads(request["threads"])
     batch_size, shape = request["batch_size"], tuple(request["input_size"])
     for name, fields in request["builds"].items():
-        build = Build(
-            kwargs=fields["kwargs"],
-            factory=fields["factory"],
-            imports=tuple(fields["imports"]),
-            task=fields["task"],
-        )
-        passes = passes_of(build.task)
+        build = Build(**fields)
+        passes, model = Passes(build.task), None  # the memory of the one before is free
         try:
             model = build.make()
-        except UserError as error:
-            _answer("error", str(error))
-            return 2
-        try:
             x = example_for(model, passes, shape, max(2, batch_size))[:batch_size]
             for phase in request["phases"]:
                 grown = cpu_growth(model, x, phase, passes=passes)
-                _answer("peak", {f"{name}/{phase}": round(grown, 2)})
+                _answer(f"{name}/{phase}", round(grown, 2))
         except (RuntimeError, ValueError) as error:
-            _answer("failed", {name: f"{type(error).__name__}: {str(error).splitlines()[0]}"})
-        del model
+            _answer(f"{name}/failed", reason(error))
     return 0
 
 

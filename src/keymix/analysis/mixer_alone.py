@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from keymix.analysis.counting import Count, by_equation, cannot_count, count, flop_counter
 from keymix.analysis.passes import tensors_in
-from keymix.errors import UserError, one_line
+from keymix.errors import FAILURES, UserError, one_line, reason
 from keymix.mixers.base import Grid, Site, TokenMixer, checked_device
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import build, get_mixer_class, list_mixers, option_hints
@@ -51,17 +51,6 @@ T = TypeVar("T")
 Progress = Callable[[str, float], None]
 """Called with what is being done, and the share of it that is done."""
 
-# what a mixer, a user's own too, may raise when it is built or run where it cannot serve
-_FAILURES = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-
 
 def no_progress(text: str, share: float) -> None:
     """Show no progress."""
@@ -71,11 +60,8 @@ def attempt(action: Callable[..., T], *given: object) -> tuple[T | None, str | N
     """Run something of a mixer's: what it returned and None, or None and the reason in a line."""
     try:
         return action(*given), None
-    except UserError as error:
-        return None, one_line(str(error))
-    except _FAILURES as error:
-        first = (str(error).splitlines() or [""])[0]
-        return None, one_line(f"{type(error).__name__}: {first}")
+    except FAILURES as error:
+        return None, one_line(reason(error))
 
 
 # ---- where, and with which options ------------------------------------------------------------
@@ -206,7 +192,7 @@ def counted(arguments: dict[str, Any]) -> Count:
         found = count(model, shape)
     except UserError:
         raise
-    except _FAILURES:  # looks at the numbers it is built from, which meta tensors lack
+    except FAILURES:  # looks at the numbers it is built from, which meta tensors lack
         if shape[0] > _SMALL:
             raise
         found = count(make(**arguments), shape)

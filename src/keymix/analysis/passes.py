@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -18,17 +17,6 @@ from keymix.task import get_task
 
 Inputs = Tensor | list[Tensor]
 """A batch of inputs: one tensor, or a list where they keep their own sizes."""
-
-
-@runtime_checkable
-class Passes(Protocol):
-    """What is run; `keymix.train.parts.TrainingPart` is one."""
-
-    def example(self, shape: tuple[int, ...], batch_size: int) -> Inputs:
-        """Make a batch of inputs."""
-
-    def training_pass(self, model: nn.Module, inputs: Inputs) -> Tensor:
-        """Run the forward pass of a training step and return a number to derive."""
 
 
 def tensors_in(value: object) -> Iterator[Tensor]:
@@ -61,43 +49,29 @@ def squared_outputs(model: nn.Module, inputs: Inputs) -> Tensor:
     return torch.stack(means).sum() if len(means) > 1 else means[0]
 
 
-class OfOneTensor:
-    """The passes of a model that takes one tensor, whatever it gives back."""
-
-    def example(self, shape: tuple[int, ...], batch_size: int) -> Inputs:
-        """Make standard normal numbers."""
-        return normal_inputs(shape, batch_size)
-
-    def training_pass(self, model: nn.Module, inputs: Inputs) -> Tensor:
-        """Run the model and square its outputs."""
-        return squared_outputs(model, inputs)
-
-
 @dataclass(frozen=True)
-class OfTask:
-    """The passes of a task's models, as its training says, by the task's name."""
+class Passes:
+    """What is run of a task's models, as its training says; of models of one tensor, if empty."""
 
-    name: str
+    task: str = ""
 
     def example(self, shape: tuple[int, ...], batch_size: int) -> Inputs:
         """Make a batch; a list where the task's images keep their own sizes."""
-        task = get_task(self.name)
-        part: Passes = task.load("training")
-        made = part.example(shape, batch_size)
+        if not self.task:
+            return normal_inputs(shape, batch_size)
+        task = get_task(self.task)
+        made: Inputs = task.load("training").example(shape, batch_size)
         return list(made) if task.whole_images and isinstance(made, Tensor) else made
 
     def training_pass(self, model: nn.Module, inputs: Inputs) -> Tensor:
-        """Run the forward pass of the task's training step."""
-        part: Passes = get_task(self.name).load("training")
-        return part.training_pass(model, inputs)
+        """Run the forward pass of a training step and return a number to derive."""
+        if not self.task:
+            return squared_outputs(model, inputs)
+        loss: Tensor = get_task(self.task).load("training").training_pass(model, inputs)
+        return loss
 
 
-ONE_TENSOR = OfOneTensor()
-
-
-def passes_of(task: str) -> Passes:
-    """Return the passes of a task's models; of models of one tensor where no task is named."""
-    return OfTask(task) if task else ONE_TENSOR
+ONE_TENSOR = Passes()
 
 
 def fitted(inputs: Inputs, model: nn.Module) -> Inputs:

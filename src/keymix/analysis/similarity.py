@@ -10,7 +10,6 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -116,10 +115,15 @@ def map_similarity(
         raise UserError(f"similarity across layers needs two layers, got {list(paths)}")
     tally = PairTally(paths, threshold=threshold, nearest=1)
     seen = 0
+    maps: dict[str, Tensor] = {}
+    cuts: dict[str, object] = {}
+
+    def on_call(seat: Seat, call: Call, layout: Layout | None) -> None:
+        maps[seat.path] = seat.map(call, None, "final")
+        cuts[seat.path] = cut_of(layout)
+
     for batch in batches_of(images, trained, batch_size):
-        maps: dict[str, Tensor] = {}
-        cuts: dict[str, object] = {}
-        run_once(network, batch, seats, partial(_keep, maps, cuts))
+        run_once(network, batch, seats, on_call)
         _check_comparable(maps, cuts)
         tally.add([maps[path] for path in paths])
         seen += len(batch)
@@ -128,26 +132,14 @@ def map_similarity(
     return Likeness(layers=paths, pairs=tuple(tally.pairs()), threshold=threshold, images=seen)
 
 
-def _keep(
-    maps: dict[str, Tensor], cuts: dict[str, object], seat: Seat, call: Call, layout: Layout | None
-) -> None:
-    maps[seat.path] = seat.map(call, None, "final")
-    cuts[seat.path] = cut_of(layout)
-
-
 def _check_comparable(maps: Mapping[str, Tensor], cuts: Mapping[str, object]) -> None:
-    first = next(iter(maps))
-    for path in maps:
-        if maps[path].shape != maps[first].shape:
+    first, *others = maps
+    for path in others:
+        if (maps[path].shape, cuts[path]) != (maps[first].shape, cuts[first]):
             raise UserError(
                 f"the maps of {first} {tuple(maps[first].shape)} and {path} "
-                f"{tuple(maps[path].shape)} differ in shape and cannot be compared; choose layers= "
-                "of one stage"
-            )
-        if cuts[path] != cuts[first]:
-            raise UserError(
-                f"{first} and {path} cut the image into other windows, so that columns of their "
-                "maps belong to other tokens; only layers of one shift can be compared"
+                f"{tuple(maps[path].shape)} differ in shape or in the windows that they cut the "
+                "image into, and cannot be compared; choose layers= of one stage and one shift"
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from typing import Any, Literal
 
@@ -38,6 +38,7 @@ def read_spikes(
     *,
     cost: Energy = ENERGIES["fp32"],
     batch_norm: Literal["folded", "separate"] = "folded",
+    progress: Callable[[int], None] | None = None,
 ) -> SpikeReadings:
     """Read spikes and operations of a network, batch after batch; see `keymix.spike_study`."""
     neurons = neurons_of(model)
@@ -64,6 +65,8 @@ def read_spikes(
         seen, steps = seen + images, steps or max(tally.steps_seen for tally in tallies)
         for tally in tallies:
             tally.end_batch(images, steps)
+        if progress is not None:
+            progress(seen)
     if not seen:
         raise UserError("a study of spikes needs at least one image, got none")
     return SpikeReadings(

@@ -94,9 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with (
             _warnings_in_one_line(),
             interruptible(lambda: _AGAIN),
-            _enough_memory(verb),
-            _packages_there(),
-            _paths_in_reach(),
+            _failures_in_one_line(verb),
         ):
             command = importlib.import_module(f"keymix.cli.{verb.replace('-', '_')}")
             return int(command.main(rest))
@@ -115,21 +113,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _enough_memory(verb: str) -> Iterator[None]:
-    """Say in one line that memory ran out, wherever a verb does not say it better."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        from keymix.models.memory import ran_out
+def _failures_in_one_line(verb: str) -> Iterator[None]:
+    """Say what the machine lacks, wherever a verb does not say it better.
 
-        if not ran_out(error):
-            raise
-        raise UserError(f"out of memory in `keymix {verb}`: {_TOO_LARGE}") from error
-
-
-@contextmanager
-def _packages_there() -> Iterator[None]:
-    """Name a package that is not installed, as happens where keymix runs from a checkout."""
+    That is a package, where keymix runs from a checkout; a path, too long or locked; or memory.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
@@ -139,19 +127,18 @@ def _packages_there() -> Iterator[None]:
             raise
         package = _PACKAGES.get(module, module)
         raise UserError(f"package {module!r} is not installed: pip install {package!r}") from error
-
-
-@contextmanager
-def _paths_in_reach() -> Iterator[None]:
-    """Refuse a path that is too long or locked, wherever a verb first looks for it."""
-    try:
-        yield
     except OSError as error:
         if error.errno not in (errno.ENAMETOOLONG, errno.EACCES):
             raise
         name = str(error.filename)
         shown = name if len(name) <= 100 else f"{name[:100]}…"
         raise UserError(f"{shown!r}: {error.strerror}. Name another.") from error
+    except (MemoryError, RuntimeError) as error:
+        from keymix.models.memory import ran_out
+
+        if not ran_out(error):
+            raise
+        raise UserError(f"out of memory in `keymix {verb}`: {_TOO_LARGE}") from error
 
 
 @contextmanager

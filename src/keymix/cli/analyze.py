@@ -32,7 +32,6 @@ def main(argv: list[str]) -> int:
         raise UserError("--json and --markdown exclude each other: give one.")
     if given.open and given.out is None:
         raise UserError("--open shows the page that --out DIR writes: name a folder.")
-    study.check(given)
     folder = None
     if given.out is not None:
         from keymix.train.files import checked_output
@@ -47,10 +46,10 @@ def main(argv: list[str]) -> int:
     from keymix.train.signals import interruptible
 
     made_by = frame(shlex.join(["keymix", "analyze", *argv]))
-    session = Session(note=console.note, reading=_reading, working=_working)
+    session = Session(note=console.note, working=_working)
     found = None
     with (
-        interruptible(lambda: _stopped(study, found, given.out)),
+        interruptible(lambda: _stopped(found, given.out)),
         console.made_folder(folder, lambda: found is not None),
     ):
         try:
@@ -71,14 +70,13 @@ def _imports(argv: list[str]) -> list[str]:
     return [*after, *(w.partition("=")[2] for w in argv if w.startswith("--import="))]
 
 
-def _stopped(study: Study[Any], known: Result | None, out: str | None) -> str:
+def _stopped(known: Result | None, out: str | None) -> str:
     """Say what is kept when a signal ends the work."""
-    done = "" if known is None else study.so_far(known)
-    if not done:
+    if known is None:
         return "nothing was written"
     if out is None:
-        return f"the tables above show what {done}"
-    return f"{out!r} has what {done}; the same command with --overwrite does all"
+        return "the tables above show what was measured"
+    return f"{out!r} has what was measured; the same command with --overwrite does all"
 
 
 def parsers() -> dict[str, VerbParser]:
@@ -157,24 +155,6 @@ def _write(found: Result, folder: Path) -> None:
     for old in folder.glob(f"{found.name}-*"):
         if old.name not in made and old.suffix in (".csv", ".png", ".svg"):
             old.unlink(missing_ok=True)
-
-
-@contextmanager
-def _reading(label: str, total: int, nouns: str) -> Iterator[Callable[[int], None] | None]:
-    """Show how many inputs were read: a bar at a terminal, else a line for each model."""
-    label = one_line(label)
-    if not console.err.is_terminal:
-        console.note(f"reading {total} {nouns} with {label}")
-        yield None
-        return
-    from rich.markup import escape
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
-    text = TextColumn("{task.description}")
-    with Progress(*columns, text, console=console.err, transient=True) as bar:
-        task = bar.add_task(escape(label), total=total)
-        yield lambda done: bar.update(task, completed=done)
 
 
 @contextmanager

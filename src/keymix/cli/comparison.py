@@ -125,7 +125,6 @@ class Bars:
             transient=True,
         )
         self._all: TaskID | None = None
-        self._stage: TaskID | None = None
         self._runs: dict[tuple[str, int], TaskID] = {}
         self._left = _Left()
         self._ended = self._total = 0
@@ -140,17 +139,13 @@ class Bars:
         """Show one event."""
         run = (event.mixer, event.seed)
         self._left.see(event)
-        if event.kind == "stage":
-            self._finish_runs()
-            self._stage = self._add(event.text)
-        elif event.kind == "plan":
-            self._drop_stage()
+        if event.kind == "plan":
             self._ended, self._total = event.done, event.total
             todo = float(event.total - event.done)
             if todo:
                 self._all = self._add("all runs", total=todo, left=self._left)
                 self._overall()
-        elif event.kind in ("estimate", "note"):
+        elif event.kind in ("estimate", "note", "stage"):
             self._progress.console.print(one_line(event.text), style="dim", markup=False)
         elif event.kind == "start":
             name = f"{event.mixer}, seed {event.seed}"
@@ -183,17 +178,6 @@ class Bars:
             done = sum(self._fraction.values())
             text = f"{self._ended} of {self._total} runs"
             self._progress.update(self._all, completed=done, text=text)
-
-    def _drop_stage(self) -> None:
-        if self._stage is not None:
-            self._progress.remove_task(self._stage)
-            self._stage = None
-
-    def _finish_runs(self) -> None:
-        self._drop_stage()
-        if self._all is not None:
-            self._progress.remove_task(self._all)
-            self._all = None
 
 
 # ---- the result ----------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -152,6 +152,16 @@ class VerbParser(argparse.ArgumentParser):
         bare = [name for name, action in found if action.nargs == 0]
         return [name for name, _ in found if name not in bare], bare
 
+    def add_run(self, more: str = "") -> None:
+        """Add RUN, the folder of a training, and ``--weights``, which of its two."""
+        self.add_argument("run", metavar="RUN", help="the folder given as --out to train" + more)
+        self.add_argument(
+            "--weights",
+            choices=("last", "best"),
+            default="last",
+            help="weights of the last epoch, or of that best on validation (default: last)",
+        )
+
     def add_imports(self) -> None:
         """Add ``--import FILE.py``, which registers a user's own mixers, tasks or sources."""
         self.add_argument(
@@ -256,15 +266,20 @@ def image_size_of(given: argparse.Namespace) -> tuple[int, int] | None:
 
 def parse_size(text: str, option: str = "--image-size") -> tuple[int, int]:
     """Read a side, or height and width, in pixels: ``48`` or ``32,48``."""
-    try:
-        sides = [int(part) for part in text.replace("x", ",").split(",")]
-    except ValueError:
-        sides = []
-    if len(sides) not in (1, 2) or min(sides) < 1:
-        raise UserError(f"{option} {text}: give a side in pixels, such as 48, or height,width")
-    if max(sides) > MOST_PIXELS:
-        raise UserError(f"{option} {text}: a side has at most {MOST_PIXELS:,} pixels")
+    wanted = "give a side in pixels, such as 48, or height,width"
+    sides = numbers_of(f"{option} {text}", text, (1, 2), wanted)
     return sides[0], sides[-1]
+
+
+def numbers_of(given: str, text: str, counts: Container[int], wanted: str) -> tuple[Any, ...]:
+    """Read some numbers of pixels with commas or ``x`` between them; what was `given` is named."""
+    try:
+        numbers = tuple(int(part) for part in text.replace("x", ",").split(","))
+    except ValueError:
+        numbers = ()
+    if len(numbers) not in counts or not 1 <= min(numbers) <= max(numbers) <= MOST_PIXELS:
+        raise UserError(f"{given}: {wanted}, each at most {MOST_PIXELS:,}")
+    return numbers
 
 
 def open_page(page: Path) -> None:
@@ -309,8 +324,3 @@ def made_folder(folder: Path | None, done: Callable[[], bool]) -> Iterator[None]
             for path in lacking:
                 with suppress(OSError):
                     path.rmdir()
-
-
-def json_text(record: object) -> str:
-    """Return the JSON of a record, as its file has it."""
-    return json.dumps(to_json(record), indent=2, ensure_ascii=False) + "\n"

@@ -7,7 +7,7 @@ import json
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from keymix.cli.console import MOST_PIXELS, VerbParser, note, out, parse_size, say, table, warn
+from keymix.cli.console import VerbParser, note, numbers_of, out, parse_size, say, table, warn
 from keymix.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,19 +45,9 @@ _OF_THE_MODEL = "--model.options."
 
 
 def _input_size(text: str) -> tuple[int, int, int]:
-    try:
-        size = tuple(int(part) for part in text.replace("x", ",").split(","))
-    except ValueError:
-        size = ()
-    if len(size) == 2:
-        size = (3, *size)
-    if len(size) != 3 or min(size) < 1:
-        raise UserError(
-            f"--input-size {text}: give channels,height,width in pixels, such as 3,224,224"
-        )
-    if max(size) > MOST_PIXELS:
-        raise UserError(f"--input-size {text}: each number is at most {MOST_PIXELS:,}")
-    return size[0], size[1], size[2]
+    wanted = "give channels,height,width in pixels, such as 3,224,224"
+    size = numbers_of(f"--input-size {text}", text, (2, 3), wanted)
+    return (3, *size) if len(size) == 2 else size
 
 
 def parser() -> VerbParser:
@@ -119,12 +109,16 @@ def main(argv: list[str]) -> int:
     specs: list[MixerSpec | None] = [None]
     if args.mixers is not None:
         specs = [*parse_mixers(args.mixers)]
+    options = {} if size is None else _sized(args.model, size)
+    for name in ("num_classes", "match"):
+        if getattr(args, name) is not None:
+            options[name] = getattr(args, name)
     counts: dict[str, Count] = {}
     widths: dict[str, str] = {}
     for spec in specs:
         label = "" if spec is None else spec.label
-        options = of_the_model | _options(args.model, spec, size, args.num_classes, args.match)
-        counts[label], width = _count(args.model, options, size, args.time_steps)
+        own = of_the_model | ({} if spec is None else spec.model_kwargs()) | options
+        counts[label], width = _count(args.model, own, size, args.time_steps)
         if args.match is not None:
             widths[label] = width
     steps = next(iter(counts.values())).time_steps
@@ -184,21 +178,6 @@ def _over(model: str, steps: int) -> str:
         f"multiply-adds are dense, as if no input were a spike, and over all T={steps} time steps, "
         "of which the first layer sees a still image once; `keymix analyze spikes` counts spikes"
     )
-
-
-def _options(
-    name: str,
-    spec: MixerSpec | None,
-    size: tuple[int, int, int] | None,
-    classes: int | None,
-    match: str | None,
-) -> dict[str, Any]:
-    options: dict[str, Any] = {} if spec is None else spec.model_kwargs()
-    if classes is not None:
-        options["num_classes"] = classes
-    if match is not None:
-        options["match"] = match
-    return options if size is None else options | _sized(name, size)
 
 
 def _count(

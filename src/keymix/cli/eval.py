@@ -39,19 +39,13 @@ def parser() -> VerbParser:
         description="Evaluate a trained run on its test split, or on other data.",
         epilog=EXAMPLES,
     )
-    made.add_argument("run", metavar="RUN", help="the folder given as --out to train")
+    made.add_run()
     made.add_argument("--data", metavar="SPEC", help="other data with the run's classes")
     made.add_argument(
         "--split",
         choices=("test", "val", "train"),
         default="test",
         help="split of the data (default: test)",
-    )
-    made.add_argument(
-        "--weights",
-        choices=("last", "best"),
-        default="last",
-        help="weights of the last epoch, or of that best on validation (default: last)",
     )
     made.add_image_size_of_run()
     made.add_time_steps("as it was trained")

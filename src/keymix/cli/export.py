@@ -33,7 +33,7 @@ def parser() -> VerbParser:
         description="Export a trained run as a file for ONNX Runtime, PyTorch or OpenVINO.",
         epilog=EXAMPLES,
     )
-    made.add_argument("run", metavar="RUN", help="the folder given as --out to train")
+    made.add_run()
     made.add_argument(
         "--format",
         choices=("onnx", "torch", "openvino"),
@@ -73,12 +73,6 @@ def parser() -> VerbParser:
         "--measure",
         action="store_true",
         help="time the model in PyTorch and as a file, 1 image and 32",
-    )
-    made.add_argument(
-        "--weights",
-        choices=("last", "best"),
-        default="last",
-        help="weights of the last epoch, or of that best on validation (default: last)",
     )
     made.add_argument(
         "--images",

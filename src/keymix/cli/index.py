@@ -143,30 +143,22 @@ def _tasks(*, own: bool) -> list[dict[str, Any]]:
     ]
 
 
-def build(*, own: bool = True) -> dict[str, list[dict[str, Any]]]:
-    """Collect what there is from the registries, as plain data.
-
-    That is keymix's own, or what files of a user's registered in this process.
-    """
-    from keymix import recipes
+def registered() -> dict[str, list[dict[str, Any]]]:
+    """Collect what files of a user's registered in this process, as plain data."""
     from keymix.data.specs import built_in, list_specs
 
-    names = recipes.names() if own else []
-    return {
-        "models": _models() if own else [],
-        "mixers": _mixers(own=own),
-        "recipes": [{"name": name, "summary": recipes.summary(name)} for name in names],
-        "data": _data(row for row in list_specs() if (row.name in built_in()) == own),
-        "tasks": _tasks(own=own),
-    }
+    data = _data(row for row in list_specs() if row.name not in built_in())
+    return {"mixers": _mixers(own=False), "data": data, "tasks": _tasks(own=False)}
 
 
 def text() -> str:
     """Return the index as the file holds it: an entry per line, so that changes read well."""
+    from keymix import recipes
+
+    listed = [{"name": name, "summary": recipes.summary(name)} for name in recipes.names()]
     kinds = [
         f'"{kind}": [\n' + ",\n".join(json.dumps(r, ensure_ascii=False) for r in rows) + "\n]"
-        for kind, rows in build().items()
-        if kind in ("models", "recipes")
+        for kind, rows in (("models", _models()), ("recipes", listed))
     ]
     return "{\n" + ",\n".join(kinds) + "\n}\n"
 

@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 from keymix.cli.console import VerbParser, line, out, say, table
-from keymix.cli.index import build, read
+from keymix.cli.index import read, registered
 from keymix.errors import UserError, unknown
 
 KINDS = ("models", "mixers", "recipes", "data", "tasks")
@@ -54,8 +54,8 @@ def main(argv: list[str]) -> int:
     index: dict[str, list[Row]] = read()
     if args.imports:
         VerbParser.run_imports(args)
-        for each, rows in build(own=False).items():
-            index[each] = [*index[each], *rows]
+        for each, rows in registered().items():
+            index[each] += rows
     chosen = {k: index[k] for k in KINDS if kind in (None, k)}
     if pattern is not None:
         found = {k: [r for r in rows if _matches(r, pattern)] for k, rows in chosen.items()}

@@ -139,11 +139,7 @@ def parser() -> VerbParser:
         "Broken images are named, the others are predicted, and the exit code is then 2.",
         epilog=EXAMPLES,
     )
-    made.add_argument(
-        "run",
-        metavar="RUN",
-        help="the folder given as --out to train; or what was exported or pushed",
-    )
+    made.add_run("; or what was exported or pushed")
     made.add_argument("images", metavar="IMAGE", nargs="*", help="image files and folders")
     made.add_argument(
         "--format",
@@ -178,12 +174,6 @@ def parser() -> VerbParser:
         type=float,
         metavar="X",
         help="for boxes: the score from which on they are drawn and counted (default: 0.5)",
-    )
-    made.add_argument(
-        "--weights",
-        choices=("last", "best"),
-        default="last",
-        help="weights of the last epoch, or of that best on validation (default: last)",
     )
     made.add_image_size_of_run()
     made.add_time_steps("as it was trained")

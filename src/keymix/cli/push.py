@@ -26,17 +26,11 @@ def parser() -> VerbParser:
         description="Push a trained run to the Hugging Face Hub, or into a folder.",
         epilog=EXAMPLES,
     )
-    made.add_argument("run", metavar="RUN", help="the folder given as --out to train")
+    made.add_run()
     made.add_argument("name", metavar="OWNER/NAME", nargs="?", help="the model on the Hub")
     made.add_argument("--to", metavar="DIR", help="a folder, in place of the Hub")
     made.add_argument(
         "--overwrite", action="store_true", help="replace what was pushed into the folder before"
-    )
-    made.add_argument(
-        "--weights",
-        choices=("last", "best"),
-        default="last",
-        help="weights of the last epoch, or of that best on validation (default: last)",
     )
     made.add_argument(
         "--license",

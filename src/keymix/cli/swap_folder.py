@@ -4,17 +4,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
-from keymix.cli.console import json_text
 from keymix.errors import UserError
-from keymix.records import FormatError, from_json, to_json
+from keymix.records import from_json, to_json
 
 if TYPE_CHECKING:
     from keymix.swap.record import Search
     from keymix.swap.result import Swapped, SwapSetting
-
-R = TypeVar("R")
 
 SEARCH, STEPS, PAGE = "search.json", "search.csv", "report.html"
 
@@ -51,7 +48,7 @@ class Folder:
         there = files.read_json(path)
         if "report" not in there:  # it was begun, and stopped
             return None
-        record = _opened(Swapped, there, path)
+        record = from_json(Swapped, there, where=repr(str(path)))
         if record.setting != setting or (test and record.test is None):
             raise UserError(
                 f"--out {str(self.path)!r} holds a swap: name another or add --overwrite."
@@ -69,7 +66,7 @@ class Folder:
             for name in (SEARCH, STEPS, PAGE, files.SWAP):
                 (self.path / name).unlink(missing_ok=True)
             return None
-        known = _opened(SearchRecord, files.read_json(path), path)
+        known = from_json(SearchRecord, files.read_json(path), where=repr(str(path)))
         there, here = to_json(known.setting), to_json(setting)
         differing = [key for key in here if there[key] != here[key]]
         if differing:
@@ -115,13 +112,4 @@ class Folder:
         from keymix.train import files
 
         files.write_text(self.path / PAGE, record.html())
-        files.write_text(self.path / files.SWAP, json_text(record.to_dict()))
-
-
-def _opened(cls: type[R], values: Any, path: Path) -> R:
-    try:
-        return from_json(cls, values, where=repr(str(path)))
-    except FormatError:
-        raise
-    except UserError as error:
-        raise UserError(f"{error}: add --overwrite.") from None
+        files.write_json(self.path / files.SWAP, record.to_dict())

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from keymix.data.kinds import IMAGE, InputKind
 from keymix.data.specs import kind_of_spec, task_name
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 HELD_OUT = 1000
 """Most held-out images where nobody says how many."""
-
-_PYTHON = "are swapped in Python: keymix.swap(model, mixer, …)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +67,6 @@ class Source:
 
 def load_source(given: argparse.Namespace) -> Source:
     """Load what ``MODEL``, ``--data``, ``--weights`` and ``--pretrained`` name, or refuse it."""
-    _refuse_other_libraries(given.model)
     if is_run(given.model):
         for option, value in (
             ("--pretrained", given.pretrained),
@@ -83,27 +80,6 @@ def load_source(given: argparse.Namespace) -> Source:
                 )
         return _of_run(given.model, given.data)
     return _by_name(given)
-
-
-def _refuse_other_libraries(name: str) -> None:
-    """Refuse what is a model of torchvision or Hugging Face."""
-    from keymix.models.factory import list_models
-
-    if name.startswith(("torchvision:", "torchvision/", "torchvision.")):
-        raise UserError(f"models of torchvision {_PYTHON}")
-    owner, slash, rest = name.partition("/")
-    hub = slash and rest and "/" not in rest and owner not in (".", "..", "~")
-    if name.startswith("hf:") or (hub and not Path(owner).exists() and not name.endswith("/")):
-        raise UserError(f"there is no folder {name!r}; models of Hugging Face's hub {_PYTHON}")
-    import timm
-
-    if not Path(name).exists() and name not in list_models() and not timm.is_model(name):
-        try:
-            from torchvision.models import list_models as theirs
-        except ImportError:
-            return
-        if name in theirs():
-            raise UserError(f"{name!r} is a model of torchvision; they {_PYTHON}")
 
 
 def _of_run(name: str, spec: str | None) -> Source:
@@ -147,17 +123,15 @@ def _by_name(given: argparse.Namespace) -> Source:
     import torch
 
     from keymix.cli.console import parse_size
-    from keymix.models.factory import create_model, list_models
+    from keymix.models import load_weights
+    from keymix.models.factory import list_models
     from keymix.train.model import device_of_this_machine, load_data, model_for, start_from
     from keymix.train.recipe import DataConfig, ModelConfig, Recipe
 
     name = given.model
-    known = [*list_models(), *timm.list_models()]
-    if name not in known and not timm.is_model(name):
-        raise unknown("run folder or model", name, known)
+    if name not in list_models() and not timm.is_model(name):
+        raise unknown("run folder or model", name, [*list_models(), *timm.list_models()])
     if given.data is None:
-        with torch.device("meta"):
-            create_model(name)  # a model that cannot be, rather than data that are not there
         raise UserError(
             f"{name!r} is a model by name and brings no images: give --data, such as cifar10 or "
             "folder:PATH"
@@ -194,7 +168,9 @@ def _by_name(given: argparse.Namespace) -> Source:
                 f"{len(data.classes)}: fine-tune it first (keymix train), and swap the run"
             )
         data = replace(data, mean=shown.view.mean, std=shown.view.std)
-        _take(model, shown.model.state_dict(), shown.view.size, name)
+        loaded = load_weights(model, shown.model.state_dict(), img_size=shown.view.size)
+        if loaded.missing:
+            raise UserError(f"weights of {name!r} lack {loaded.missing[0]} at this image size")
         weights = f"pretrained {name}"
     elif given.weights is not None:
         path = Path(given.weights).expanduser()
@@ -212,14 +188,6 @@ def _by_name(given: argparse.Namespace) -> Source:
         weights=weights,
         run=None,
     )
-
-
-def _take(model: nn.Module, state: Any, size: tuple[int, int], name: str) -> None:
-    from keymix.models import load_weights
-
-    loaded = load_weights(model, state, img_size=size)
-    if loaded.missing:
-        raise UserError(f"weights of {name!r} lack {loaded.missing[0]} at this image size")
 
 
 def _digest(path: Path) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keymix.analysis.study_record import ModelOnImages, StudiedModel, joined
+from keymix.analysis.study_record import ModelOnImages, StudiedModel
 from keymix.data.kinds import IMAGE, InputKind
 from keymix.data.specs import kind_of_spec, list_specs, task_name
 from keymix.errors import UserError, one_line
@@ -47,12 +47,8 @@ class Loaded:
 
     def studied_on(self, images: Images) -> ModelOnImages:
         """Return what a record says of it and of images that it was shown."""
-        return joined(
-            ModelOnImages,
-            self.studied(),
-            origin=images.origin,
-            left_out=dict(images.left_out),
-        )
+        of = vars(self.studied())
+        return ModelOnImages(**of, origin=images.origin, left_out=dict(images.left_out))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +82,6 @@ class Images:
         if channels == 1 and wanted == 3:
             return pixels.repeat_interleave(3, -3)
         raise UserError(f"{one_line(self.names[i])}: {channels} channels; the model takes {wanted}")
-
-    def picture(self, pixels: Tensor) -> Tensor:
-        """Make of what `pixels` gives what a person looks at, uint8 ``[C, H, W]``."""
-        from keymix.data.pixels import picture
-
-        return picture(pixels, self.kind)
 
     def readable(self) -> Iterator[tuple[str, Tensor]]:
         """Yield name and `pixels` of each; what is damaged goes to `left_out`, unless all are."""
@@ -403,12 +393,8 @@ def _of_files(
 
     for word in words:
         if not Path(word).exists():
-            if is_spec(word):
-                raise UserError(
-                    f"data {word!r} is listed with other {view.kind.nouns}: give it alone"
-                )
             raise UserError(
-                f"there is no {view.kind.noun} or folder {word!r}, and no data spec of that name; "
+                f"there is no {view.kind.noun} or folder {word!r}; a data spec stands alone, and "
                 "`keymix list data` shows those"
             )
     found = image_files(words, events=view.kind.noun != IMAGE.noun)

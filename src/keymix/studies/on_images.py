@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from keymix.studies.inputs import (
@@ -19,8 +20,19 @@ from keymix.studies.inputs import (
 from keymix.studies.study import F, Session, Study
 
 
+@contextmanager
+def reading(session: Session, loaded: Loaded, images: Images) -> Iterator[Callable[[int], None]]:
+    """Show how many of the images a model was shown."""
+    with session.working() as working:
+        text = f"reading {len(images)} {images.kind.nouns} with {loaded.label}"
+        working(text, 0.0)
+        yield lambda done: working(text, done / len(images))
+
+
 class StudyOnImages(Study[F]):
     """A study of several models, each on images of its own."""
+
+    together: Callable[[Sequence[Any]], F]  # makes a result of what was measured of each model
 
     def add_options(self, add: Callable[..., Any]) -> None:
         """Add those of models and images."""
@@ -36,10 +48,6 @@ class StudyOnImages(Study[F]):
         self, loaded: Loaded, images: Images, given: argparse.Namespace, session: Session
     ) -> Any:
         """Measure one model, which is on this machine's device."""
-
-    @abstractmethod
-    def together(self, found: Sequence[Any]) -> F:
-        """Make a result of what was measured of each model."""
 
     def run(self, given: argparse.Namespace, session: Session) -> Iterator[F]:
         """Load all models and images, then measure one model after the other."""

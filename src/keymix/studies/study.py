@@ -20,38 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from keymix import studies
 from keymix.errors import UserError, missing, unknown
-from keymix.report.charts import Chart
 from keymix.report.result import Result
-from keymix.report.tables import Table
-
-
-class OfModel(Result):
-    """What an analysis found of one model: it is shown as a study of that model alone."""
-
-    @property
-    def alone(self) -> Result:
-        """This model as a study of its own."""
-        raise NotImplementedError
-
-    @property
-    def answer(self) -> str:
-        """What came out."""
-        return self.alone.answer
-
-    @property
-    def tables(self) -> Mapping[str, Table]:
-        """Tables, by name."""
-        return self.alone.tables
-
-    @property
-    def figures(self) -> Mapping[str, Chart]:
-        """Charts, by name."""
-        return self.alone.figures
-
-    def html(self) -> str:
-        """Return its HTML page."""
-        return self.alone.html()
-
 
 F = TypeVar("F", bound=Result)
 
@@ -61,8 +30,6 @@ class Session:
     """What a study asks of the command that runs it."""
 
     note: Callable[[str], None]  # writes a line for the person
-    # shows how many of all inputs were read, by label, number and noun
-    reading: Callable[[str, int, str], AbstractContextManager[Callable[[int], None] | None]]
     # shows what is being done and which share of all is done
     working: Callable[[], AbstractContextManager[Callable[[str, float], None]]]
 
@@ -83,17 +50,9 @@ class Study(ABC, Generic[F]):
     def add_options(self, add: Callable[..., Any]) -> None:
         """Add its options with a parser's ``add_argument``."""
 
-    def check(self, given: argparse.Namespace) -> None:
-        """Read and refuse options before any work."""
-
     @abstractmethod
     def run(self, given: argparse.Namespace, session: Session) -> Iterator[F]:
         """Do the work; yield what is known so far as often as there is something to keep."""
-
-    def so_far(self, found: F) -> str:
-        """Say of a result that is not the last what was done until then."""
-        del found
-        return ""
 
 
 _OWN: dict[str, Study[Any]] = {}
@@ -150,9 +109,27 @@ def file_words(labels: Iterable[str]) -> dict[str, str]:
     return words
 
 
-def split_list(text: str | None) -> list[str] | None:
-    """Read words with commas between them; None if none were given."""
-    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+def words(text: str) -> list[str]:
+    """Read words with commas between them."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """Read numbers with commas, ``10,50``, and ranges of them with a step, ``10-200:10``."""
+    found: list[int] = []
+    for part in words(text):
+        span = re.fullmatch(r"(\d{1,9})(?:-(\d{1,4})(?::([1-9]\d{0,8}))?)?", part)
+        if span is None:
+            found = []
+            break
+        first, last, step = span.groups()
+        found += range(int(first), int(last or first) + 1, int(step or 1))
+    if not found or min(found) < 1:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: give numbers from 1 with commas, such as 10,50,100, or a range with its "
+            "step, such as 10-200:10"
+        )
+    return tuple(found)
 
 
 def machine_of(lines: Mapping[str, str], device: str) -> dict[str, str]:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from keymix.analysis.study_record import joined
 from keymix.errors import NoAttentionMap, UserError
 from keymix.studies import inputs
 from keymix.studies.attention.result import (
@@ -19,7 +18,7 @@ from keymix.studies.attention.result import (
     AttentionRecord,
     RolledOut,
 )
-from keymix.studies.study import Session, Study, split_list
+from keymix.studies.study import Session, Study, words
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,12 +53,14 @@ Blocks are numbered from 1; --layers counts from 0, as the model's paths do."""
         )
         add(
             "--layers",
+            type=words,
             metavar="LIST",
             help="with commas: numbers from 0 (-1 is the last), ranges 6-14, patterns of paths "
             "'stages.2.*' (default: all with a map, at most 12 evenly)",
         )
         add(
             "--queries",
+            type=_query,
             nargs="+",
             metavar="Q",
             default=[],
@@ -93,12 +94,11 @@ Blocks are numbered from 1; --layers counts from 0, as the model's paths do."""
             help="one colour scale per figure, or one per cell (default: shared)",
         )
 
-    def check(self, given: argparse.Namespace) -> None:
-        given.queries = tuple(_query(word) for word in given.queries)
+    def run(self, given: argparse.Namespace, session: Session) -> Iterator[Attention]:
+        from keymix.data.pixels import picture
+
         if given.view == "matrix" and (given.queries or given.rollout):
             raise UserError("--view matrix shows all queries: leave --queries and --rollout out")
-
-    def run(self, given: argparse.Namespace, session: Session) -> Iterator[Attention]:
         loaded = _models(given)
         inputs.refuse_frames(loaded)
         inputs.warn_of_random(loaded, session.note)
@@ -121,7 +121,7 @@ Blocks are numbered from 1; --layers counts from 0, as the model's paths do."""
                 instead = inputs.spikes_instead(one) if isinstance(error, NoAttentionMap) else ""
                 raise type(error)(f"{one.label}: {error}{instead}") from error
             if given.view == "image":
-                photos = [images.picture(each) for each in pixels]
+                photos = [picture(each, images.kind) for each in pixels]
                 arrays[f"m{i}.photos"] = inputs.one_size(photos).numpy()
         if given.rollout and all(m.rollout is None for m in models):
             raise UserError(f"{models[0].label}: no rollout: {models[0].no_rollout}")
@@ -159,8 +159,8 @@ def _query(word: str) -> str | At:
             return At(*(float(side) for side in sides))
         return At(*(int(side) for side in sides))
     except ValueError:
-        raise UserError(
-            f"--queries {word!r}: give cls, mean, row,column of a patch such as 3,4, or shares of "
+        raise argparse.ArgumentTypeError(
+            f"{word!r}: give cls, mean, row,column of a patch such as 3,4, or shares of "
             "the image such as 0.5,0.5"
         ) from None
 
@@ -214,7 +214,7 @@ def _look(
     def plain(found: Tensor) -> Any:
         return found.detach().float().cpu().numpy()
 
-    model, paths, layers = one.model, list(find_seats(one.model)), split_list(given.layers)
+    model, paths, layers = one.model, list(find_seats(one.model)), given.layers
     missing: dict[str, str] = {}
     skipped = missing if layers is None else None
     there = attention_maps(model, images[:1], layers=layers, queries=[0], missing=skipped)
@@ -278,9 +278,8 @@ def _look(
         except UserError as error:
             no_rollout = str(error)
     layouts = each[0].layouts.values()
-    return joined(
-        AttentionModel,
-        one.studied(),
+    return AttentionModel(
+        **vars(one.studied()),
         photos=f"{key}.photos",
         layers=tuple(made),
         missing=missing,

@@ -16,7 +16,7 @@ from keymix.report import charts
 from keymix.report.charts import Chart, Line, Look
 from keymix.report.result import Result
 from keymix.report.tables import Column, Table
-from keymix.studies.study import OfModel, file_words
+from keymix.studies.study import file_words
 
 if TYPE_CHECKING:
     from keymix.analysis.similarity import PairSimilarity
@@ -165,8 +165,116 @@ class Stretch:
     entropy: float | None
 
 
+class Collapses(Result):
+    """Attention collapse of several models, overlaid."""
+
+    name = "collapse"
+    templates = "keymix.studies.collapse"
+
+    def __init__(self, studies: Sequence[Collapse]) -> None:
+        self._studies = tuple(studies)
+
+    @property
+    def studies(self) -> tuple[Collapse, ...]:
+        """The models."""
+        return self._studies
+
+    @property
+    def sentences(self) -> dict[str, list[str]]:
+        """What was found of each model."""
+        return {label: said for each in self.studies for label, said in each.sentences.items()}
+
+    @property
+    def left_out(self) -> list[str]:
+        """Which images could not be read."""
+        return [why for study in self.studies for why in study.of.left_out.values()]
+
+    @property
+    def data(self) -> dict[str, object]:
+        """The models, as ``studies``."""
+        return {"studies": [study.data for study in self.studies]}
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """A row for each block; people see the models where there are several, else the layers."""
+        several = len(self.studies) > 1
+        model = Column("model", "model", "name", where="both" if several else "csv")
+        layer = Column("layer", "path", where="csv" if several else "both")
+        columns = (model, *COLUMNS, layer)
+        rows = [[row[c.key] for c in columns] for study in self.studies for row in study.rows]
+        note = " ".join(self.words("blocks"))
+        return {"blocks": Table("blocks", "Block by block", columns, rows, note=note)}
+
+    @cached_property
+    def looks(self) -> dict[str, Look]:
+        """Models in the colours of their mixers where no two have the same."""
+        return charts.looks_of_models(
+            {s.of.label: {layer.attention for layer in s.layers} for s in self.studies}
+        )
+
+    @cached_property
+    def figures(self) -> dict[str, Chart]:
+        """Measures along the blocks, models overlaid; every two blocks of each; mixed heads."""
+        made = {}
+        for key, lines, axes in [*self._over_blocks(), *self._by_depth()]:
+            holds = (0.0,) if key == "sink" else (0.0, 1.0)
+            draw = partial(charts.curves, lines=lines, holds=holds, **axes)
+            made[key] = Chart(key, " ".join(self.words("caption", key)), draw)
+        words = file_words(study.of.label for study in self.studies)
+        own = {f"{c.key}-{words[s.of.label]}": c for s in self.studies for c in self._squares(s)}
+        return made | own
+
+    def _over_blocks(self) -> Iterator[tuple[str, list[Line], dict[str, Any]]]:
+        """Yield each measure that some model has of two blocks; a curve for what is comparable."""
+        columns = {column.key: column for column in COLUMNS}
+        for key, field in CURVES.items():
+            part, lines = "group" if field.startswith("before") else "stage", []
+            for study in self.studies:
+                parts: dict[int, list[tuple[int, float]]] = {}
+                for row in study.rows:
+                    if row[field] is not None:
+                        parts.setdefault(row[part], []).append((row["block"], row[field]))
+                label = study.of.label
+                points = (zip(*each, strict=True) for each in parts.values())
+                lines += [Line(label, self.looks[label], *each) for each in points]
+            percent = columns[field].kind == "percent"
+            axes = {"x_label": "block", "y_label": columns[field].heading, "percent": percent}
+            if any(len(line.xs) > 1 for line in lines):
+                yield key, lines, axes
+
+    def _by_depth(self) -> Iterator[tuple[str, list[Line], dict[str, Any]]]:
+        """Yield the share of similar blocks by the depth of models, where there are several."""
+        lines = []
+        for s in (study for study in self.studies if study.pairs):
+            share = len(s.similar_blocks) / len(s.with_maps)
+            lines.append(Line(s.of.label, self.looks[s.of.label], [len(s.layers)], [share]))
+        axes = {"x_label": "blocks of the model", "y_label": "similar blocks, %", "percent": True}
+        if len(lines) > 1:
+            yield "depth", lines, axes
+
+    def _squares(self, study: Collapse) -> Iterator[Chart]:
+        """Draw the mean cosine of every two layers, as it is and centred, and the last Theta."""
+        paths, drawn = [*study.blocks], dict[str, dict[str, Any]]()
+        blocks = {"names": [*map(str, study.blocks.values())], "label": "block"}
+        for key, field in {"pairs": "mean", "pairs-centred": "centred"}.items():
+            found = {(layer.path, layer.path): 1.0 for layer in study.with_maps}
+            for pair in study.pairs:
+                for ends in ((pair.first, pair.second), (pair.second, pair.first)):
+                    found[ends] = getattr(pair, field)
+            if study.pairs:
+                values = [[found.get((p, q)) for q in paths] for p in paths]
+                drawn[key] = {**blocks, "values": values, "signed": field == "centred"}
+        for theta in [layer.theta for layer in study.layers if layer.theta is not None][-1:]:
+            heads = {"names": [str(i + 1) for i in range(len(theta))], "label": "head"}
+            high = max(abs(value) for row in theta for value in row) or 1.0
+            drawn["theta"] = {**heads, "values": theta, "high": high, "signed": True}
+        for key, options in drawn.items():
+            draw = partial(charts.heat_map, **options, numbers=key == "theta")
+            yield Chart(key, " ".join(self.words("caption", key, study)), draw, SQUARE)
+
+
 @dataclass(kw_only=True, repr=False)
-class Collapse(OfModel):
+class Collapse(Collapses):
     """How alike a model's attention maps are, what its tokens become, and what follows from it.
 
     The table is ``"blocks"``, a row for each block; figures are measures along the blocks.
@@ -193,13 +301,10 @@ class Collapse(OfModel):
     images: int
     of: ModelOnImages = UNNAMED
 
-    name = "collapse"
-    templates = "keymix.studies.collapse"
-
-    @cached_property
-    def alone(self) -> Collapses:
-        """This model as a study of its own."""
-        return Collapses((self,))
+    @property
+    def studies(self) -> tuple[Collapse, ...]:
+        """This model alone."""
+        return (self,)
 
     @cached_property
     def blocks(self) -> Mapping[str, int]:
@@ -361,106 +466,3 @@ class Collapse(OfModel):
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
-
-
-class Collapses(Result):
-    """Attention collapse of several models, overlaid."""
-
-    name = "collapse"
-    templates = "keymix.studies.collapse"
-
-    def __init__(self, studies: Sequence[Collapse]) -> None:
-        self.studies = tuple(studies)
-
-    @property
-    def sentences(self) -> dict[str, list[str]]:
-        """What was found of each model."""
-        return {label: said for each in self.studies for label, said in each.sentences.items()}
-
-    @property
-    def left_out(self) -> list[str]:
-        """Which images could not be read."""
-        return [why for study in self.studies for why in study.of.left_out.values()]
-
-    @property
-    def data(self) -> dict[str, object]:
-        """The models, as ``studies``."""
-        return {"studies": [study.data for study in self.studies]}
-
-    @property
-    def tables(self) -> dict[str, Table]:
-        """A row for each block; people see the models where there are several, else the layers."""
-        several = len(self.studies) > 1
-        model = Column("model", "model", "name", where="both" if several else "csv")
-        layer = Column("layer", "path", where="csv" if several else "both")
-        columns = (model, *COLUMNS, layer)
-        rows = [[row[c.key] for c in columns] for study in self.studies for row in study.rows]
-        note = " ".join(self.words("blocks"))
-        return {"blocks": Table("blocks", "Block by block", columns, rows, note=note)}
-
-    @cached_property
-    def looks(self) -> dict[str, Look]:
-        """Models in the colours of their mixers where no two have the same."""
-        return charts.looks_of_models(
-            {s.of.label: {layer.attention for layer in s.layers} for s in self.studies}
-        )
-
-    @cached_property
-    def figures(self) -> dict[str, Chart]:
-        """Measures along the blocks, models overlaid; every two blocks of each; mixed heads."""
-        made = {}
-        for key, lines, axes in [*self._over_blocks(), *self._by_depth()]:
-            holds = (0.0,) if key == "sink" else (0.0, 1.0)
-            draw = partial(charts.curves, lines=lines, holds=holds, **axes)
-            made[key] = Chart(key, " ".join(self.words("caption", key)), draw)
-        words = file_words(study.of.label for study in self.studies)
-        own = {f"{c.key}-{words[s.of.label]}": c for s in self.studies for c in self._squares(s)}
-        return made | own
-
-    def _over_blocks(self) -> Iterator[tuple[str, list[Line], dict[str, Any]]]:
-        """Yield each measure that some model has of two blocks; a curve for what is comparable."""
-        columns = {column.key: column for column in COLUMNS}
-        for key, field in CURVES.items():
-            part, lines = "group" if field.startswith("before") else "stage", []
-            for study in self.studies:
-                parts: dict[int, list[tuple[int, float]]] = {}
-                for row in study.rows:
-                    if row[field] is not None:
-                        parts.setdefault(row[part], []).append((row["block"], row[field]))
-                label = study.of.label
-                points = (zip(*each, strict=True) for each in parts.values())
-                lines += [Line(label, self.looks[label], *each) for each in points]
-            percent = columns[field].kind == "percent"
-            axes = {"x_label": "block", "y_label": columns[field].heading, "percent": percent}
-            if any(len(line.xs) > 1 for line in lines):
-                yield key, lines, axes
-
-    def _by_depth(self) -> Iterator[tuple[str, list[Line], dict[str, Any]]]:
-        """Yield the share of similar blocks by the depth of models, where there are several."""
-        lines = []
-        for s in (study for study in self.studies if study.pairs):
-            share = len(s.similar_blocks) / len(s.with_maps)
-            lines.append(Line(s.of.label, self.looks[s.of.label], [len(s.layers)], [share]))
-        axes = {"x_label": "blocks of the model", "y_label": "similar blocks, %", "percent": True}
-        if len(lines) > 1:
-            yield "depth", lines, axes
-
-    def _squares(self, study: Collapse) -> Iterator[Chart]:
-        """Draw the mean cosine of every two layers, as it is and centred, and the last Theta."""
-        paths, drawn = [*study.blocks], dict[str, dict[str, Any]]()
-        blocks = {"names": [*map(str, study.blocks.values())], "label": "block"}
-        for key, field in {"pairs": "mean", "pairs-centred": "centred"}.items():
-            found = {(layer.path, layer.path): 1.0 for layer in study.with_maps}
-            for pair in study.pairs:
-                for ends in ((pair.first, pair.second), (pair.second, pair.first)):
-                    found[ends] = getattr(pair, field)
-            if study.pairs:
-                values = [[found.get((p, q)) for q in paths] for p in paths]
-                drawn[key] = {**blocks, "values": values, "signed": field == "centred"}
-        for theta in [layer.theta for layer in study.layers if layer.theta is not None][-1:]:
-            heads = {"names": [str(i + 1) for i in range(len(theta))], "label": "head"}
-            high = max(abs(value) for row in theta for value in row) or 1.0
-            drawn["theta"] = {**heads, "values": theta, "high": high, "signed": True}
-        for key, options in drawn.items():
-            draw = partial(charts.heat_map, **options, numbers=key == "theta")
-            yield Chart(key, " ".join(self.words("caption", key, study)), draw, SQUARE)

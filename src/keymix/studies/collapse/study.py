@@ -10,8 +10,8 @@ from typing import Any
 
 from keymix.studies.collapse.result import Collapse, Collapses
 from keymix.studies.inputs import Images, Loaded, refuse_frames, spikes_instead
-from keymix.studies.on_images import StudyOnImages
-from keymix.studies.study import Session, split_list
+from keymix.studies.on_images import StudyOnImages, reading
+from keymix.studies.study import Session, words
 
 OPTIONS = (
     ("threshold", "TAU", 0.5, "cosine above which two columns are similar"),
@@ -23,6 +23,7 @@ OPTIONS = (
 
 
 class _Collapse(StudyOnImages[Collapses]):
+    together = Collapses
     summary = "do deep layers repeat their attention: DeepViT's similarity, entropy, sinks, rank"
     description = """\
 Measure attention collapse (DeepViT, Eq. 2 and 7): how alike the attention maps of every two
@@ -44,6 +45,7 @@ docs/collapse.md explains every measure with its equation."""
         super().add_options(add)
         add(
             "--layers",
+            type=words,
             metavar="LIST",
             help="with commas: numbers from 0, ranges such as 6-11, patterns of paths "
             "(default: all)",
@@ -60,11 +62,11 @@ docs/collapse.md explains every measure with its equation."""
     ) -> Collapse:
         from keymix.studies.collapse.measure import collapse
 
-        with session.reading(loaded.label, len(images), images.kind.nouns) as progress:
+        with reading(session, loaded, images) as progress:
             found = collapse(
                 loaded.model,
                 images.batches(given.batch_size),
-                layers=split_list(given.layers),
+                layers=given.layers,
                 **{name: getattr(given, name) for name, *_ in OPTIONS},
                 batch_size=given.batch_size,
                 progress=progress,
@@ -73,9 +75,6 @@ docs/collapse.md explains every measure with its equation."""
         if instead:
             session.note(f"{loaded.label}: spikes form no attention map{instead}")
         return replace(found, of=loaded.studied_on(images))
-
-    def together(self, found: Sequence[Collapse]) -> Collapses:
-        return Collapses(found)
 
 
 STUDY = _Collapse()

@@ -15,7 +15,7 @@ from torch import nn
 from keymix.analysis.capture import inference_mode_of
 from keymix.analysis.counting import Count
 from keymix.analysis.measure import Cost, measure_interleaved, with_peak
-from keymix.analysis.memory import Build, Peak, available_bytes, peak_memory
+from keymix.analysis.memory import Build, available_bytes, peak_memory
 from keymix.analysis.mixer_alone import (
     TIME_STEPS,
     Progress,
@@ -362,16 +362,5 @@ def _costs(
         return costs
     models.clear()  # their memory is the fresh process's
     progress("peak memory in a fresh process", 0.6)
-    peaks = _peaks(builds, size, setting.batch_size)
+    peaks = peak_memory(builds, size, batch_size=setting.batch_size)
     return {name: with_peak(cost, peaks[name]) for name, cost in costs.items()}
-
-
-def _peaks(builds: Mapping[str, Build], size: tuple[int, int], batch_size: int) -> dict[str, Peak]:
-    """Measure all in one process; where it cannot make one, each in its own."""
-    try:
-        return peak_memory(builds, size, batch_size=batch_size)
-    except UserError:
-        if len(builds) == 1:  # registered here, but in no file that was named
-            note = "unknown: a fresh process cannot make this mixer; name its file with imports"
-            return dict.fromkeys(builds, Peak(inference_mib=None, training_mib=None, note=note))
-    return {name: _peaks({name: build}, size, batch_size)[name] for name, build in builds.items()}

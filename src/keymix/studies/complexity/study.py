@@ -7,9 +7,8 @@ import argparse
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from keymix.errors import UserError, whole_number
 from keymix.studies.complexity.result import Complexity, Setting
-from keymix.studies.study import Session, Study
+from keymix.studies.study import Session, Study, whole_numbers
 
 
 class _Complexity(Study[Complexity]):
@@ -34,6 +33,7 @@ examples:
         add("--at", type=int, default=256, metavar="N", help="tokens of the tables (default: 256)")
         add(
             "--tokens",
+            type=lambda text: () if text == "none" else whole_numbers(text),
             default="49,196,784",
             metavar="LIST",
             help="numbers of tokens for latency and memory, each on the grid nearest to a "
@@ -55,43 +55,23 @@ examples:
         add("--time-steps", type=int, default=4, metavar="T", help="of spiking mixers (default: 4)")
         add("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1, … (default: cpu)")
 
-    def check(self, given: argparse.Namespace) -> None:
-        given.setting = Setting(
+    def run(self, given: argparse.Namespace, session: Session) -> Iterator[Complexity]:
+        from keymix.studies.complexity.measure import complexity_parts
+
+        setting = Setting(
             dim=given.dim,
             num_heads=given.heads,
             at=given.at,
-            tokens=_tokens(given.tokens),
+            tokens=given.tokens,
             repeats=given.repeats,
             batch_size=given.batch_size,
             device=given.device,
             time_steps=given.time_steps,
         )
-
-    def run(self, given: argparse.Namespace, session: Session) -> Iterator[Complexity]:
-        from keymix.studies.complexity.measure import complexity_parts
-
         with session.working() as progress:
             yield from complexity_parts(
-                given.mixers, given.setting, imports=given.imports, progress=progress
+                given.mixers, setting, imports=given.imports, progress=progress
             )
-
-    def so_far(self, found: Complexity) -> str:
-        done = list(dict.fromkeys(row.tokens for row in found.scaling))
-        return f"was measured at {', '.join(map(str, done))} tokens" if done else "was counted"
 
 
 STUDY = _Complexity()
-
-
-def _tokens(text: str) -> tuple[int, ...]:
-    if text.strip().lower() == "none":
-        return ()
-    try:
-        numbers = tuple(whole_number(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        numbers = ()
-    if not numbers:
-        raise UserError(
-            f"--tokens {text!r}: give numbers of tokens with commas, such as 49,196, or none."
-        )
-    return numbers

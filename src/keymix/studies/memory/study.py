@@ -7,11 +7,8 @@ import argparse
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from keymix.errors import UserError, whole_number
 from keymix.studies.memory.result import MemoryGrowth
-from keymix.studies.study import Session, Study
-
-MOST_SIDES = 1000
+from keymix.studies.study import Session, Study, whole_numbers
 
 
 class _Memory(Study[MemoryGrowth]):
@@ -47,6 +44,7 @@ What does not fit into memory is reported and left out.
         )
         add(
             "--sides",
+            type=whole_numbers,
             metavar="LIST",
             help="square roots of the numbers of tokens: 10,50,100 or 10-200:10 (default: "
             "10-80:10 on a CPU, else 10-200:10)",
@@ -54,9 +52,6 @@ What does not fit into memory is reported and left out.
         add("--dim", type=int, default=256, metavar="C", help="width of the tokens (default: 256)")
         add("--heads", type=int, default=1, metavar="H", help="number of heads (default: 1)")
         add("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1, … (default: cpu)")
-
-    def check(self, given: argparse.Namespace) -> None:
-        given.at_sides = None if given.sides is None else sides(given.sides)
 
     def run(self, given: argparse.Namespace, session: Session) -> Iterator[MemoryGrowth]:
         from keymix.studies.memory.measure import memory_growth
@@ -66,36 +61,12 @@ What does not fit into memory is reported and left out.
                 given.mixers,
                 dim=given.dim,
                 num_heads=given.heads,
-                sides=given.at_sides,
+                sides=given.sides,
                 order=given.order,
                 device=given.device,
                 imports=given.imports,
                 progress=progress,
             )
 
-    def so_far(self, found: MemoryGrowth) -> str:
-        return f"was measured up to sqrt(N) = {max(row.side for row in found.rows)}"
-
 
 STUDY = _Memory()
-
-
-def sides(text: str) -> tuple[int, ...]:
-    """Read square roots of numbers of tokens."""
-    found: list[int] = []
-    try:
-        for part in filter(None, (each.strip() for each in text.split(","))):
-            span, _, step = part.partition(":")
-            first, dash, last = span.partition("-")
-            ends = whole_number(first), whole_number(last if dash else first)
-            if max(ends) > MOST_SIDES:
-                raise ValueError
-            found += range(ends[0], ends[1] + 1, whole_number(step or "1"))
-    except ValueError:
-        found = []
-    if not found or min(found) < 1:
-        raise UserError(
-            f"--sides {text!r}: give numbers from 1 to {MOST_SIDES:,} with commas, such as "
-            "10,50,100, or a range with its step, such as 10-200:10."
-        )
-    return tuple(found)

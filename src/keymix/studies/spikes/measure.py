@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Literal
-
-from torch import Tensor
 
 from keymix.analysis.energy import Energy, energy_of
 from keymix.analysis.images import Images, Model, batches_of, named
@@ -69,18 +67,8 @@ def spike_study(
     check_positive(batch_size=batch_size)
     cost, trained = energy_of(energy), opened(model)
     batches = batches_of(images, trained, batch_size, frames=True)
-    if progress is not None:
-        batches = _counted(batches, progress)
     network = module_of(trained)
-    found = Spikes(**vars(read_spikes(network, batches, cost=cost, batch_norm=batch_norm)))
+    read = read_spikes(network, batches, cost=cost, batch_norm=batch_norm, progress=progress)
+    found = Spikes(**vars(read))
     found.of = named(model, network)
     return found
-
-
-def _counted(batches: Iterable[Tensor], progress: Callable[[int], None]) -> Iterator[Tensor]:
-    """Report how many images were read after every batch."""
-    seen = 0
-    for batch in batches:
-        yield batch
-        seen += len(batch)
-        progress(seen)

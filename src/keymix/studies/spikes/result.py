@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from keymix.report.charts import Chart, Dots, Line, Look, blank, raster
 from keymix.report.result import Result
 from keymix.report.svg import SIZE, colours
 from keymix.report.tables import Column, Table
-from keymix.studies.study import OfModel, file_words
+from keymix.studies.study import file_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,38 +77,6 @@ _OPERATIONS = (
 )
 
 
-class Spikes(SpikeReadings, OfModel):
-    """Firing rates, operations and energy of a network: `SpikeReadings` as a result.
-
-    Tables are ``"total"``, ``"rates"``, ``"steps"``, ``"neurons"`` and ``"operations"``; figures
-    are ``"energy"`` and rates along steps and blocks.
-    """
-
-    name = "spikes"
-    templates = "keymix.studies.spikes"
-
-    of: ModelOnImages = UNNAMED  # which model and images
-    chance: float | None = None  # the run's test accuracy where it is no better than chance
-    rasters: Sequence[Raster] = ()  # spikes of Q-K token attention on one image
-    raster_image: str | None = None  # the name of that image
-    photo: str | None = None  # that image, as a data URI
-
-    @property
-    def alone(self) -> SpikeStudies:
-        """This network as a study of its own."""
-        return SpikeStudies([self])
-
-    @property
-    def notes(self) -> list[str]:
-        """What to keep in mind when reading the numbers, in words."""
-        return self.alone.words("notes", self)
-
-    @property
-    def data(self) -> dict[str, object]:
-        """Everything with all that follows from it."""
-        return self.record()
-
-
 class SpikeStudies(Result):
     """Spikes and energy of several models, side by side.
 
@@ -120,7 +88,12 @@ class SpikeStudies(Result):
     templates = "keymix.studies.spikes"
 
     def __init__(self, studies: Sequence[Spikes]) -> None:
-        self.labelled: Mapping[str, Spikes] = {study.of.label: study for study in studies}
+        self._labelled = {study.of.label: study for study in studies}
+
+    @property
+    def labelled(self) -> dict[str, Spikes]:
+        """The models, by label."""
+        return self._labelled
 
     @property
     def data(self) -> dict[str, object]:
@@ -273,6 +246,35 @@ class SpikeStudies(Result):
         draw = partial(charts.curves, lines=lines, x_label=x_label, y_label=y_label, holds=(0.0,))
         caption = f"{role or 'All neurons'}: rate at each {x_label}."
         return Chart(f"{key}-{word}" if word else key, caption, draw)
+
+
+class Spikes(SpikeReadings, SpikeStudies):
+    """Firing rates, operations and energy of a network: `SpikeReadings` as a result.
+
+    Tables are ``"total"``, ``"rates"``, ``"steps"``, ``"neurons"`` and ``"operations"``; figures
+    are ``"energy"`` and rates along steps and blocks.
+    """
+
+    of: ModelOnImages = UNNAMED  # which model and images
+    chance: float | None = None  # the run's test accuracy where it is no better than chance
+    rasters: Sequence[Raster] = ()  # spikes of Q-K token attention on one image
+    raster_image: str | None = None  # the name of that image
+    photo: str | None = None  # that image, as a data URI
+
+    @property
+    def labelled(self) -> dict[str, Spikes]:
+        """This network alone."""
+        return {self.of.label: self}
+
+    @property
+    def notes(self) -> list[str]:
+        """What to keep in mind when reading the numbers, in words."""
+        return self.words("notes", self)
+
+    @property
+    def data(self) -> dict[str, object]:
+        """Everything with all that follows from it."""
+        return self.record()
 
 
 # ---- rows -----------------------------------------------------------------------------------

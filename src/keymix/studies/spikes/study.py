@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from keymix.analysis.energy import energy_of
 from keymix.errors import UserError
 from keymix.studies.inputs import Images, Loaded
-from keymix.studies.on_images import StudyOnImages
+from keymix.studies.on_images import StudyOnImages, reading
 from keymix.studies.spikes.result import Spikes, SpikeStudies
 from keymix.studies.study import Session
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 class _Spikes(StudyOnImages[SpikeStudies]):
+    together = SpikeStudies
     summary = "spikes and energy: firing rates, rasters, synaptic operations, energy"
     description = """\
 Measure the spikes of a spiking network: firing rates of Q, K, A_t, X', X'' and the MLPs by stage
@@ -77,15 +78,13 @@ explains every measure and every assumption."""
         add("--step", type=int, metavar="S", help="time step of the rasters (default: the last)")
         add(
             "--tokens",
+            type=_segment,
             metavar="START,COUNT",
             help="tokens that rasters show: the first, and how many (default: 100 in the middle)",
         )
 
-    def check(self, given: argparse.Namespace) -> None:
-        given.segment = _segment(given.tokens)
-        energy_of(given.energy)
-
     def prepare(self, loaded: Sequence[Loaded], given: argparse.Namespace) -> None:
+        given.energy = energy_of(given.energy)
         for one in loaded:
             prepare(one, given.time_steps)
 
@@ -93,6 +92,7 @@ explains every measure and every assumption."""
         self, loaded: Loaded, images: Images, given: argparse.Namespace, session: Session
     ) -> Spikes:
         from keymix.analysis.spikes import spike_rasters
+        from keymix.data.pixels import picture
         from keymix.report.pictures import image_uri
         from keymix.studies.spikes.measure import spike_study
 
@@ -104,9 +104,9 @@ explains every measure and every assumption."""
             layers=given.raster_layers,
             head=given.head,
             step=given.step,
-            tokens=given.segment,
+            tokens=given.tokens,
         )
-        with session.reading(loaded.label, len(images), images.kind.nouns) as progress:
+        with reading(session, loaded, images) as progress:
             found = spike_study(
                 loaded.model,
                 images.batches(given.batch_size),
@@ -117,42 +117,33 @@ explains every measure and every assumption."""
         found.of, found.chance = loaded.studied_on(images), _chance(loaded)
         if rasters:
             found.rasters, found.raster_image = rasters, Path(images.names[number]).name
-            found.photo = image_uri(images.picture(pixels).numpy())
+            found.photo = image_uri(picture(pixels, images.kind).numpy())
         return found
-
-    def together(self, found: Sequence[Spikes]) -> SpikeStudies:
-        return SpikeStudies(found)
 
 
 STUDY = _Spikes()
 
 
-def _segment(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
+def _segment(text: str) -> tuple[int, int]:
     try:
         start, count = (int(part) for part in text.split(","))
     except ValueError:
-        raise UserError(
-            f"--tokens {text!r}: give the first token and how many, such as 1500,100"
-        ) from None
+        wanted = "give the first token and how many, such as 1500,100"
+        raise argparse.ArgumentTypeError(f"{text!r}: {wanted}") from None
     return start, count
 
 
 def prepare(loaded: Loaded, time_steps: int | None) -> None:
     """Check that a model has spikes, and set its time steps."""
     from keymix.analysis.spikes import neurons_of
+    from keymix.models.image_size import take_time_steps
 
     try:
         neurons_of(loaded.model)
     except UserError as error:
         raise UserError(f"{loaded.name!r}: {error}") from error
-    if time_steps is None:
-        return
-    change = getattr(loaded.model, "set_time_steps", None)
-    if change is None:
-        raise UserError(f"{loaded.name!r} takes no other number of time steps: drop --time-steps")
-    change(time_steps)
+    if time_steps is not None:
+        take_time_steps(loaded.model, time_steps)
 
 
 def _chance(loaded: Loaded) -> float | None:
