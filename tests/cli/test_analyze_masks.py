@@ -12,6 +12,7 @@ import torch
 
 from keymix.cli import main
 from keymix.data.augment import Augment
+from keymix.data.pixels import picture
 from keymix.studies.inputs import load_images, load_models
 from keymix.train.engine import train
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe, ScheduleConfig
@@ -46,7 +47,7 @@ def test_a_run_is_shown_the_images_of_its_test_split_as_it_was_tested_on(run: Ru
     assert len(images) == len(test)
     assert images.names == tuple(test.ids(i) for i in range(len(test)))
     assert all(torch.equal(images.pixels(i), test.read(i)) for i in range(len(test)))
-    shown = images.picture(images.pixels(0))
+    shown = picture(images.pixels(0), images.kind)
     assert torch.equal(shown, test.read(0)[1:2])  # the middle slice, in grey
     assert torch.equal(shown, test.picture(0))
 

@@ -10,6 +10,7 @@ import torch
 
 from keymix.analysis.images import View
 from keymix.data import load
+from keymix.data.pixels import picture
 from keymix.studies.inputs import Loaded, load_images, load_models
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe
 from keymix.train.runs import Run
@@ -64,7 +65,7 @@ def test_of_a_stack_the_middle_slice_is_looked_at(scans: Path) -> None:
     second = next(i for i, name in enumerate(images.names) if "slice_0002" in name)
     pixels = images.pixels(second)
     assert not torch.equal(pixels[0], pixels[1])  # its neighbour is another picture
-    assert torch.equal(images.picture(pixels), pixels[1:2])
+    assert torch.equal(picture(pixels, images.kind), pixels[1:2])
 
 
 def test_other_data_is_not_cut_to_the_runs_limit(scans: Path, tmp_path: Path) -> None:
