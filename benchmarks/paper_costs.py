@@ -43,7 +43,7 @@ from keymix.studies.complexity.measure import complexity
 from keymix.studies.complexity.result import Complexity, Setting
 from keymix.studies.memory.measure import memory_growth
 from keymix.studies.memory.result import MemoryGrowth
-from keymix.studies.memory.study import sides
+from keymix.studies.study import whole_numbers
 from measured import begin, options
 
 Taken = Callable[[int, int], Work]
@@ -346,7 +346,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dim", type=int, default=256, help="width D of the tokens")
     parser.add_argument("--heads", type=int, default=8, help="attention heads")
     parser.add_argument("--at", type=int, default=256, help="tokens N of the tables")
-    parser.add_argument("--sides", type=sides, default=(10, 20, 50), help="square roots of N")
+    parser.add_argument(
+        "--sides", type=whole_numbers, default=(10, 20, 50), help="square roots of N"
+    )
     given = begin(parser, argv)
     study = complexity(dim=given.dim, num_heads=given.heads, at=given.at, tokens=())
     wrong = False
