@@ -11,6 +11,7 @@ from torch import nn
 
 from each import together
 from keymix.errors import UserError
+from keymix.hosts import find_mixers
 from keymix.mixers import registry
 from keymix.mixers.base import Site
 from keymix.mixers.spec import parse_mixer, parse_mixers
@@ -42,15 +43,15 @@ def test_unknown_names_are_answered_with_the_nearest(wrong: str, right: str) -> 
         registry.resolve(wrong)
 
 
-def test_names_joined_by_slashes_are_answered_with_the_list() -> None:
-    for build in (
-        lambda: registry.resolve("qkta/ssa"),
-        lambda: create_model("qkformer_micro_32", mixer="qkta/ssa"),
-        lambda: create_model("caformer_micro_32", mixer="qkta/ssa", match="params"),
-    ):
-        with pytest.raises(UserError) as caught:
-            build()
-        assert str(caught.value) == "'qkta/ssa' names 2 mixers: give a list, ['qkta', 'ssa']"
+def test_names_joined_by_slashes_are_no_name_and_build_a_model() -> None:
+    with pytest.raises(UserError, match=r"names 2 mixers: give a list, \['qkta', 'ssa'\]"):
+        registry.resolve("qkta/ssa")
+    for text, names in (("qkta/qkta/ssa", ["qkta", "qkta", "ssa"]), ("qkta", "qkta")):
+        one, other = (create_model("qkformer_micro_32", mixer=each) for each in (text, names))
+        kinds = [[type(m) for m in find_mixers(model).values()] for model in (one, other)]
+        assert kinds[0] == kinds[1]
+    written = create_model("vit_micro_p4_32", mixer="ska(activation=relu)")
+    assert {mixer.built_with["activation"] for mixer in find_mixers(written).values()} == {"relu"}
 
 
 @together

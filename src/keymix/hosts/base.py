@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from keymix.errors import GridNeeded, UserError
 from keymix.hosts.attention_inputs import Layout, Reading
 from keymix.mixers.base import Grid, Site, TokenMixer
-from keymix.mixers.registry import build, get_mixer_class, list_mixers, resolve
+from keymix.mixers.registry import build, get_mixer_class, list_mixers
 from keymix.mixers.registry import mixer_options as all_options
 from keymix.mixers.resize import GridBound
 from keymix.mixers.spec import spec_of
@@ -306,9 +306,7 @@ def class_token_reads_image(model: nn.Module) -> bool:
 
 def _spread_names(mixer: MixerNames, places: Sequence[Place]) -> list[str]:
     """Give every place its mixer's canonical name."""
-    if isinstance(mixer, str):
-        return [resolve(mixer)] * len(places)
-    names = [resolve(name) for name in mixer]
+    names = [*spec_of(mixer).names]
     stages = places[-1].stage + 1 if places else 0
     if len(names) == len(places):
         return names
