@@ -157,11 +157,11 @@ def test_what_is_named_is_taken_without_a_word(
         ({"recipe": "digits_vit", "mixers": "mhsa,qkta"}, r"and dense ones \(softmax\) take"),
         (
             {"data": "moving_digits:100", "recipe": "small_images_vit", "model": SPIKING},
-            r"augment\.crop_padding=4 changes images",
+            r"augment\.crop_padding=4 does not fit",
         ),
         (
             {"data": "digits", "overrides": {"augment.snn_wide": True}},
-            r"augment\.snn_wide=True is for frames",
+            r"augment\.snn_wide=True does not fit",
         ),
         (
             {"data": "digits", "limit": 100, "overrides": {"augment.auto_augment": "rand-m9"}},
