@@ -24,6 +24,8 @@ from keymix.report.comparison import Comparison
 from keymix.report.comparison_page import render
 from keymix.train import files
 from keymix.train.engine import train
+from keymix.train.evaluation import eval_loader
+from keymix.train.model import load_data
 from keymix.train.recipe import replace_path
 from keymix.train.runs import load_run
 
@@ -85,10 +87,15 @@ def test_a_mixer_starts_from_what_a_swap_makes(run: Path, done: Path) -> None:
     ended = model.state_dict()
     for name, tensor in start.items():
         torch.testing.assert_close(ended[name], tensor, rtol=0, atol=1e-6)
-    calibrated = keymix.load(run).model
-    fresh = keymix.swap(calibrated, "static_key").swapped
-    assert fresh is not None
-    assert not torch.equal(fresh.blocks[0].attn.mixer.key, start["blocks.0.attn.mixer.key"])
+    plan = read(done).plan
+    data = load_data(plan.recipe.data)
+    images = torch.cat([batch.images for batch in eval_loader(plan.recipe, data, "train")])
+    assert plan.start is not None
+    assert plan.start.images == len(images)
+    swapped = keymix.swap(run, "static_key", calibration=images).swapped
+    assert swapped is not None
+    made = swapped.state_dict()
+    assert all(torch.equal(made[name], start[name]) for name in start)
 
 
 def test_the_same_call_goes_on_and_another_model_is_refused(

@@ -221,7 +221,9 @@ def recorded(
     *,
     home: Path | None = None,
     files: Sequence[str] = (),
-    **of_source: Any,
+    classes: tuple[str, ...],
+    notes: tuple[str, ...] = (),
+    event_split: str | None = None,
 ) -> Source:
     """Make a source of recordings: where each stands, its class number and its split."""
     frames = Frames(groups, len(recordings), settings, home, files)
@@ -229,14 +231,19 @@ def recorded(
         time_steps=settings.time_steps,
         frames_by=settings.frames_by,
         sensor_size=settings.sensor,
-        event_split=of_source.pop("event_split", None),
+        event_split=event_split,
     )
     rows = [
         Row(id=name, image=Recorded(frames, i, name), target=label, split=split)
         for i, (name, label, split) in enumerate(recordings)
     ]
     return Source(
-        kind=RECORDING, rows=_Rows(rows, frames), in_chans=POLARITIES, facts=facts, **of_source
+        kind=RECORDING,
+        rows=_Rows(rows, frames),
+        in_chans=POLARITIES,
+        classes=classes,
+        notes=notes,
+        facts=facts,
     )
 
 

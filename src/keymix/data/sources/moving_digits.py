@@ -14,6 +14,7 @@ Everything is a function of the digit's number: there is one such set.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, partial
 
 import numpy as np
@@ -65,14 +66,14 @@ def open_moving_digits(
         count = int(argument)
     rows = np.arange(count, dtype=np.int64)
     labels = _digits()[1].tolist()
-    return recorded(
+    found = recorded(
         [(_id(row), labels[row], "train") for row in range(count)],
         [partial(recordings_of, rows[a : a + _GROUP]) for a in range(0, count, _GROUP)],
         Settings(SENSOR, time_steps, frames_by, image_size),
         classes=tuple(str(d) for d in range(10)),
-        test_fraction=0.25,
         notes=("synthesised from scikit-learn's digits: simulated saccades, no camera",),
     )
+    return replace(found, test_fraction=0.25)
 
 
 @cache
