@@ -173,6 +173,14 @@ def test_the_readout_stays_and_who_brings_it_nothing_is_left_out(tmp_path: Path)
     assert "identity" in done.record.cannot_sit[0]
 
 
+def test_the_models_own_mixer_is_the_baseline_and_no_plain_network_joins(tmp_path: Path) -> None:
+    run = trained(tmp_path / "run", **{"model.mixer": "static_key(activation=relu)"})
+    done = compared(run, tmp_path / "out", mixers="softmax", reference=True, controls=False)
+    assert done.record.baseline == "static_key(activation=relu)"
+    labels = [mixer.label for mixer in done.record.mixers]
+    assert labels == ["static_key(activation=relu)", "softmax"]
+
+
 def test_mixers_sit_where_the_model_attends() -> None:
     own = parse_mixer("sep_conv/sep_conv/softmax/softmax")
     assert _seat(parse_mixer("static_key"), own).label == "sep_conv/sep_conv/static_key/static_key"
