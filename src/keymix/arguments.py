@@ -154,9 +154,10 @@ def accepted(cls: type) -> dict[str, tuple[inspect.Parameter, Any]]:
     """What a constructor takes by name, with the annotation's value.
 
     Where it hands the rest on (``**shared: Unpack[MapOptions]``), the constructors above it are
-    read too.
+    read too, as far as the type lists their arguments.
     """
     found: dict[str, tuple[inspect.Parameter, Any]] = {}
+    listed: set[str] | None = None  # None is all
     for each in cls.__mro__:
         if "__init__" not in vars(each):
             continue
@@ -164,10 +165,14 @@ def accepted(cls: type) -> dict[str, tuple[inspect.Parameter, Any]]:
         parameters = list(inspect.signature(init).parameters.values())[1:]  # without self
         hints = typing.get_type_hints(init)
         for p in parameters:
-            if p.kind is not inspect.Parameter.VAR_KEYWORD:
+            if p.kind is not inspect.Parameter.VAR_KEYWORD and (not listed or p.name in listed):
                 found.setdefault(p.name, (p, hints.get(p.name, Any)))
-        if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+        rest = [p.name for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD]
+        if not rest:
             break
+        (handed,) = typing.get_args(hints.get(rest[0])) or (None,)
+        if typing.is_typeddict(handed):
+            listed = {"site", *typing.get_type_hints(handed)}
     return found
 
 

@@ -131,7 +131,7 @@ def test_mixers_stand_below_one_another_and_those_without_maps_say_why(
     run("caformer_micro_32", "--mixers", mixers, "--images", photos / "jay.png", "--out", out)
     record, _ = read(out)
     first, second = record["models"]
-    assert first["label"] == "softmax/static_key/static_key/static_key"
+    assert first["label"] == "softmax/static_key*3"
     assert first["layers"][0]["number"] == 0
     assert second["layers"][0]["number"] > 0
     assert all("'sep_conv'" in why for why in second["missing"].values())

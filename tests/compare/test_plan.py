@@ -53,7 +53,7 @@ def test_default_mixers_are_the_dense_mechanisms_softmax_first_and_identity_last
     for label in labels[:-1]:
         traits = get_mixer_class(label).traits
         assert not traits.control
-        assert not traits.composed
+        assert not traits.named_only
 
 
 def test_default_mixers_of_a_spiking_model_are_the_spiking_mechanisms():

@@ -76,10 +76,12 @@ def draw(seed: int) -> Case:
     if "resize" in known and windows == 1:
         options["resize"] = random.choice([None, "interpolate", "pool_values"])
     if "key_grid" in known and random.random() < 0.4:
-        options |= {"key_grid": random.choice(["1/4", "1/2", (2, 3)]), "resize": None}
+        options["key_grid"] = random.choice(["1/4", "1/2", (2, 3)])
+        options |= {"resize": None} if "resize" in known else {}
     elsewhere = bool(options.get("resize") or options.get("key_grid")) and windows == 1
     grid = (random.randint(1, 5), random.randint(1, 5)) if elsewhere else side
     bias = random.choice([None, None, (), (1,), (heads,), (2, 1)])
+    narrow = "norm" not in known and bool(options["scale"]) and random.random() < 0.4
     return Case(
         name=name,
         backend=random.choice(["blocked", "sdpa"]),
@@ -92,8 +94,8 @@ def draw(seed: int) -> Case:
         strided=random.random() < 0.3,
         training=random.random() < 0.7,
         # a norm over heads multiplies rounding by up to 316: that of float32, and that of the sums
-        # of its statistics, of which there are as many as blocks
-        dtype=torch.float32 if "norm" not in known and random.random() < 0.3 else torch.float64,
+        # of its statistics, of which there are as many as blocks; so do logits without a scale
+        dtype=torch.float32 if narrow else torch.float64,
         block=random.choice([40 if "norm" in known else 1, 40, 300, 2**21]),
     )
 

@@ -94,6 +94,7 @@ def main(argv: list[str]) -> int:
         data=data,
         model=model,
         start=words.last("--from"),
+        layers=words.last("--layers"),
         epochs=epochs,
         limit=limit,
         overrides=fields,
@@ -200,6 +201,7 @@ def _own() -> VerbParser:
         metavar="MODEL",
         help="a trained model that all runs start from, mixers swapped in",
     )
+    add("--layers", metavar="LIST", help="of that model; e.g. 4-11 (default: all that attend)")
     made.add_mixers(
         "with commas: mhsa,'ska(activation=relu)' (default: all that fit the model)",
     )

@@ -58,7 +58,7 @@ def choose_mixers(
     if mixers is None:
         domain = domain_of(model)
         traits = {name: get_mixer_class(name).traits for name in list_mixers(domain=domain)}
-        mixers = [name for name, each in traits.items() if not (each.control or each.composed)]
+        mixers = [name for name, each in traits.items() if not (each.control or each.named_only)]
         mixers.sort(key=lambda name: name != PREFERRED_BASELINES[domain])
     named = by_tokens(mixers)
     if {"dense", "spiking"} <= named.keys():

@@ -16,7 +16,10 @@ from keymix.records import to_json
 from keymix.report.record import ComparedMixer, Start, Tuning
 from keymix.train.recipe import ModelConfig, Recipe, is_name
 
-_SHARED = ("data", "model", "start", "recipe", "overrides", "epochs", "limit", "match", "tune")
+_SHARED = (
+    *("data", "model", "start", "layers", "recipe", "overrides"),
+    *("epochs", "limit", "match", "tune"),
+)
 """What all runs of a folder share; the rest may change from call to call, or grow."""
 
 
@@ -31,6 +34,7 @@ class Question:
     data: str | None = None
     model: str | None = None
     start: str | Path | None = None
+    layers: str | int | Sequence[str | int] | None = None
     mixers: str | Sequence[str] | None = None
     seeds: int | Sequence[int] | None = None
     recipe: str | Recipe | None = None
@@ -66,6 +70,8 @@ class Question:
             raise UserError(f"gpus_per_run = {gpus:g} is for runs on Ray: add --on ray.")
         if gpus is not None and (not gpus >= 0 or (gpus > 1 and gpus % 1)):
             raise UserError(f"gpus_per_run = {gpus:g}: give a part of a GPU, or whole ones.")
+        if self.layers is not None and self.start is None:
+            raise UserError(f"layers = {self.layers!r} are those of the model of --from: name it")
         if self.start is not None:
             object.__setattr__(self, "start", str(self.start))
             if self.ann:

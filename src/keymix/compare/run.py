@@ -45,6 +45,7 @@ def compare(
     data: str | None = None,
     model: str | None = None,
     start: str | Path | None = None,
+    layers: str | int | Sequence[str | int] | None = None,
     mixers: str | Sequence[str] | None = None,
     seeds: int | Sequence[int] | None = None,
     recipe: str | Recipe | None = None,
@@ -83,6 +84,8 @@ def compare(
             file of weights of ``model``. The model itself, trained on, is the baseline. The recipe
             is the run's own or that of the data, changed for fine-tuning, unless ``recipe`` names
             one.
+        layers: Of ``start``, where mixers are swapped in, as `keymix.swap` takes them; those that
+            attend if None.
         mixers: Mixers as on the command line (``"mhsa,ska(activation=relu)"``) or one text each;
             all registered mechanisms for the model's tokens, dense or spiking, if None.
         seeds: A number N for seeds 0 … N-1, or the seeds; 3 if None.

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from keymix.compare.folder import START
 from keymix.compare.question import Plan, PlannedMixer, Question
@@ -32,8 +32,9 @@ from keymix.models.image_size import set_image_size
 from keymix.models.swapped import is_swapped
 from keymix.models.weights import classifier_of, load_weights
 from keymix.report.record import Start
-from keymix.swap.as_run import each_layer, own_spec, recipe_of
+from keymix.swap.as_run import collapsed, each_layer, own_spec, recipe_of
 from keymix.swap.images import MIN_IMAGES
+from keymix.swap.plans import choose
 from keymix.swap.run import swap
 from keymix.train import files
 from keymix.train.evaluation import eval_loader, of_other_data, score_split
@@ -112,30 +113,38 @@ def seated(
     """Let mixers stand where the trained model attends; its own joins them, as the baseline."""
     if question.start is None:
         return question, [*specs]
-    own = _own(recipe)
-    found = [_seat(spec, own) for spec in specs]
+    config, model = _trained(recipe)
+    layers, own = find_layers(model), own_spec(config, model)
+    there, here = own, [not get_mixer_class(name).traits.control for name in own.names]
+    if question.layers is not None:
+        chosen = choose(layers, question.layers)
+        there, here = each_layer(own, layers), [layer in chosen for layer in layers]
+    found = [_seat(spec, there, here) for spec in specs]
+    every = each_layer(own, layers)
+    own = next((spec for spec in found if each_layer(spec, layers) == every), own)
     found = found if own in found else [own, *found]
     return replace(question, baseline=question.baseline or own.label), found
 
 
-def _own(recipe: Recipe) -> MixerSpec:
-    """Return the mixer that the trained model of a recipe has: one, or one per layer."""
+def _trained(recipe: Recipe) -> tuple[ModelConfig, nn.Module]:
+    """Return the trained model of a recipe; without its weights where a file has these alone."""
     start = str(recipe.model.weights)
     if not is_file(start):
         trained = load(start)
-        return own_spec(_config(trained), trained.model)
+        return _config(trained), trained.model
     with torch.device("meta"):
         model = create_model(recipe.model.name, **recipe.model.options)
-    return own_spec(replace(recipe.model, mixer=None), model)
+    return replace(recipe.model, mixer=None), model
 
 
-def _seat(spec: MixerSpec, own: MixerSpec) -> MixerSpec:
-    if len(spec.names) > 1 or len(own.names) == 1:
+def _seat(spec: MixerSpec, there: MixerSpec, here: Sequence[bool]) -> MixerSpec:
+    """Put one mixer where it is wanted, next to what the model has elsewhere."""
+    if len(spec.names) > 1 or all(here):
         return spec
-    here = (spec.names[0], spec.options[0])
-    pairs = zip(own.names, own.options, strict=True)
-    each = [one if get_mixer_class(one[0]).traits.control else here for one in pairs]
-    return MixerSpec(tuple(name for name, _ in each), tuple(options for _, options in each))
+    own, wanted = zip(there.names, there.options, strict=True), (spec.names[0], spec.options[0])
+    each = [wanted if yes else one for one, yes in zip(own, here, strict=True)]
+    made = MixerSpec(tuple(name for name, _ in each), tuple(options for _, options in each))
+    return collapsed(made)
 
 
 def started(plan: Plan, data: ImageData, *, say: Callable[[str], None]) -> Plan:

@@ -105,15 +105,19 @@ def follow_size(model: nn.Module, resize: str | None) -> None:
     timm's ViTs resample their position embeddings then; mixers do as their policy says.
     """
     for path, mixer in find_mixers(model).items():
+        if mixer.chosen_key_grid is not None:  # which takes no other
+            raise UserError(
+                f"{path} has its keys on a grid ({mixer.chosen_key_grid}), which a file for images "
+                f"of any size does not have: {FIXED}"
+            )
         if isinstance(mixer, GridBound):
-            chosen = getattr(mixer, "chosen_key_grid", None) is not None  # which takes no other
-            if resize is not None and not chosen:
+            if resize is not None:
                 mixer.take_policy(resize)  # type: ignore[arg-type] # one of its policies
             if mixer.tied_to_grid or mixer.keeps_grid:
-                policy = "give it resize='interpolate' (--resize interpolate), or "
                 raise UserError(
                     f"{path} {mixer.holds} on a grid of {mixer.key_grid}, which a file for images "
-                    f"of any size does not have: {'' if chosen else policy}{FIXED}"
+                    "of any size does not have: give it resize='interpolate' (--resize "
+                    f"interpolate), or {FIXED}"
                 )
     for module in model.modules():
         if isinstance(module, PatchEmbed):

@@ -20,7 +20,6 @@ from keymix.hosts.attention_inputs import Layout, Reading
 from keymix.mixers.base import Grid, Site, TokenMixer
 from keymix.mixers.registry import build, get_mixer_class, list_mixers
 from keymix.mixers.registry import mixer_options as all_options
-from keymix.mixers.resize import GridBound
 from keymix.mixers.spec import spec_of
 
 MixerNames = str | Sequence[str]
@@ -283,11 +282,7 @@ def layout_on(model: nn.Module, place: Place, grid: Grid | None) -> Layout:
     if grid is None:
         raise UserError(f"{place.path} does not know the grid of its tokens on the image")
     mixer = find_mixers(model).get(f"{place.path}.mixer")
-    keys: Grid | None = None
-    if isinstance(mixer, GridBound) and mixer.bound:
-        keys = mixer.key_grid_for(grid)
-    elif mixer is not None:
-        keys = mixer.site.key_grid_on(grid)
+    keys = None if mixer is None else mixer.key_grid_for(grid)
     return Layout(grid=grid, key_grid=keys or grid, prefix=place.site.num_prefix_tokens)
 
 

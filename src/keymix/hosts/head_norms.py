@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -83,10 +83,16 @@ class HeadFinish(nn.Module):
         """Whether twice as large comes out twice as large: by a rotation, not by a norm."""
         return isinstance(self.norm, nn.Identity)
 
-    def forward(self, t: Tensor) -> Tensor:
-        """Normalise, then turn."""
+    @property
+    def by_position(self) -> bool:
+        """Whether it does something else at each position."""
+        return self.turn is not None
+
+    def forward(self, t: Tensor, pool: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Normalise, then turn; keys of averaged tokens turn by their average code."""
         out: Tensor = self.norm(t)
         rope = None if self.turn is None else self.turn.positions()
+        rope = rope if rope is None or pool is None else pool(rope)
         return out if rope is None else rotate(out, rope, self.prefix, self.halves)
 
 

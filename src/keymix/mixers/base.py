@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from keymix.arguments import checked
 from keymix.errors import GridNeeded, NoAttentionMap, UserError
 from keymix.layers.folding import Foldable
-from keymix.mixers.site import Grid, Site
+from keymix.mixers.site import Grid, KeyGrid, Site
 
 __all__ = [
     "BackendChoice",
@@ -57,8 +57,8 @@ class Traits:
         permutation: ``"equivariant"`` if permuting the tokens permutes the output and does no
             more, ``"positional"`` if the place on the grid matters.
         control: Whether it stands in comparisons as a control, not as a mechanism to choose.
-        composed: Whether it combines mechanisms that are registered alone; comparisons leave
-            such out unless they are named.
+        named_only: Whether comparisons leave it out unless it is named: it combines mechanisms
+            that are registered alone, or is of none of the four papers.
     """
 
     domain: Literal["dense", "spiking", "any"] = "dense"
@@ -66,7 +66,7 @@ class Traits:
     maskable: bool = True
     permutation: Literal["equivariant", "positional"] = "equivariant"
     control: bool = False
-    composed: bool = False
+    named_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,7 @@ class TokenMixer(Foldable):
     token_mask: ClassVar[str] = ""  # which of its spikes let tokens through, [T, *, h, N, 1]
     mixer_name: ClassVar[str] = ""  # set by register_mixer
     built_with: Mapping[str, Any] = MappingProxyType({})  # its options, set by registry.build
+    chosen_key_grid: KeyGrid | None = None  # of fewer keys than tokens, where an option says so
 
     def __init__(self, site: Site) -> None:
         super().__init__()
@@ -137,6 +138,15 @@ class TokenMixer(Foldable):
     def keeps_grid(self) -> bool:
         """Whether what it holds a position stays where it lies when tokens take another grid."""
         return False
+
+    def key_grid_for(self, grid: Grid, count: int | None = None) -> Grid | None:
+        """Return where keys of tokens on a grid lie, None where the tokens do.
+
+        Args:
+            grid: Token grid.
+            count: Number of keys, where known; it distinguishes strides that a small grid fits.
+        """
+        return self.site.key_grid_on(grid)
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that weight decay would pull away from their neutral value."""

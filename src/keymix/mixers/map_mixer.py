@@ -35,6 +35,7 @@ from keymix.ops.attention.small_maps import whole_is_faster
 from keymix.ops.tracing import traced
 
 Roles = dict[str, Tensor]
+KeyPool = Callable[[Tensor], Tensor]
 TalkingHeads = bool | Literal["bias"]
 Scale = Literal["head_dim", "dim", False]
 Backend = Literal["auto", "reference", "sdpa", "blocked"]
@@ -44,8 +45,8 @@ FROM_ENTRIES = 2**21
 """Entries of the maps of a call from which on ``auto`` forms them a block of rows at a time."""
 
 
-class MapOptions(TypedDict, total=False):
-    """The options of :class:`keymix.mixers.map_mixer.MapMixer`, for subclasses.
+class HeadOptions(TypedDict, total=False):
+    """The options of :class:`keymix.mixers.map_mixer.MapMixer`, for subclasses, but one.
 
     ``def __init__(self, site, *, mine=1, **shared: Unpack[MapOptions])``: type checkers and the
     registry read them from here on, so that they are written once.
@@ -56,13 +57,18 @@ class MapOptions(TypedDict, total=False):
     proj_bias: bool
     scale: Scale
     temperature: bool | float
-    mask_diagonal: bool
     talking_heads: TalkingHeads
     attn_drop: float
     proj_drop: float
     backend: Backend
     device: Any
     dtype: Any
+
+
+class MapOptions(HeadOptions, total=False):
+    """All of them: with the one that needs a key for each token."""
+
+    mask_diagonal: bool
 
 
 class PostProjection(nn.ModuleDict):
@@ -81,9 +87,12 @@ class PostProjection(nn.ModuleDict):
         """Whether a role passes through something that does not say that it ``keeps_scale``."""
         return role in self and not getattr(self[role], "keeps_scale", False)
 
-    def heads(self, parts: Roles) -> Roles:
-        """Pass on what came out of the projections."""
-        return {role: self[role](t) if role in self else t for role, t in parts.items()}
+    def heads(self, parts: Roles, key_pool: KeyPool | None = None) -> Roles:
+        """Pass on what came out of the projections, the keys perhaps of averaged tokens."""
+        made = {role: self[role] for role in parts if role in self}
+        pools = key_pool is not None and getattr(made.get("k"), "by_position", False)
+        keys = {"k": made.pop("k")(parts["k"], key_pool)} if pools else {}
+        return {**parts, **{role: module(parts[role]) for role, module in made.items()}, **keys}
 
     def output(self, y: Tensor, x: Tensor) -> Tensor:
         """Pass on what the heads return, before the output projection."""
@@ -276,6 +285,13 @@ class MapMixer(TokenMixer):
 
     # ---- what a subclass writes -------------------------------------------------------------
 
+    def key_pool(self, grid: Grid | None) -> KeyPool | None:
+        """Return what averages rows of the patch tokens onto the grid of computed keys.
+
+        None, as here, where each key is of a token of its own.
+        """
+        return None
+
     def factors(self, inputs: Roles) -> tuple[Tensor, Tensor] | None:
         """Return queries ``[*, h, N, d]`` and keys ``[*keys, h, M, d]`` that make the logits.
 
@@ -383,7 +399,9 @@ class MapMixer(TokenMixer):
                 for role, t in self._project_apart(self.sources(x, grid)).items()
             }
         heads = {role: t.transpose(-3, -2) for role, t in parts.items()}
-        return heads if self.post_projection is None else self.post_projection.heads(heads)
+        if self.post_projection is None:
+            return heads
+        return self.post_projection.heads(heads, self.key_pool(grid))
 
     def output(self, y: Float[Tensor, "*batch h N d"], x: Float[Tensor, "*batch N C"]) -> Tensor:
         """Turn what the heads return for the tokens ``x`` into the mixer's output."""

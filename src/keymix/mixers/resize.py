@@ -120,6 +120,8 @@ class GridBound(MapMixer):
 
     def key_grid_for(self, grid: Grid, count: int | None = None) -> Grid:
         """Return where the keys of a call lie, see :meth:`source_grid`."""
+        if not self.bound:
+            return super().key_grid_for(grid, count) or grid
         return self.source_grid(grid, count) if self.resize == "interpolate" else self.key_grid
 
     def resize_parameters(self, key_grid: Grid, windows: Grid | None) -> None:

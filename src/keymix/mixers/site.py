@@ -14,6 +14,8 @@ from torch import nn
 from keymix.errors import UserError
 
 Grid = tuple[int, int]
+KeyGrid = Sequence[int] | str
+"""The grid of keys as an option: two sides, ``"7x7"``, or a share of the tokens, ``"1/4"``."""
 
 
 def as_grid(name: str, value: object) -> Grid:

@@ -8,12 +8,14 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from keymix.errors import UserError, unknown
 from keymix.mixers.registry import get_mixer_class, mixer_options, resolve
 
 _ONE = re.compile(r"^\s*([A-Za-z_][\w-]*)\s*(?:\((.*)\))?\s*$", re.DOTALL)
+_TIMES = re.compile(r"\*([1-9]\d{0,2})\s*$")
 _LONGEST = 180  # bytes of a folder's name; file systems take 255, and it gets a beginning
 
 
@@ -31,11 +33,13 @@ class MixerSpec:
 
     @property
     def label(self) -> str:
-        """The canonical text, which reads back to the same mixer."""
-        return "/".join(
+        """The canonical text, which reads back to the same mixer; ``ska*4`` is four in a row."""
+        texts = [
             name + (f"({','.join(f'{k}={v}' for k, v in opts)})" if opts else "")
             for name, opts in zip(self.names, self.options, strict=True)
-        )
+        ]
+        runs = [(text, len([*same])) for text, same in groupby(texts)]
+        return "/".join(f"{t}*{n}" if n > 2 else "/".join([t] * n) for t, n in runs)
 
     @property
     def slug(self) -> str:
@@ -79,7 +83,7 @@ def spec_of(
     The mixer is one name or one per stage or block, or all of it as `parse_mixer` reads it; options
     are one dict for all, one per mixer name, or a list as long as ``mixer``.
     """
-    if isinstance(mixer, str) and {"(", "/"} & {*mixer}:
+    if isinstance(mixer, str) and {"(", "/", "*"} & {*mixer}:
         written = parse_mixer(mixer)
         if not isinstance(options, Mapping | None):
             raise UserError(f"mixer {mixer!r} has its options in it: leave mixer_options out")
@@ -165,12 +169,17 @@ def _read_one(text: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
 
 
 def parse_mixer(text: str) -> MixerSpec:
-    """Read one mixer, or one per stage or block with slashes between them.
+    """Read one mixer, or one per stage or block with slashes between them, ``ska*4`` for four.
 
     Raises:
         UserError: If a name or option is unknown, or a bracket is open; it gives the nearest names.
     """
-    read = [_read_one(part) for part in _split(text, "/")]
+    read: list[tuple[str, tuple[tuple[str, Any], ...]]] = []
+    for part in _split(text, "/"):
+        times = _TIMES.search(part)
+        read += [_read_one(part[: times.start()] if times else part)] * (
+            int(times[1]) if times else 1
+        )
     return MixerSpec(tuple(n for n, _ in read), tuple(o for _, o in read))
 
 

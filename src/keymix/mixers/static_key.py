@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, Unpack
@@ -19,10 +19,9 @@ from keymix.mixers.base import Grid, Site, Traits, redefines
 from keymix.mixers.map_mixer import LINEAR, Roles
 from keymix.mixers.registry import register_mixer
 from keymix.mixers.resize import GridBound, Resize, ResizeOptions
-from keymix.mixers.site import coarser
+from keymix.mixers.site import KeyGrid, coarser
 from keymix.ops import resample
 
-KeyGrid = Sequence[int] | str
 Activation = Literal["softmax", "gelu", "relu", "star_relu"]
 ACTIVATIONS = ("softmax", "gelu", "relu", "star_relu")
 

@@ -34,7 +34,7 @@ class StaticKeyReAttention(ReMixing, StaticKeyAttention):
 
     about = "The maps of static keys, mixed across heads as by re-attention. No paper measured it."
 
-    traits = Traits(maskable=False, permutation="positional", composed=True)
+    traits = Traits(maskable=False, permutation="positional", named_only=True)
 
     def __init__(
         self,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -85,6 +86,13 @@ def pool(
     An axis that shrinks is averaged (each new row is the mean of those it touches), an axis that
     grows is interpolated linearly between the rows there are.
     """
+    if old != new and not (old[0] % new[0] or old[1] % new[1]):
+        # whole cells are summed where they lie, several times as fast as through an image
+        down, across = old[0] // new[0], old[1] // new[1]
+        lead, width = rows.shape[:-2], rows.shape[-1]
+        cells = rows[..., prefix:, :].reshape(*lead, new[0], down, new[1], across, width)
+        means = cells.sum(-4).sum(-2).flatten(-3, -2) / (down * across)
+        return torch.cat((rows[..., :prefix, :], means), -2) if prefix else means
     smaller = (min(old[0], new[0]), min(old[1], new[1]))
 
     def average(image: Tensor) -> Tensor:
@@ -94,3 +102,21 @@ def pool(
         return image
 
     return _on_grid(rows, prefix, old, new, average)
+
+
+@cache
+def shares(old: int, new: int) -> list[list[float]]:
+    """Return which part of each of ``old`` rows of an axis falls to each of ``new``, by the latter.
+
+    A row that :func:`pool` averages into several counts in equal parts in each.
+    """
+    cells = [range(j * old // new, -(-(j + 1) * old // new)) for j in range(new)]
+    touched = [sum(i in cell for cell in cells) for i in range(old)]
+    return [[(i in cell) / touched[i] for i in range(old)] for cell in cells]
+
+
+@cache
+def counts(old: Grid, new: Grid) -> list[float]:
+    """Return how many rows of a grid lie behind each row that :func:`pool` averages them into."""
+    down, across = ([sum(row) for row in shares(*pair)] for pair in zip(old, new, strict=True))
+    return [rows * columns for rows in down for columns in across]

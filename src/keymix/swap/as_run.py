@@ -95,7 +95,7 @@ def own_spec(config: ModelConfig, model: nn.Module) -> MixerSpec:
     if spec is not None:
         return spec
     names = tuple(_native_name(layer) for layer in find_layers(model))
-    return _collapsed(MixerSpec(names, ((),) * len(names)))
+    return collapsed(MixerSpec(names, ((),) * len(names)))
 
 
 def each_layer(spec: MixerSpec, layers: list[Layer]) -> MixerSpec:
@@ -106,7 +106,7 @@ def each_layer(spec: MixerSpec, layers: list[Layer]) -> MixerSpec:
     return MixerSpec(tuple(spec.names[i] for i in stages), tuple(spec.options[i] for i in stages))
 
 
-def _collapsed(spec: MixerSpec) -> MixerSpec:
+def collapsed(spec: MixerSpec) -> MixerSpec:
     """Name one mixer that stands everywhere once."""
     same = len({*zip(spec.names, map(str, spec.options), strict=True)}) == 1
     return MixerSpec(spec.names[:1], spec.options[:1]) if same else spec

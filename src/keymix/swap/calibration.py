@@ -267,7 +267,10 @@ def summed(
 def _home(layer: Layer) -> Grid:
     """Where the keys lie that a layer has now."""
     site = layer.place.site if layer.mixer is None else layer.mixer.site
-    return site.key_grid or site.grid or (1, 1)
+    pooled = (
+        None if layer.mixer is None or site.grid is None else layer.mixer.key_grid_for(site.grid)
+    )
+    return pooled or site.key_grid or site.grid or (1, 1)
 
 
 def _take(
