@@ -30,7 +30,7 @@ from torch import nn
 import keymix
 from keymix.analysis.measure import measure_paired
 from keymix.analysis.timing import Paired, Verdict
-from keymix.swap.search import ROUNDS
+from keymix.swap.held_out import ROUNDS
 from measured import begin, options, table
 
 SLOWER = 1.3

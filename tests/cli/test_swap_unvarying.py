@@ -14,14 +14,14 @@ from keymix.analysis.passes import Varies
 from keymix.cli.swap import main
 from keymix.errors import UserError
 from keymix.swap import swap
-from keymix.swap.search import HeldOut
+from keymix.swap.held_out import HeldOut
 from keymix.train import files
 from keymix.train.runs import load_run
 
 
 @pytest.fixture(autouse=True)
 def _few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("keymix.swap.search.ROUNDS", 2)
+    monkeypatch.setattr("keymix.swap.held_out.ROUNDS", 2)
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +51,19 @@ def test_the_command_calls_drift_and_cost_undefined(
     assert all(row["drift"]["output"] > 0 for row in stored["report"]["rows"])
 
 
-def test_a_search_is_refused(dead: Path, tmp_path: Path) -> None:
-    words = [str(dead), "--mixer", "ska", "--images", "8", "--search", "--out", str(tmp_path / "o")]
+def test_a_search_is_refused(dead: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keymix.swap.search.LEAST", 1)
+    words = [
+        str(dead),
+        "--mixer",
+        "ska",
+        "--images",
+        "8",
+        "--max-drop",
+        "1",
+        "--out",
+        str(tmp_path / "o"),
+    ]
     with pytest.raises(UserError, match="do not vary from image to image: a search has nothing"):
         main(words)
 

@@ -258,12 +258,13 @@ def measure_paired(
     other: nn.Module,
     input_size: Sequence[int],
     *,
+    batch_size: int = 1,
     repeats: int = 20,
     warmup: int = 3,
     comparisons: int = 1,
     task: str = "",
 ) -> Paired:
-    """Compare the latency of one image by two models on a machine that others use too.
+    """Compare the latency of two models on a machine that others use too.
 
     Each round times both, one right after the other, in an order that is drawn at random and with
     the same number of inner repeats: what slows the machine for longer than a round slows both,
@@ -273,6 +274,7 @@ def measure_paired(
         base: The model that is compared with.
         other: The model that is compared.
         input_size: Shape without the batch.
+        batch_size: Images at once.
         repeats: Rounds; below `keymix.analysis.timing.fewest_rounds` of them, ten for one
             comparison, the verdict is ``"too few rounds"``.
         warmup: Passes of each before the first round, three at least.
@@ -285,7 +287,7 @@ def measure_paired(
         for model in models.values():
             stack.enter_context(inference_mode_of(model))
         stack.enter_context(torch.no_grad())
-        turns = _Turns(models, size, 1, warmup, passes=Passes(task))
+        turns = _Turns(models, size, batch_size, warmup, passes=Passes(task))
         for _ in range(repeats):
             turns.round()
     return compare(turns.samples["base"], turns.samples["other"], comparisons=comparisons)

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from keymix.cli.swap_folder import Folder
     from keymix.cli.swap_source import Source
     from keymix.mixers.spec import MixerSpec
-    from keymix.swap.record import Search, Step
+    from keymix.swap.held_out import HeldOut
+    from keymix.swap.record import Search
     from keymix.swap.result import BothScores, Swapped, SwapSetting
 
 IMAGES = 256
@@ -32,25 +33,26 @@ IMAGES = 256
 _DESCRIPTION = """\
 Replace attention in a trained model, keeping its behaviour close: compatible weights are copied,
 learned keys are estimated on training images. MODEL is a run's folder, or a keymix or timm model
-by name with --data. --search swaps each layer alone, then picks layers up to the budget."""
+by name with --data. With --max-drop or --speed-up mixers and layers are searched for, and the
+answer is a plan that pays, or that nothing does."""
 
 _EPILOG = """\
 examples:
   keymix swap my-run --mixer ska --out swapped
   keymix swap my-run --mixer ska --layers 4-7 --out middle
-  keymix swap my-run --mixer ska --search --budget 0.5 --cost latency --out half
+  keymix swap my-run --max-drop 1.0 --out faster
+  keymix swap my-run --speed-up 1.2 --mixer 'sra,sra(key_grid=1/16)' --batch-size 32 --out faster
   keymix swap deit_tiny_patch16_224 --pretrained --data imagenet:PATH --mixer ska --out swapped
   keymix train swapped --model.weights swapped --schedule.epochs 1 \\
       --schedule.warmup_epochs 0 --loss.distill 0.5 --loss.distill_teacher my-run --out recovered
 
 The calibration images are of the training split, the held-out ones of the validation split. The
-test split is read with --test alone, once, at the end. A search that was stopped resumes when the
-same command is given again."""
+test split is read with --test alone, once, at the end."""
 
 
 _MIXER = (
     "the new mixer, e.g. ska(activation=relu); separated by slashes, one for each chosen layer in "
-    "turn, e.g. ska/mhsa"
+    "turn, e.g. ska/mhsa; of a search those to try, with commas (default: five)"
 )
 _LAYERS = (
     "which layers: numbers from 0, ranges with both ends, patterns on module paths; e.g. 4-7, "
@@ -67,7 +69,7 @@ def parser() -> VerbParser:
     )
     add = made.add_argument
     add("model", metavar="MODEL", help="a run's folder, or the name of a model")
-    add("--mixer", required=True, metavar="M", help=_MIXER)
+    add("--mixer", metavar="M", help=_MIXER)
     add("--layers", metavar="LIST", help=_LAYERS)
     add(
         "--init",
@@ -83,17 +85,19 @@ def parser() -> VerbParser:
     )
     add("--images", type=int, metavar="N", help=f"how many images calibrate (default: {IMAGES})")
     add("--held-out", type=int, metavar="N", help="how many are held out (default: at most 1000)")
-    add("--search", action="store_true", help="find the layers to swap within a budget")
     add(
-        "--budget",
+        "--max-drop",
         type=float,
-        metavar="B",
-        help="share of the attention's cost to swap, above 0 to 1 (default: 0.5)",
+        metavar="P",
+        help="search for a faster model that loses at most P points of accuracy",
     )
+    add("--speed-up", type=float, metavar="F", help="search for one that is F times as fast")
     add(
-        "--cost",
-        choices=("params", "macs", "latency"),
-        help="what the budget counts of the original attention (default: params)",
+        "--batch-size",
+        type=int,
+        default=1,
+        metavar="B",
+        help="images at once whose latency is measured (default: 1)",
     )
     add("--data", metavar="SPEC", help="the model's data (default: the run's own)")
     add("--pretrained", action="store_true", help="timm's weights, of a model by name")
@@ -117,50 +121,63 @@ def main(argv: list[str]) -> int:
     from keymix.cli.swap_folder import PAGE, Folder
     from keymix.cli.swap_source import load_source
     from keymix.mixers.spec import parse_mixer
-    from keymix.swap.search import checked_budget
+    from keymix.swap.result import Swapped
     from keymix.train.files import locked
     from keymix.train.signals import interruptible
 
-    spec = parse_mixer(given.mixer)
-    if given.search:
-        given.budget = checked_budget(0.5 if given.budget is None else given.budget)
-        if len(spec.names) > 1:
-            raise UserError(f"--mixer {spec.label}: a search puts one mixer into every layer")
+    spec = None if _searches(given) else parse_mixer(given.mixer)
     name = Path(given.model).name if given.out is None else ""
-    folder = Folder(Path(given.out or f"runs/{name}-{spec.slug}"), overwrite=given.overwrite)
-    with interruptible(folder.resume_hint), locked(folder.path, "swap"):
+    last = "faster" if spec is None else spec.slug
+    folder = Folder(Path(given.out or f"runs/{name}-{last}"), overwrite=given.overwrite)
+    with interruptible(lambda: "nothing was written yet"), locked(folder.path, "swap"):
         console.note(f"loading {given.model} and its images")
         source = load_source(given)
         setting = _setting(given, spec, source)
-        record = folder.finished(setting, test=given.test)
+        record: Swapped | Search | None = folder.finished(setting, test=given.test)
         if record is not None:
             console.note(f"{str(folder.path)!r} is done; --overwrite swaps again")
         else:
-            known = folder.begin(setting)
-            record = _swap(given, spec, source, folder, known, setting, argv)
+            record = _swap(given, spec, source, folder, setting, argv)
             folder.finish(record)
-    _print_result(record, folder.path, as_json=given.json)
+    if isinstance(record, Swapped):
+        _print_result(record, folder.path, as_json=given.json)
+    elif given.json:
+        console.say_json({"folder": str(folder.path), **record.data})
+    else:
+        console.show(record.tables["steps"])
+        console.prose(record.answer)
+        console.say(f"report   {folder.path / PAGE}")
     if given.open:
         console.open_page(folder.path / PAGE)
     return 0
 
 
+def _searches(given: argparse.Namespace) -> bool:
+    return given.max_drop is not None or given.speed_up is not None
+
+
 def _refuse_idle(given: argparse.Namespace) -> None:
     """Refuse options that would do nothing."""
-    if not given.search:
-        for option in ("budget", "cost"):
-            if getattr(given, option) is not None:
-                raise UserError(f"--{option} is of a search: add --search, or leave it out")
-    elif given.init == "fresh":
-        raise UserError("--init fresh draws new keys, and a search calibrates them: leave it out")
+    if _searches(given):
+        if given.init == "fresh":
+            raise UserError(
+                "--init fresh draws new keys, and a search calibrates them: leave it out"
+            )
+    elif given.mixer is None:
+        raise UserError(
+            "name what to put in with --mixer, or let --max-drop 1.0 (points of accuracy) or "
+            "--speed-up 1.2 (times as fast) search for what pays"
+        )
+    if given.max_drop is not None and not 0 <= given.max_drop < 100:
+        raise UserError(f"--max-drop {given.max_drop:g}: give points of accuracy, such as 1.0")
 
 
-def _setting(given: argparse.Namespace, spec: MixerSpec, source: Source) -> SwapSetting:
+def _setting(given: argparse.Namespace, spec: MixerSpec | None, source: Source) -> SwapSetting:
     from keymix.swap.result import SwapSetting
 
     return SwapSetting(
         model=given.model,
-        mixer=spec.label,
+        mixer=given.mixer or "" if spec is None else spec.label,
         weights=source.weights,
         data=source.data.spec,
         image_size=tuple(source.seen.image_size),
@@ -171,95 +188,67 @@ def _setting(given: argparse.Namespace, spec: MixerSpec, source: Source) -> Swap
         estimate=given.estimate,
         images=given.images,
         held_out=given.held_out,
-        search=given.search,
-        budget=given.budget,
-        cost=given.cost,
+        max_drop=given.max_drop,
+        speed_up=given.speed_up,
+        batch_size=given.batch_size,
     )
 
 
 def _swap(
     given: argparse.Namespace,
-    spec: MixerSpec,
+    spec: MixerSpec | None,
     source: Source,
     folder: Folder,
-    known: Search | None,
     setting: SwapSetting,
     argv: list[str],
-) -> Swapped:
-    """Swap, measure and write the model; return the record."""
+) -> Swapped | Search:
+    """Swap, measure and write the model; return the record, or of a search without one that."""
     from keymix.analysis.study_record import joined
-    from keymix.hosts.layers import find_layers
     from keymix.studies.inputs import RANDOM
-    from keymix.swap.calibration import gather
+    from keymix.swap.held_out import HeldOut
     from keymix.swap.result import Swapped
     from keymix.swap.run import swap
-    from keymix.swap.search import HeldOut, attention_costs, drawing
+    from keymix.swap.search import drawing
     from keymix.train.environment import frame
 
-    model, layers = source.model, given.layers
+    model = source.model
     calibration: Tensor | None = None
     if given.init == "transfer" or given.images is not None:
         count = min(IMAGES, len(source.data.train)) if given.images is None else given.images
         calibration = source.images("train", count, "--images")[0]
-    held_out = HeldOut(*source.images("val", given.held_out, "--held-out"))
+    held_out = HeldOut(*source.images("val", given.held_out, "--held-out"), timed=given.batch_size)
     held_out.check(model)
-    wanted: dict[str, Any] = dict(spec.model_kwargs())
-    mixer, options = wanted["mixer"], wanted["mixer_options"]
     found: Search | None = None
-    shown: Any = calibration
-    if given.search:
-        from keymix.swap.search import search
-
-        console.note(f"reading the attention of {len(shown)} calibration images")
-        shown = gather(model, shown, mixer, layers, mixer_options=options, estimate=given.estimate)
-        with _watching() as progress:
-            found = search(
-                model,
-                mixer,
-                calibration=shown,
-                images=held_out.images,
-                labels=held_out.labels,
-                budget=given.budget,
-                cost=given.cost or "params",
-                layers=layers,
-                mixer_options=options,
-                estimate=given.estimate,
-                progress=progress,
-                known=known,
-                keep=folder.keep,
-            )
-        layers = [*found.layers]
-    swapped = copy.deepcopy(model)
-    with drawing(model, 0):
-        report = swap(
-            swapped,
-            mixer,
-            layers,
-            mixer_options=options,
-            init=given.init,
-            calibration=shown,
-            estimate=given.estimate,
-        )
-    places = find_layers(model)
-    attention = attention_costs(model, places, given.cost or "params", held_out.images[:1])
-    paths = [row.path for row in report.rows]
-    numbers = tuple(i for i, each in enumerate(attention) if each.path in paths)
-    share = sum(attention[i].share for i in numbers)
-    before = held_out.step(model) if found is None else found.steps[0]
-    after = None if found is None else _same_step(found, held_out, swapped)
-    if after is None:
-        after = held_out.step(model, swapped, numbers, share)
-    folder.claim()
+    if spec is None:
+        assert calibration is not None  # a search transfers
+        found = _search(given, model, calibration, held_out)
+        pays = found.report is not None and found.verdict in ("pays", "may pay")
+        folder.begin(setting if pays else None)
+        folder.keep(found)
+        if not pays:
+            return found
+        assert found.report is not None  # there is a plan
+        report, before, after = found.report, found.original, found.judged
+        swapped = report.swapped
+    else:
+        swapped = copy.deepcopy(model)
+        wanted: dict[str, Any] = dict(spec.model_kwargs())
+        options = {"init": given.init, "calibration": calibration, "estimate": given.estimate}
+        with drawing(model, 0):
+            report = swap(swapped, wanted.pop("mixer"), given.layers, **wanted, **options)
+        blocks = {row.block - 1: row.after for row in report.rows}
+        before, after = held_out.step(model), held_out.step(model, swapped, blocks)
+        folder.begin(setting)
     _write_models(source, folder.path, model, swapped, held_out.images[:4])
     test = _test(source, model, swapped) if given.test else None
     return joined(
         Swapped,
         frame(shlex.join(["keymix", "swap", *argv])),
         model=source.name,
-        mixer=spec.label,
+        mixer=", ".join(dict.fromkeys(after.mixers)) if spec is None else spec.label,
         weights=source.weights,
         calibration=0 if calibration is None else len(calibration),
-        held_out=len(held_out.labels),
+        held_out=len(held_out.labels) if found is None else found.images[1],
         before=before,
         after=after,
         before_ms=after.original_ms,
@@ -267,19 +256,36 @@ def _swap(
         next=_next(source, folder.path),
         search=found,
         report=report,
-        layers=len(places),
+        layers=len(report.rows) + len(report.untouched),
         nothing="random" if source.weights == RANDOM else held_out.says_nothing(model),
         setting=setting,
     )
 
 
-def _same_step(found: Search, held_out: Any, swapped: nn.Module) -> Step | None:
-    """The search's step for the model, if that is the one that it measured, drawn numbers too."""
-    assert found.met is not None  # a search ends beyond its budget
-    step = found.steps[found.met]
-    loss, right = held_out.score(swapped)
-    same = abs(loss - step.loss) <= 1e-4 * step.loss
-    return step if same and float(right.double().mean()) == step.top1 else None
+def _search(
+    given: argparse.Namespace, model: nn.Module, calibration: Tensor, held_out: HeldOut
+) -> Search:
+    """Search for a plan that pays, and say what the images can tell before it begins."""
+    from keymix.mixers.spec import parse_mixers
+    from keymix.swap.search import CANDIDATES, search
+
+    mixers: tuple[str, ...] = CANDIDATES
+    if given.mixer is not None:
+        mixers = tuple(spec.label for spec in parse_mixers(given.mixer))
+    with _watching() as progress:
+        return search(
+            model,
+            calibration=calibration,
+            images=held_out.images,
+            labels=held_out.labels,
+            max_drop=None if given.max_drop is None else given.max_drop / 100,
+            speed_up=given.speed_up,
+            mixers=mixers,
+            layers=given.layers,
+            estimate=given.estimate,
+            batch_size=given.batch_size,
+            progress=progress,
+        )
 
 
 def _write_models(
@@ -336,8 +342,8 @@ def _print_result(record: Swapped, folder: Path, *, as_json: bool) -> None:
 
     console.show(record.tables["layers"])
     console.note(
-        f"In brackets: 95 % interval over {record.held_out} held-out images. Latency of one "
-        f"image: {record.after.latency_text}."
+        f"In brackets: 95 % interval over {record.held_out} held-out images. Latency: "
+        f"{record.after.latency_text}."
     )
     for note in record.notes:
         console.note(note)

@@ -1,60 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A search for the layers to swap, as a result: costs, trials, and the curve of all steps."""
+"""What a swap costs, measured, and a search for one that pays, as a result with its curve."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
 from keymix.analysis.timing import WORDS, Verdict
 from keymix.records import to_json
 from keymix.report.charts import Chart, Line, Look, curves, looks
-from keymix.report.formats import MISSING, percent, points, three_digits
+from keymix.report.formats import MISSING, percent, points
 from keymix.report.result import Result
 from keymix.report.tables import Cell, Column, Table
+from keymix.swap.report import SwapReport
 
-Cost = Literal["params", "macs", "latency"]
 Nothing = Literal["", "random", "unvarying", "one answer"]
 """Why nobody can tell what a swap costs, such as a model that answers all images alike."""
 
-COSTS: tuple[Cost, ...] = ("params", "macs", "latency")
+Answer = Literal["pays", "may pay", "nothing pays", "unclear"]
 
-_CLOSE = 1e-9  # shares are sums of quotients
-_Value = Callable[["Step"], Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Attention:
-    """What one layer's attention costs in the original model."""
-
-    path: str  # of its place
-    params: int  # its parameters
-    macs: int  # its multiply-adds on one image
-    # median time of it alone on the tokens of one image, milliseconds; None unless the budget
-    # counts latency
-    latency_ms: float | None
-    latency_q1_ms: float | None  # first quartile of that time: how far to trust the share
-    latency_q3_ms: float | None  # third quartile
-    share: float  # of the budget's cost of all layers' attention
+_CLOSE = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """The model with one layer swapped."""
+    """The model with one mixer in one layer."""
 
     layer: int  # its number
-    loss: float  # mean cross entropy on the held-out images
+    mixer: str  # with its options
+    rise: float  # of the mean cross entropy on the images that choose
     top1: float  # accuracy on them, a fraction
+    saved_ms: float  # of the median time of the layer's attention alone on a batch, milliseconds
+    share: float  # of that time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """The model with the layers of a step swapped."""
 
-    layers: tuple[int, ...]  # their numbers, in the order they were picked
-    share: float  # of the attention's cost that they hold in the original model
+    layers: tuple[int, ...]  # their numbers
+    mixers: tuple[str, ...]  # what was put into each
     loss: float  # mean cross entropy on the held-out images
     top1: float  # accuracy on them, a fraction
     # lower end of the 95 % interval of the change of the accuracy, a fraction: of the paired
@@ -63,7 +50,7 @@ class Step:
     change_high: float  # upper end
     params: int  # trainable parameters of the whole model
     macs: int  # its multiply-adds on one image
-    latency_ms: float  # median time of one image alone, milliseconds
+    latency_ms: float  # median time of a batch, milliseconds
     original_ms: float  # the same of the original model, measured in turns with it
     latency_ratio: float  # median of the rounds' ratios of its time to the original's
     latency_ratio_q1: float  # first quartile of these ratios
@@ -77,8 +64,13 @@ class Step:
 
     @property
     def latency_change(self) -> float:
-        """What the swap adds to the latency of one image, as a fraction of the original's."""
+        """What the swap adds to the latency, as a fraction of the original's."""
         return self.latency_ratio - 1
+
+    @property
+    def chosen(self) -> dict[int, str]:
+        """The mixer of each layer."""
+        return dict(zip(self.layers, self.mixers, strict=True))
 
     @property
     def blocks(self) -> tuple[int, ...]:
@@ -92,7 +84,7 @@ class Step:
 
     @property
     def latency_text(self) -> str:
-        """How much longer or shorter one image takes than in the original, with the quartiles."""
+        """How much longer or shorter it takes than the original, with the quartiles."""
         if self.latency_verdict != "different":
             return WORDS[self.latency_verdict]
         change, low, high = (
@@ -104,86 +96,98 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Search(Result):
-    """Which layers a budget swaps, and what each further one costs.
+    """Which mixers in which layers make a model faster, and what that costs.
 
-    Its tables are ``"steps"`` and ``"trials"``, its figures curves over the steps.
+    Its tables are ``"steps"`` and ``"trials"``, its figure is the accuracy against the time saved.
     """
 
     name = "search"
     templates = "keymix.swap"
 
-    mixer: str  # the mixer with its options
-    estimate: str  # how learned keys are estimated, ``"mean"`` or ``"least_squares"``
-    cost: Cost  # what the budget counts
-    budget: float  # share of the original attention's cost that the swapped layers make up
-    images: int  # held-out images behind every loss and accuracy
-    attention: tuple[Attention, ...] = ()  # every layer of the model, in order
-    candidates: tuple[int, ...] = ()  # numbers of the layers that may be swapped
-    trials: tuple[Trial, ...] = ()  # each candidate swapped alone, in the order of the model
-    # the original model, then one more layer per step until all candidates are swapped
-    steps: tuple[Step, ...] = ()
+    mixers: tuple[str, ...]  # that were tried, with their options
+    paths: tuple[str, ...]  # of every layer of the model, in order
+    max_drop: float | None  # most accuracy to lose, a fraction
+    speed_up: float | None  # how many times as fast the model shall be
+    batch_size: int  # images at once whose latency is measured
+    refused: tuple[str, ...]  # which mixers cannot sit where, a sentence each
+    trials: tuple[Trial, ...]  # each mixer in each layer alone
+    # the original, then one more change a step, on the images that choose
+    steps: tuple[Step, ...]
+    original: Step  # on the images that judge
+    judged: Step  # the last step, on the images that judge
+    images: tuple[int, int]  # held-out images that choose, and that judge
+    # the model of the last step, and what became of its weights; None of a record that was read
+    report: SwapReport | None = field(default=None, compare=False)
+
+    def omitted(self) -> tuple[str, ...]:
+        """What became of weights stands elsewhere, and a file has no model."""
+        return ("report",)
 
     @property
-    def complete(self) -> bool:
-        """Whether every step was measured."""
-        return len(self.steps) == len(self.candidates) + 1
+    def change(self) -> float:
+        """What the plan adds to the accuracy on the images that judge, a fraction."""
+        return self.judged.top1 - self.original.top1
 
     @property
-    def order(self) -> tuple[int, ...]:
-        """Candidates by the rise of the loss that swapping one alone brings, per unit of cost."""
-        before = self.steps[0].loss
-        share = {i: self.attention[i].share for i in self.candidates}
-
-        def key(trial: Trial) -> tuple[bool, float, int]:
-            rise, cost = trial.loss - before, share[trial.layer]
-            return (cost == 0, rise / (cost or 1.0), trial.layer)  # free ones bring no budget near
-
-        return tuple(trial.layer for trial in sorted(self.trials, key=key))
+    def faster(self) -> bool:
+        """Whether the plan is faster, as far as was asked for."""
+        shown = self.judged.latency_verdict == "different" and self.judged.latency_change < 0
+        return shown and self.judged.latency_ratio <= 1 / (self.speed_up or 1) + _CLOSE
 
     @property
-    def met(self) -> int | None:
-        """Number of the first step whose layers reach the budget; None before it was measured."""
-        met = (i for i, step in enumerate(self.steps) if step.share >= self.budget - _CLOSE)
-        return next(met, None)
+    def verdict(self) -> Answer:
+        """Whether the plan pays: faster, and its loss, interval and all, within the limit.
+
+        Unclear where times could not be compared.
+        """
+        if self.judged.layers and self.judged.latency_verdict in ("busy", "too few rounds"):
+            return "unclear"
+        most = math.inf if self.max_drop is None else self.max_drop + _CLOSE
+        if not (self.judged.layers and self.faster) or -self.change > most:
+            return "nothing pays"
+        return "pays" if -self.judged.change_low <= most else "may pay"
 
     @property
-    def layers(self) -> tuple[int, ...]:
-        """The layers that the budget swaps, ascending; empty before they are known."""
-        return () if self.met is None else tuple(sorted(self.steps[self.met].layers))
+    def enough(self) -> int | None:
+        """How many images would have to judge so that the interval of this loss is in the limit."""
+        if self.max_drop is None or self.verdict != "may pay":
+            return None
+        room, wide = self.max_drop + self.change, self.change - self.judged.change_low
+        return math.ceil(self.images[1] * (wide / room) ** 2) if room > 0 else None
+
+    @property
+    def plan(self) -> list[tuple[str, tuple[int, ...]]]:
+        """The plan's mixers, each with its blocks as people count, from 1."""
+        chosen = self.judged.chosen
+        return [
+            (mixer, tuple(layer + 1 for layer in chosen if chosen[layer] == mixer))
+            for mixer in dict.fromkeys(chosen.values())
+        ]
 
     @property
     def answer(self) -> str:
-        """What the step costs that meets the budget."""
-        return self.says()
-
-    def says(self, step: int | None = None) -> str:
-        """Say what a step swaps and costs: the one of a number, or that meets the budget."""
-        at = self.met if step is None else step
-        if at is None:
-            return " ".join(self.words("unmet"))
-        of = {"layers": len(self.attention), "mixer": self.mixer, "images": self.images}
-        return " ".join(self.words("cost", self.steps[0], self.steps[at], of))
-
-    @property
-    def basis(self) -> str:
-        """What the share of the budget is a share of."""
-        return " ".join(self.words("basis"))
+        """Whether a plan pays, which, and what it costs."""
+        return " ".join(self.words("advice"))
 
     @property
     def data(self) -> dict[str, Any]:
         """Everything, with what follows from it; `keymix.records.from_json` is the inverse."""
-        derived = {"complete": self.complete, "met": self.met, "layers": list(self.layers)}
-        return {**to_json(self), **derived}
+        return {**to_json(self), "verdict": self.verdict, "answer": self.answer}
 
     @property
     def tables(self) -> dict[str, Table]:
-        """Every step, and each layer alone."""
+        """Every step, and each change alone."""
         return {"steps": _steps_table(self), "trials": _trials_table(self)}
 
     @property
     def figures(self) -> dict[str, Chart]:
-        """Accuracy, loss and latency against the share that is swapped."""
-        return {chart.key: chart for chart in _charts(self)} if self.steps else {}
+        """Accuracy against the time that is saved."""
+        return {"top1": _chart(self)} if len(self.steps) > 1 else {}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Which mixers cannot sit where."""
+        return self.refused
 
 
 def block(number: int, path: str) -> Cell:
@@ -192,15 +196,15 @@ def block(number: int, path: str) -> Cell:
 
 
 def _steps_table(search: Search) -> Table:
-    """Make the table of steps: `layer` is the one that a step adds, changes are from the original.
+    """Make the table of steps; changes are from the original, on the images that choose.
 
-    Times are of one image, empty where the machine was too busy; their change and quartiles are of
+    Times are of a batch, empty where the machine was too busy; their change and quartiles are of
     the rounds' ratios, less 1.
     """
     columns = (
         Column("step", "step", "whole"),
-        Column("block added", "layer"),
-        Column("share of the cost", "share", "percent", write=percent_sign),
+        Column("mixer added", "mixer", sort="none"),
+        Column("in block", "layer"),
         Column("loss", "loss", "rate"),
         Column("top-1, %", "top1", "percent"),
         Column("change, points", "change", "percent", write=points),
@@ -219,17 +223,18 @@ def _steps_table(search: Search) -> Table:
         Column("", "latency_verdict", where="csv"),
     )
     rows: list[list[Any]] = []
+    before: dict[int, str] = {}
     for number, step in enumerate(search.steps):
         change, slower = step.top1 - search.steps[0].top1, _latency_change(step)
         times = (step.latency_ms, step.original_ms) if step.timed else (None, None)
         quartiles = _quartiles(step) if step.timed else (None, None)
+        new = [layer for layer, mixer in step.chosen.items() if before.get(layer) != mixer]
+        before = step.chosen
         rows.append(
             [
                 number,
-                block(step.layers[-1], search.attention[step.layers[-1]].path)
-                if step.layers
-                else None,
-                *(step.share, step.loss, step.top1),
+                *([before[new[0]], block(new[0], search.paths[new[0]])] if new else [None, None]),
+                *(step.loss, step.top1),
                 change if step.layers else Cell(change, MISSING),
                 *(step.change_low, step.change_high),
                 span(step.change_low, step.change_high) if step.layers else None,
@@ -240,8 +245,8 @@ def _steps_table(search: Search) -> Table:
             ]
         )
     unsorted = [replace(column, sort="none") for column in columns]
-    met = frozenset() if search.met is None else frozenset({search.met})
-    return Table("steps", "Every step of the search", unsorted, rows, marked=met)
+    last = frozenset({len(rows) - 1})
+    return Table("steps", "Every step of the search", unsorted, rows, marked=last)
 
 
 def _slower(step: Step, change: float | None) -> Cell | float | None:
@@ -262,27 +267,22 @@ def _quartiles(step: Step) -> tuple[float, float]:
 def _trials_table(search: Search) -> Table:
     columns = [
         Column("block", "layer"),
-        Column("share of the cost", "share", "percent", write=percent_sign),
-        Column("loss", "loss", "rate"),
+        Column("mixer", "mixer"),
         Column("rise of the loss", "rise", "rate"),
-        Column("top-1", "top1", "percent", write=percent_sign),
+        Column("top-1, %", "top1", "percent"),
+        Column("saved, ms", "saved_ms", "ms"),
+        Column("of the attention's time", "share", "percent", write=percent_sign),
     ]
-    if search.cost == "latency":
-        columns += [
-            Column("attention alone, ms", "latency_ms", "ms"),
-            Column("quartiles, ms", "quartiles", "ms", sort="none"),
+    rows: list[list[Any]] = [
+        [
+            Cell(trial.layer, block(trial.layer, search.paths[trial.layer]).text),
+            trial.mixer,
+            Cell(trial.rise, f"{trial.rise:+.4f}".replace("-", "−")),
+            *(trial.top1, trial.saved_ms, trial.share),
         ]
-    rows: list[list[Any]] = []
-    for trial in search.trials:
-        attention, rise = search.attention[trial.layer], trial.loss - search.steps[0].loss
-        text = f"{rise:+.4f}".replace("-", "−")
-        name = Cell(trial.layer, block(trial.layer, attention.path).text)
-        row = [name, attention.share, trial.loss, Cell(rise, text), trial.top1]
-        if search.cost == "latency":
-            quartiles = (attention.latency_q1_ms, attention.latency_q3_ms)
-            row += [attention.latency_ms, "–".join(map(three_digits, quartiles))]
-        rows.append(row)
-    return Table("trials", "Each layer alone", columns, rows)
+        for trial in search.trials
+    ]
+    return Table("trials", "Each change alone", columns, rows)
 
 
 def percent_sign(value: float) -> str:
@@ -295,53 +295,26 @@ def span(low: float | None, high: float | None) -> str | None:
     return None if low is None else f"{points(low)} to {points(high)}"
 
 
-def _charts(search: Search) -> list[Chart]:
-    start, met = search.steps[0].top1, search.met
-    drawn = []
-    look = looks([search.mixer])[search.mixer]
-    curves_of: tuple[tuple[str, str, bool, _Value, _Value | None], ...] = (
-        (
-            "top1",
-            "top-1 on held-out images, %",
-            True,
-            lambda step: step.top1,
-            lambda step: (start + step.change_low, start + step.change_high),
-        ),
-        ("loss", "loss on held-out images", False, lambda step: step.loss, None),
-        ("latency_change", "latency change, %", True, _latency_change, _quartiles),
+def _chart(search: Search) -> Chart:
+    """Draw accuracy on the images that choose against the time saved, and what was judged."""
+    start = search.steps[0].top1
+    look = looks([search.mixers[0]])[search.mixers[0]]
+    steps = [step for step in search.steps if step.timed]
+    saved = [-100 * step.latency_change if step.layers else 0.0 for step in steps]
+    low, high = ([start + getattr(s, f"change_{end}") for s in steps] for end in ("low", "high"))
+    lines = [Line("every step", look, saved, [step.top1 for step in steps], low=low, high=high)]
+    if search.judged.timed:
+        judged = [-100 * search.judged.latency_change], [search.judged.top1]
+        lines.append(Line("judged", Look("ink", "D", "judged"), *judged))
+    draw = partial(
+        curves,
+        lines=lines,
+        x_label="time saved, %",
+        y_label="top-1 on held-out images, %",
+        percent=True,
     )
-    for name, label, fraction, value, ends in curves_of:
-        known = [step for step in search.steps if value(step) is not None]
-        if not known:
-            continue
-        lines = [_line("every step", look, known, value)]
-        if ends is not None:
-            low, high = zip(*map(ends, known), strict=True)
-            lines[0] = replace(lines[0], low=low, high=high)
-        if met is not None and value(search.steps[met]) is not None:
-            chosen = Look("ink", "D", "the budget")
-            lines.append(_line("the budget", chosen, [search.steps[met]], value))
-        draw = partial(
-            curves,
-            lines=lines,
-            x_label="share of the attention’s cost that is swapped, %",
-            y_label=label,
-            percent=fraction,
-            holds=(0.0,) if name == "latency_change" else (),
-        )
-        caption = f"{label[0].upper()}{label[1:]}, after each step. {_BANDS.get(name, '')}"
-        drawn.append(Chart(name, caption.strip(), draw))
-    return drawn
-
-
-_BANDS = {
-    "top1": "Diamond: the swap that was written. Band: the first step’s accuracy with the 95 % "
-    "interval of the change.",
-    "latency_change": "Band: quartiles of the rounds. Steps that were measured while the machine "
-    "was busy are left out.",
-}
-
-
-def _line(label: str, look: Look, steps: Sequence[Step], value: _Value) -> Line:
-    xs = [100 * step.share for step in steps]
-    return Line(label, look, xs, [value(step) for step in steps])
+    caption = (
+        "Top-1 after each change, on the images that choose, with the 95 % interval of the change. "
+        "Diamond: the last step on the images that judge."
+    )
+    return Chart("top1", caption, draw)

@@ -17,16 +17,16 @@ from keymix.report.tables import Table
 from keymix.swap.record import Nothing, Search, Step, percent_sign, span
 from keymix.swap.report import SwapReport
 
-FORMAT = 4
-"""Of a swap's folder: ``search.json`` and ``swap.json``."""
+FORMAT = 5
+"""Of ``swap.json``."""
 
-LEAD = ("top1", "latency_change", "output", "map")
+LEAD = ("top1", "output", "map")
 """Charts that are shown first: those of a search, or of the blocks of a swap without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SwapSetting:
-    """What a search that is resumed must have in common with its beginning."""
+    """What was asked for: a folder answers the same again."""
 
     model: str  # as it was given
     mixer: str  # what to put in, with its options
@@ -40,22 +40,9 @@ class SwapSetting:
     estimate: str  # ``"least_squares"`` or ``"mean"``
     images: int | None  # calibration images
     held_out: int | None  # held-out images
-    search: bool  # whether layers are searched for
-    budget: float | None  # share of the attention's cost to swap
-    cost: str | None  # what the budget counts
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchRecord:
-    """The content of ``search.json``."""
-
-    format: int = FORMAT
-    setting: SwapSetting  # what the search is of
-    search: Search  # what is known so far
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data, as JSON takes it, with what follows from the search."""
-        return {**to_json(self), "search": self.search.data}
+    max_drop: float | None  # most accuracy that a search may lose, points
+    speed_up: float | None  # how many times as fast a search makes the model
+    batch_size: int  # images at once whose latency is measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +98,8 @@ class Swapped(StudyRecord, Result):
     @property
     def answer(self) -> str:
         """What the swap costs."""
+        if self.search is not None:
+            return self.search.answer
         of = {"layers": self.layers, "mixer": self.mixer, "images": self.held_out}
         return " ".join(self.words("cost", self.before, self.after, of, self.nothing))
 
@@ -132,7 +121,7 @@ class Swapped(StudyRecord, Result):
     @property
     def figures(self) -> dict[str, Chart]:
         """The curves of a search, or how far blocks moved."""
-        return (self.report if self.search is None else self.search).figures
+        return {**({} if self.search is None else self.search.figures), **self.report.figures}
 
     def html(self) -> str:
         """Return its HTML page."""
