@@ -125,12 +125,22 @@ def test_the_record_reports_measured_numbers(trained: str, swapped: Path) -> Non
     assert "<dt>machine</dt>" in folded[-1]
 
 
-def test_the_command_it_names_recovers_with_the_original_as_teacher(swapped: Path) -> None:
+def test_the_command_it_names_recovers_with_the_original_as_teacher(
+    trained: str, swapped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     result = record(swapped)
-    assert [line.split()[1] for line in result["next"]] == ["eval", "train"]
-    for line in result["next"]:
-        assert keymix(shlex.split(line)[1:]) == 0
-    recovered = load_run(Path(f"{swapped}-recovered"))
+    assert [line.split()[1] for line in result["next"]] == ["eval", "train", "train"]
+    assert keymix(shlex.split(result["next"][0])[1:]) == 0
+    capsys.readouterr()
+    words = [trained, *SWAP, "--layers", "1-2", "--test", "--out", str(swapped)]
+    assert main([*words, "--recover", "1"]) == 0  # the swap is done
+    recovered, control = (load_run(Path(f"{swapped}-{end}")) for end in ("recovered", "control"))
+    said = capsys.readouterr().out.splitlines()[-1]
+    for run in (recovered, control):
+        assert run.summary.last.val is not None
+        assert f"{100 * run.summary.last.val['top1']:.1f} %" in said
+    assert "train_distill" not in control.metrics()[0]
+    assert control.recipe.model.mixer == load_run(trained).recipe.model.mixer
     assert "train_distill" in recovered.metrics()[0]
     assert recovered.recipe.model.weights == str(swapped)
     assert recovered.recipe.model.mixer == load_run(swapped).recipe.model.mixer

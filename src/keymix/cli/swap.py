@@ -79,9 +79,10 @@ def parser() -> VerbParser:
     )
     add(
         "--estimate",
-        choices=("least_squares", "mean"),
+        choices=("least_squares", "mean", "reconstruct"),
         default="least_squares",
-        help="how learned keys are estimated: least squares on the logits (default), or as means",
+        help="how learned keys are estimated: least squares on the logits (default), as means, or "
+        "with a few training steps towards the old outputs",
     )
     add("--images", type=int, metavar="N", help=f"how many images calibrate (default: {IMAGES})")
     add("--held-out", type=int, metavar="N", help="how many are held out (default: at most 1000)")
@@ -98,6 +99,13 @@ def parser() -> VerbParser:
         default=1,
         metavar="B",
         help="images at once whose latency is measured (default: 1)",
+    )
+    add(
+        "--recover",
+        type=int,
+        metavar="N",
+        help="then train the swapped model on for N epochs, the original as its teacher, and the "
+        "original as long",
     )
     add("--data", metavar="SPEC", help="the model's data (default: the run's own)")
     add("--pretrained", action="store_true", help="timm's weights, of a model by name")
@@ -141,6 +149,8 @@ def main(argv: list[str]) -> int:
             folder.finish(record)
     if isinstance(record, Swapped):
         _print_result(record, folder.path, as_json=given.json)
+        if given.recover is not None:
+            _recover(record)
     elif given.json:
         console.say_json({"folder": str(folder.path), **record.data})
     else:
@@ -168,6 +178,8 @@ def _refuse_idle(given: argparse.Namespace) -> None:
             "name what to put in with --mixer, or let --max-drop 1.0 (points of accuracy) or "
             "--speed-up 1.2 (times as fast) search for what pays"
         )
+    if given.recover is not None and (given.recover < 1 or given.json):
+        raise UserError("--recover is a number of epochs from 1 on, and not for --json")
     if given.max_drop is not None and not 0 <= given.max_drop < 100:
         raise UserError(f"--max-drop {given.max_drop:g}: give points of accuracy, such as 1.0")
 
@@ -253,7 +265,7 @@ def _swap(
         after=after,
         before_ms=after.original_ms,
         test=test,
-        next=_next(source, folder.path),
+        next=_next(source, folder.path, given.recover or 1),
         search=found,
         report=report,
         layers=len(report.rows) + len(report.untouched),
@@ -321,16 +333,40 @@ def _test(source: Source, model: nn.Module, swapped: nn.Module) -> BothScores:
     return BothScores(key=score.key, name=score.name, before=scores(model), after=scores(swapped))
 
 
-def _next(source: Source, folder: Path) -> tuple[str, ...]:
+def _next(source: Source, folder: Path, epochs: int = 1) -> tuple[str, ...]:
+    """Return the commands that score the swapped model, train it on, and the original as long."""
     teacher = str(folder / "original") if source.run is None else source.name
-    out = str(folder)
-    schedule = source.recipe.schedule
-    shorter = ["--schedule.warmup_epochs", "0"] if schedule.warmup_epochs else []
+    schedule, out = source.recipe.schedule, str(folder)
+    shorter = ["--schedule.epochs", str(epochs)]
+    shorter += ["--schedule.warmup_epochs", "0"] if schedule.warmup_epochs else []
     shorter += ["--schedule.cooldown_epochs", "0"] if schedule.cooldown_epochs else []
-    recover = ["keymix", "train", out, "--model.weights", out, "--schedule.epochs", "1", *shorter]
-    recover += ["--loss.distill", "0.5", "--loss.distill_teacher", teacher]
-    recover += ["--out", f"{out}-recovered"]
-    return shlex.join(["keymix", "eval", out]), shlex.join(recover)
+    taught = ["--loss.distill", "0.5", "--loss.distill_teacher", teacher]
+    recover = ["keymix", "train", out, "--model.weights", out, *shorter, *taught]
+    control = ["keymix", "train", teacher, "--model.weights", teacher, *shorter]
+    return (
+        shlex.join(["keymix", "eval", out]),
+        shlex.join([*recover, "--out", f"{out}-recovered"]),
+        shlex.join([*control, "--out", f"{out}-control"]),
+    )
+
+
+def _recover(record: Swapped) -> None:
+    """Train the swapped model on, and the original as long; say what each came to."""
+    from keymix.cli.train import main as train
+    from keymix.train.runs import load_run
+
+    scores = []
+    for line in record.next[1:]:
+        words = shlex.split(line)
+        train(words[2:])
+        last = load_run(words[-1]).summary.last
+        assert last.val is not None  # recipes that swap takes have a validation split
+        scores.append(float(last.val["top1"] or 0.0))
+    epochs = shlex.split(record.next[1])[6]
+    console.say(
+        f"after {epochs} epoch{'s' * (epochs != '1')}: top-1 {100 * scores[0]:.1f} % swapped and "
+        f"taught, {100 * scores[1]:.1f} % the original trained on as long (validation images)"
+    )
 
 
 def _print_result(record: Swapped, folder: Path, *, as_json: bool) -> None:
