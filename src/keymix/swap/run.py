@@ -151,7 +151,7 @@ def swap(
     refuse_folded(model, "swap")
     find_host(model)
     images_of = read_pictures(calibration, trained)
-    with rollback_on_failure(model):
+    with torch.inference_mode(False), rollback_on_failure(model):
         original, copy = shadow(model), shadow(model)
         found = find_layers(original)
         chosen = choose(found, layers)
@@ -187,8 +187,13 @@ def swap(
         )
         used = estimate if learned else None
         report = _report(original, copy, found, plans, fates, moved, init, used)
+        parameters = {id(parameter) for parameter in model.parameters()}
+        hooked = {path: m for path, m in model.named_modules() if _heard(m)}
         _become(model, copy, plans)
-        return replace(report, swapped=model)
+        trained = [p for p in model.parameters() if p.requires_grad and id(p) not in parameters]
+        stays = {id(module) for module in model.modules()}
+        silent = tuple(path for path, module in hooked.items() if id(module) not in stays)
+        return replace(report, swapped=model, new_tensors=len(trained), silent_hooks=silent)
 
 
 def _read(
@@ -231,6 +236,11 @@ def _estimate(
             "with the mixer and layers of the swap"
         )
     estimate_keys(mixer, keys, moments, estimate, fate)
+
+
+def _heard(module: nn.Module) -> bool:
+    """Whether hooks hear a module's calls."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _become(model: nn.Module, copy: nn.Module, plans: Sequence[Plan]) -> None:
