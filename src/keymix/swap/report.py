@@ -136,7 +136,7 @@ class SwapReport(Result):
         model: The model's class.
         host: What errors call its family.
         init: ``"transfer"`` or ``"fresh"``.
-        estimate: ``"least_squares"`` or ``"mean"``; None where no keys were estimated.
+        estimate: As asked of the swap; None where nothing was estimated.
         rows: The swapped layers, in the model's order.
         untouched: The others.
         params: Parameters of the whole model before and after.

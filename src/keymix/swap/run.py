@@ -138,9 +138,11 @@ def swap(
             model's evaluation, or pictures in a list, at least 8; or the :class:`Statistics` of the
             model before any swap. Without them learned keys start at random and no drift is
             measured.
-        estimate: How learned keys are estimated: least squares on the model's logits, or its mean
-            keys by position. Keys of all layers are those of the model as it is handed in, not of
-            one whose layers are partly swapped.
+        estimate: ``"mean"`` keys by position, or ``"least_squares"`` on the original's logits,
+            layer by layer: each sees what the swapped layers before it give (:class:`Statistics`
+            are of the model before any swap). ``"reconstruct"`` then moves all that is new in a
+            mixer towards the outputs of the layer before, which keeps a layer's inputs and outputs
+            in memory.
         batch_size: Most calibration images at once.
         drift: Whether drift is measured, which takes three passes over the images.
 
