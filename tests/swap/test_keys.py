@@ -62,7 +62,7 @@ def test_mean_keys_are_the_means_by_position() -> None:
 def test_least_squares_are_numpys(name: str) -> None:
     model, x = tiny(name), images((8, 12), 10)
     reads = readings(model, x)
-    swap(model, "static_key", calibration=x, batch_size=3, drift=False)
+    swap(model, "static_key", calibration=gather(model, x, batch_size=3), drift=False)
     for mixer, read in zip(find_mixers(model).values(), reads, strict=True):
         for h in range(3):
             logits = read.logits()[:, h]
@@ -73,7 +73,8 @@ def test_least_squares_are_numpys(name: str) -> None:
 def test_least_squares_of_a_convolution_are_numpys_on_unfolded_queries() -> None:
     model, x = tiny("timm_vit"), images((8, 12), 10)
     reads = readings(model, x)
-    swap(model, "conv_static_key", calibration=x, batch_size=4, drift=False)
+    statistics = gather(model, x, "conv_static_key", batch_size=4)
+    swap(model, "conv_static_key", calibration=statistics, drift=False)
     for mixer, read in zip(find_mixers(model).values(), reads, strict=True):
         convolves(mixer, read, prefix=1)
 
@@ -98,6 +99,47 @@ def convolves(mixer: Any, read: Any, prefix: int) -> None:
         torch.testing.assert_close(made, wanted, rtol=1e-6, atol=1e-7)
         first = fitted(q[:, :prefix], logits[:, :prefix], mean, gain)
         torch.testing.assert_close(mixer.key[h], first, rtol=1e-7, atol=1e-7)
+
+
+def test_keys_meet_what_the_swapped_layers_before_give() -> None:
+    model, x = tiny("timm_vit"), images((8, 12), 10)
+    original = readings(model, x)
+    swap(model, "static_key", calibration=x, batch_size=4, drift=False)
+    met = readings(model, x)  # the queries there do not depend on the layer's own keys
+    assert (met[1].q - original[1].q).abs().max() > 1e-3
+    for mixer, new, old in zip(find_mixers(model).values(), met, original, strict=True):
+        for h in range(3):
+            mean = old.k[:, h].mean(0)
+            wanted = fitted(new.q[:, h], old.logits()[:, h], mean, old.scale)
+            torch.testing.assert_close(mixer.key[h], wanted, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize(("name", "mixer"), [("timm_swin", "static_key"), ("timm_vit", "sep_conv")])
+def test_reconstruction_brings_outputs_nearer_and_moves_only_what_is_new(
+    name: str, mixer: str
+) -> None:
+    x, moved = images(MODELS[name][1]), {}
+    for estimate in ("least_squares", "reconstruct"):
+        model = tiny(name)
+        before = {path: p.detach().clone() for path, p in model.named_parameters()}
+        torch.manual_seed(2)
+        report = swap(model, mixer, 0, calibration=x, estimate=estimate)
+        assert report.rows[0].drift is not None
+        moved[estimate] = report.rows[0].drift.output
+        now = dict(model.named_parameters())
+        assert all(torch.equal(now[path], before[path]) for path in now.keys() & before.keys())
+    assert moved["reconstruct"] < 0.9 * moved["least_squares"]
+    assert report.estimate == "reconstruct"
+    assert report.rows[0].estimated
+    assert not report.rows[0].fresh
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+
+
+def test_reconstruction_keeps_keys_that_were_exact() -> None:
+    model, x = place_alone("timm_vit"), images((8, 12))
+    before = answer(model, x)
+    swap(model, "static_key", 0, calibration=x, estimate="reconstruct")
+    close(answer(model, x), before)
 
 
 @pytest.mark.slow
@@ -232,7 +274,7 @@ def test_another_scale_goes_into_the_keys() -> None:
 def test_statistics_serve_layer_after_layer_as_all_at_once() -> None:
     x = images((16, 16))
     at_once, one_by_one = (tiny("keymix_vit") for _ in range(2))
-    swap(at_once, "static_key", calibration=x, drift=False)
+    swap(at_once, "static_key", calibration=gather(at_once, x), drift=False)
     statistics = gather(one_by_one, iter(x.split(3)), "static_key", number=9)
     for layer in (2, 0, 1):
         report = swap(one_by_one, "static_key", layer, calibration=statistics)

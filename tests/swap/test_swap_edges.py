@@ -176,7 +176,9 @@ def test_a_model_that_takes_any_size_is_shown_images_of_any() -> None:
     refused(model, "give images of its size", "static_key", calibration=larger)
     refused(model, "give images of its size", "conv_static_key", calibration=larger)
     several = [larger, images(SIZE)]
-    refused(model, "several sizes", "static_key", calibration=several)
+    refused(model, "give images of its size", "static_key", calibration=several)
+    with pytest.raises(UserError, match="several sizes"):
+        gather(model, several)
     report = swap(model, "softmax", calibration=larger)
     assert report.output is not None
     assert report.output.relative is not None

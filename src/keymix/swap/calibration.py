@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What calibration images say of a model's keys and logits, collected in one pass."""
+"""What calibration images say of a model's keys, logits and outputs, and what follows for keys."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from keymix.arguments import Trained, checked, module_of
 from keymix.errors import NoAttentionMap, UserError, check_positive
 from keymix.hosts.attention_inputs import Reading
 from keymix.hosts.base import MixerOptions, Plan, shadow
-from keymix.hosts.layers import Layer, find_layers
-from keymix.mixers.base import Grid, to_image
+from keymix.hosts.layers import Layer, by_name, find_layers
+from keymix.mixers.base import Grid, TokenMixer, to_image
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import get_mixer_class
 from keymix.ops import resample
-from keymix.swap.drift import twice
+from keymix.swap.drift import Call, Pair, paired_forward, tensor_of, twice
 from keymix.swap.images import CalibrationImages, of_hook, read_pictures, run
 from keymix.swap.plans import (
     PREFIX,
@@ -34,9 +34,9 @@ from keymix.swap.plans import (
     plans_for,
     refuse_shared,
 )
-from keymix.swap.transfer import Fate
+from keymix.swap.transfer import Fate, names_of
 
-Estimate = Literal["least_squares", "mean"]
+Estimate = Literal["least_squares", "mean", "reconstruct"]
 NEAR = 5e-3
 """Marks of the same weights differ by less, in half precision too."""
 PLAIN = "queries"
@@ -94,19 +94,26 @@ class Moments:
     why_not: str | None = None  # why there is nothing to be had, where there is not
 
     def add(
-        self, read: Reading, added: Tensor | None, wanted: Sequence[str], grid: Grid | None
+        self,
+        read: Reading,
+        added: Tensor | None,
+        wanted: Sequence[str],
+        grid: Grid | None,
+        met: Tensor | None = None,
     ) -> None:
         """Add a batch to the sums of the features ``wanted``.
 
-        The layer itself adds ``added``, ``[*, N, M]``, to its logits.
+        The layer itself adds ``added``, ``[*, N, M]``, to its logits. Learned keys meet the queries
+        ``met``, those of the layer if None.
         """
         q = read.q.double()
+        new = q if met is None or met.shape != q.shape else met.double()
         k = read.k.double().expand(*q.shape[:-2], *read.k.shape[-2:])
         self.scale = read.scale.double() if isinstance(read.scale, Tensor) else read.scale
         self.images += len(q)
         self.keys = _plus(self.keys, k.sum(0))
         for name in wanted:
-            phi = features(name, q, self.prefix, grid)
+            phi = features(name, new, self.prefix, grid)
             rows = features(PLAIN if name != PREFIX else PREFIX, q, self.prefix, grid)
             rows = rows[..., self.prefix :, :] if unfolded(name) else rows
             # sum over images and queries of phi^T (s q k^T), without the logits themselves
@@ -246,7 +253,7 @@ def summed(
         if not wanted:
             continue
         moments = sums[plan.path] = Moments(prefix=site.num_prefix_tokens, key_grid=_home(layer))
-        take = partial(_take, layer, moments, wanted if estimate == "least_squares" else ())
+        take = partial(_take, layer, moments, () if estimate == "mean" else wanted)
         hooks.append(layer.module.register_forward_pre_hook(of_hook(take), with_kwargs=True))
         marks[plan.path] = Mark.of(layer)
     shown = 0
@@ -280,6 +287,7 @@ def _take(
     _module: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    met: Tensor | None = None,
 ) -> None:
     if moments.why_not is not None:
         return
@@ -289,7 +297,92 @@ def _take(
         moments.why_not = str(error)
         return
     added = own_bias(layer, args, kwargs)
-    moments.add(read, added, wanted, layer.place.site.grid)
+    moments.add(read, added, wanted, layer.place.site.grid, met)
+
+
+Seen = list[tuple[Call, Tensor]]
+"""Calls of a layer in a swapped copy, by batch, each with what the original's layer gave."""
+
+
+def look_beside(
+    model: nn.Module,
+    copy: nn.Module,
+    layer: Layer,
+    mixer: TokenMixer,
+    images: CalibrationImages,
+    *,
+    wanted: Sequence[str],
+    keep: bool,
+) -> tuple[Moments, Seen]:
+    """Show images to a model and to its copy, in which the layers before this one are swapped.
+
+    The sums are of the queries that the layer gets in the copy and of the logits that it has in the
+    original, so that its keys make up for what the layers before it changed.
+    """
+    moments = Moments(prefix=layer.place.site.num_prefix_tokens, key_grid=_home(layer))
+    path, seen, calls = layer.place.path, Seen(), list[Call]()
+
+    def look(pair: Pair) -> None:
+        call = calls.pop()
+        if keep:
+            seen.append((call, pair.old))
+        if isinstance(mixer, MapMixer) and wanted:
+            named = by_name(*pair.after)
+            grid = mixer.resolve_grid(named["x"], named.get("grid"))
+            met = mixer.inputs(named["x"], grid)["q"]
+            _take(layer, moments, wanted, layer.module, *pair.before, met=met)
+
+    hook = copy.get_submodule(path).register_forward_pre_hook(
+        lambda _, args, kwargs: calls.append((args, kwargs)), with_kwargs=True
+    )
+    try:
+        with torch.no_grad():
+            for batch in images.batches(model):
+                paired_forward(model, copy, [layer], {path: mixer}, batch, look)
+    finally:
+        hook.remove()
+    return moments, seen
+
+
+STEPS, RATE = 40, 0.05
+"""Steps of Adam, and the size of the first relative to a parameter's root mean square."""
+
+
+def reconstruct(host: nn.Module, mixer: TokenMixer, seen: Seen, fate: Fate) -> None:
+    """Move what is new in a mixer towards the outputs that the layer gave before."""
+    named = {name: names_of(mixer, name) for name, _ in mixer.named_parameters()}
+    new = {name for name, parts in named.items() if parts and parts.isdisjoint(fate.copied)}
+    fitted = [mixer.get_parameter(name) for name in sorted(new)]
+    if not fitted:
+        return
+    sizes = [max(float(p.detach().square().mean()) ** 0.5, 1e-2) for p in fitted]
+    optimizer = torch.optim.Adam(
+        [{"params": [p], "lr": RATE * size} for p, size in zip(fitted, sizes, strict=True)]
+    )
+    decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 1 / STEPS, STEPS)
+    before, error = [p.detach().clone() for p in fitted], _error(host, seen)
+    with torch.enable_grad():
+        for step in range(STEPS):
+            (args, kwargs), wanted = seen[step % len(seen)]
+            loss = F.mse_loss(tensor_of(host(*args, **kwargs)), wanted)
+            found = torch.autograd.grad(loss, fitted, allow_unused=True)
+            for parameter, gradient in zip(fitted, found, strict=True):
+                parameter.grad = gradient
+            optimizer.step()
+            decay.step()
+    optimizer.zero_grad()
+    if not _error(host, seen) < error:  # a start that was exact, or steps that lead nowhere
+        with torch.no_grad():
+            for parameter, start in zip(fitted, before, strict=True):
+                parameter.copy_(start)
+        return
+    fate.estimated |= set().union(*(named[name] for name in new))
+
+
+@torch.no_grad()
+def _error(host: nn.Module, seen: Seen) -> float:
+    """Sum the mean square errors of a layer's outputs over batches."""
+    return sum(float(F.mse_loss(tensor_of(host(*a, **k)), wanted)) for (a, k), wanted in seen)
 
 
 def own_bias(layer: Layer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -333,7 +426,7 @@ def estimate_keys(
                 for target, part in zip(targets, torch.split(rows, widths, -1), strict=True):
                     target.copy_(part.reshape(target.shape))
                 fate.estimated |= set(names)
-    if estimate == "least_squares":
+    if estimate != "mean":
         fate.notes += _thin(mixer, moments)
 
 

@@ -78,7 +78,7 @@ def paired_forward(
             def replace(
                 _module: nn.Module, _args: Any, got: Any, layer: Layer = layer, path: str = path
             ) -> Any:
-                old, new = _tensor(outputs[path]), _tensor(got)
+                old, new = tensor_of(outputs[path]), tensor_of(got)
                 old = old.flatten(2).mT if old.ndim == 4 and new.ndim == 3 else old
                 old = old.reshape(new.shape)
                 look(
@@ -100,7 +100,8 @@ def paired_forward(
     return out
 
 
-def _tensor(output: Any) -> Tensor:
+def tensor_of(output: Any) -> Tensor:
+    """Return what a layer gives, without what some return next to it."""
     tensor: Tensor = output[0] if isinstance(output, tuple) else output
     return tensor
 

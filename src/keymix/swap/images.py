@@ -82,7 +82,8 @@ class CalibrationImages:
             if seen == self.number:
                 break
         if seen < (self.number or MIN_IMAGES):
-            least = "were asked for" if self.number else "are the least"
+            asked = self.number not in (None, MIN_IMAGES)
+            least = "were asked for" if asked else "are the least"
             raise UserError(
                 f"{seen} calibration images were given and {self.number or MIN_IMAGES} {least}"
             )

@@ -136,13 +136,15 @@ class SwapReport(Result):
         model: The model's class.
         host: What errors call its family.
         init: ``"transfer"`` or ``"fresh"``.
-        estimate: ``"least_squares"`` or ``"mean"``; None where no keys were estimated.
+        estimate: As asked of the swap; None where nothing was estimated.
         rows: The swapped layers, in the model's order.
         untouched: The others.
         params: Parameters of the whole model before and after.
         macs: Multiply-adds of the whole model before and after; None if they cannot be counted.
         output: Drift of the model's output; None without calibration images.
         unread: What could not be counted, measured or read.
+        new_tensors: Parameters that the model trains and did not have before.
+        silent_hooks: Paths of replaced modules whose forward hooks no longer run.
         swapped: The model itself, with its new mixers; None of a report that was read.
     """
 
@@ -156,6 +158,8 @@ class SwapReport(Result):
     macs: tuple[int, int] | None
     output: OutputDrift | None
     unread: tuple[str, ...] = ()
+    new_tensors: int = 0
+    silent_hooks: tuple[str, ...] = ()
     swapped: Any = field(default=None, compare=False)
 
     name = "swap"

@@ -23,9 +23,16 @@ from keymix.layers.folding import refuse_folded
 from keymix.mixers.base import TokenMixer
 from keymix.mixers.map_mixer import MapMixer
 from keymix.models.swapped import keep_from_loss
-from keymix.swap.calibration import Estimate, Statistics, estimate_keys, summed
+from keymix.swap.calibration import (
+    Estimate,
+    Statistics,
+    estimate_keys,
+    look_beside,
+    reconstruct,
+    summed,
+)
 from keymix.swap.drift import measure, settle_norms
-from keymix.swap.images import CalibrationImages, input_size, read_pictures
+from keymix.swap.images import MIN_IMAGES, CalibrationImages, input_size, read_pictures
 from keymix.swap.plans import (
     Layers,
     choose,
@@ -131,9 +138,11 @@ def swap(
             model's evaluation, or pictures in a list, at least 8; or the :class:`Statistics` of the
             model before any swap. Without them learned keys start at random and no drift is
             measured.
-        estimate: How learned keys are estimated: least squares on the model's logits, or its mean
-            keys by position. Keys of all layers are those of the model as it is handed in, not of
-            one whose layers are partly swapped.
+        estimate: ``"mean"`` keys by position, or ``"least_squares"`` on the original's logits,
+            layer by layer: each sees what the swapped layers before it give (:class:`Statistics`
+            are of the model before any swap). ``"reconstruct"`` then moves all that is new in a
+            mixer towards the outputs of the layer before, which keeps a layer's inputs and outputs
+            in memory.
         batch_size: Most calibration images at once.
         drift: Whether drift is measured, which takes three passes over the images.
 
@@ -151,29 +160,39 @@ def swap(
     refuse_folded(model, "swap")
     find_host(model)
     images_of = read_pictures(calibration, trained)
-    with rollback_on_failure(model):
+    with torch.inference_mode(False), rollback_on_failure(model):
         original, copy = shadow(model), shadow(model)
         found = find_layers(original)
         chosen = choose(found, layers)
         refuse_shared(found, chosen)
         plans = plans_for(chosen, mixer, mixer_options)
         mixers = install(copy, plans)  # refuses what cannot sit there
-        statistics, images = _read(
-            original, chosen, plans, images_of, estimate, batch_size, needed=init == "transfer"
-        )
+        statistics, images = _read(original, chosen, plans, images_of, estimate, batch_size, init)
+        in_order = images is not None and statistics is not images_of and estimate != "mean"
         fates = {plan.path: Fate() for plan in plans}
         keys = {
             path: learned_keys_of(type(mixer), mixer.site, mixer.built_with)
             for path, mixer in mixers.items()
         }
-        for layer in chosen if init == "transfer" else ():
+        for layer in chosen if init == "transfer" else ():  # in order: each sees those before it
             path = layer.place.path
-            fates[path] = transfer(layer, mixers[path])
-            made = mixers[path]
-            if isinstance(made, MapMixer) and keys[path]:
-                _estimate(made, keys[path], path, statistics, estimate, fates[path])
-        if init == "transfer":
-            settle_norms(original, copy, chosen, mixers, images, fates)
+            made, fate = mixers[path], transfer(layer, mixers[path])
+            fates[path] = fate
+            unknown = not fate.copied.issuperset(chain.from_iterable(keys[path].values()))
+            wanted = [*keys[path]] if unknown and in_order else []
+            fits = estimate == "reconstruct"
+            if isinstance(made, MapMixer) and unknown:  # also where this only checks sizes
+                first = Fate(copied=fate.copied) if wanted else fate
+                _estimate(made, keys[path], path, statistics, estimate, first)
+            if images is not None and (wanted or fits):
+                sums, seen = look_beside(
+                    original, copy, layer, made, images, wanted=wanted, keep=fits
+                )
+                if isinstance(made, MapMixer) and wanted:
+                    estimate_keys(made, keys[path], sums, estimate, fate)
+            settle_norms(original, copy, [layer], {path: made}, images, fates)
+            if images is not None and fits:
+                reconstruct(copy.get_submodule(path), made, seen, fate)
         for layer in chosen:
             freeze_as(layer, mixers[layer.place.path], fates[layer.place.path])
         moved = (
@@ -181,14 +200,19 @@ def swap(
             if images is not None and drift
             else None
         )
-        learned = any(
+        learned = (estimate == "reconstruct" and images is not None) or any(
             not fates[path].estimated.isdisjoint(chain.from_iterable(each.values()))
             for path, each in keys.items()
         )
         used = estimate if learned else None
         report = _report(original, copy, found, plans, fates, moved, init, used)
+        parameters = {id(parameter) for parameter in model.parameters()}
+        hooked = {path: m for path, m in model.named_modules() if _heard(m)}
         _become(model, copy, plans)
-        return replace(report, swapped=model)
+        trained = [p for p in model.parameters() if p.requires_grad and id(p) not in parameters]
+        stays = {id(module) for module in model.modules()}
+        silent = tuple(path for path, module in hooked.items() if id(module) not in stays)
+        return replace(report, swapped=model, new_tensors=len(trained), silent_hooks=silent)
 
 
 def _read(
@@ -198,17 +222,19 @@ def _read(
     calibration: Tensor | Iterable[Any] | Statistics | None,
     estimate: Estimate,
     batch_size: int,
-    *,
-    needed: bool,
+    init: Init,
 ) -> tuple[Statistics | None, CalibrationImages | None]:
-    """Return sums of the chosen layers and the images that they are of."""
+    """Return sums in one pass and the images, of which a few do where keys are made in order."""
     if calibration is None:
         return None, None
     if isinstance(calibration, Statistics):
         calibration.check(chosen)
         return calibration, calibration.images
     images = CalibrationImages(calibration, batch_size)
-    return summed(model, chosen, plans, images, estimate) if needed else None, images
+    if init == "fresh":
+        return None, images
+    some = images if estimate == "mean" else replace(images, number=MIN_IMAGES)
+    return summed(model, chosen, plans, some, estimate), images
 
 
 def _estimate(
@@ -221,8 +247,7 @@ def _estimate(
 ) -> None:
     """Estimate those of the keys that a mixer learns that were not copied."""
     if statistics is None:
-        if not fate.copied.issuperset(chain.from_iterable(keys.values())):
-            fate.notes.append("keys start at random; calibration images would set them")
+        fate.notes.append("keys start at random; calibration images would set them")
         return
     moments = statistics.layers.get(path)
     if moments is None:
@@ -231,6 +256,11 @@ def _estimate(
             "with the mixer and layers of the swap"
         )
     estimate_keys(mixer, keys, moments, estimate, fate)
+
+
+def _heard(module: nn.Module) -> bool:
+    """Whether hooks hear a module's calls."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _become(model: nn.Module, copy: nn.Module, plans: Sequence[Plan]) -> None:

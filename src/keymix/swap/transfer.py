@@ -240,13 +240,19 @@ def _host_trains(layer: Layer, name: str) -> bool:
     return not alike or any(p.requires_grad for p in alike)
 
 
+def names_of(mixer: TokenMixer, name: str) -> set[str]:
+    """Return what a parameter is made of, by role; nothing if the host made it as its own."""
+    if name.startswith("post_projection."):
+        return set()
+    if isinstance(mixer, MapMixer) and name.rpartition(".")[0] == mixer.joint:
+        return {f"{role}.{name.rpartition('.')[2]}" for role in mixer.roles}
+    return {name}
+
+
 def freeze_as(layer: Layer, mixer: TokenMixer, fate: Fate) -> None:
     """Let what was copied train as what it was copied from, and everything new train."""
     for name, parameter in mixer.named_parameters():
-        if name.startswith("post_projection."):
-            continue  # the host made it as its own
-        names = {name}
-        if isinstance(mixer, MapMixer) and name.rpartition(".")[0] == mixer.joint:
-            names = {f"{role}.{name.rpartition('.')[2]}" for role in mixer.roles}
-        new = any(n not in fate.copied for n in names)
-        parameter.requires_grad_(new or any(trains(layer, n) for n in names))
+        names = names_of(mixer, name)
+        if names:
+            new = not names <= fate.copied
+            parameter.requires_grad_(new or any(trains(layer, n) for n in names))
