@@ -10,9 +10,9 @@ import pytest
 import timm
 import torch
 from timm.layers import Attention, AttentionRope, PatchEmbed, RotaryEmbeddingCat
-from timm.models.beit import Beit
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import Block, VisionTransformer
+from timm.models.vision_transformer_sam import VisionTransformerSAM
 from torch import Tensor, nn
 
 from each import together
@@ -132,9 +132,9 @@ def test_rotary_attention_turns_where_calls_bring_positions() -> None:
     assert (mine(x) - mine(x, False)).abs().max() > 1e-3
 
 
-def beit() -> nn.Module:
+def sam() -> nn.Module:
     sizes: dict[str, Any] = {"img_size": 8, "patch_size": 2, "embed_dim": 12, "depth": 2}
-    return Beit(**sizes, num_heads=3, use_rel_pos_bias=True)
+    return VisionTransformerSAM(**sizes, num_heads=3, use_rel_pos=True)
 
 
 def swin() -> nn.Module:
@@ -147,17 +147,21 @@ class Doubled(Attention):
         return 2 * super().forward(x, attn_mask, is_causal)
 
 
-def mixed() -> nn.Module:
-    return nn.Sequential(Attention(12, 3), Doubled(12, 3))
+def test_attention_is_served_next_to_what_only_looks_like_it() -> None:
+    layers = find_layers(nn.Sequential(Attention(12, 3), Doubled(12, 3)))
+    assert [layer.path for layer in layers] == ["0"]
 
 
 @together
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (beit, r"beit\.Attention\(x, shared_rel_pos_bias\) at blocks\.0\.attn and 1 more"),
+        (sam, r"sam\.Attention\(x\) at blocks\.0\.attn and 1 more"),
         (swin, r"WindowAttention\(x, mask\) at 0\.layers\.0\.blocks\.0\.attn and 1 more"),
-        (mixed, r"Doubled\(x, attn_mask, is_causal\) at 1"),
+        (lambda: nn.Sequential(Doubled(12, 3)), r"Doubled\(x, attn_mask, is_causal\) at 0"),
+        (lambda: timm.create_model("convit_tiny", depth=1), r"GPSA\(x\) at blocks\.0\.attn"),
+        (lambda: timm.create_model("vit_base_patch16_xp_224", depth=1), r"ScalingBlock\(x"),
+        (lambda: timm.create_model("efficientvit_b0"), r"LiteMLA\(x\) at"),
         (lambda: Attention(12, 3), "Attention, in which nothing is called attention"),
         (lambda: timm.create_model("resnet10t"), "ResNet, in which nothing is called attention"),
     ],

@@ -127,7 +127,7 @@ def test_heads_of_another_width_stay_so_wide() -> None:
     close(mine(X.double()), theirs(X.double()))
 
 
-@pytest.mark.parametrize("name", ["resnet18", "beit_base_patch16_224"])
+@pytest.mark.parametrize("name", ["resnet18", "samvit_base_patch16_224"])
 def test_models_without_an_adapter_are_refused_by_class(name: str) -> None:
     with torch.device("meta"):
         model = timm.create_model(name)

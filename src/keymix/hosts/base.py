@@ -76,12 +76,16 @@ class Host(ABC):
     Attributes:
         name: What errors call the family.
         generic: Whether it knows attention by itself, not a family; it is asked last.
+        remedy: What else a user can do where a grid is not known, behind a comma.
+        all_attend: Whether attention sits at all of its places (a MetaFormer convolves at some).
         parts: Names in the host's own attention to those of the same thing in a mixer, where they
             differ; None for what does nothing. Loading of weights asks.
     """
 
     name: str
     generic: ClassVar[bool] = False
+    all_attend: ClassVar[bool] = True
+    remedy: ClassVar[str] = ""
     parts: ClassVar[Mapping[str, str | None]] = {}
 
     @abstractmethod
@@ -211,6 +215,16 @@ def patched(module: nn.Module) -> bool:
     return "forward" in vars(module)
 
 
+def refuse_adapter(path: str, attention: nn.Module) -> None:
+    """Refuse attention whose projections hold an adapter of low rank (LoRA) besides."""
+    for name, module in attention.named_modules():
+        if "lora" in type(module).__name__.lower() or hasattr(module, "lora_A"):
+            raise UserError(
+                f"{path}.{name} is {type(module).__module__}.{type(module).__qualname__}, an "
+                "adapter of low rank: merge the adapter first (PEFT: model.merge_and_unload())"
+            )
+
+
 @cache
 def _hosts() -> tuple[Host, ...]:
     package = importlib.import_module("keymix.hosts")
@@ -261,15 +275,21 @@ def _attention_in(model: nn.Module) -> str:
     )
 
 
+ATTENTION = ("attention", "attn", "gpsa", "mhsa", "shsa", "litemla", "parallelscalingblock")
+
+
 def called_attention(module: nn.Module) -> bool:
-    """Whether a module's class, or one that it is made from, is named after attention."""
+    """Whether a module's class, or one that it is made from, is named after attention.
+
+    Some of timm's have other names: ConViT's, EfficientViT's, and blocks of one joint projection.
+    """
     names = " ".join(base.__name__.lower() for base in type(module).__mro__)
-    return "attention" in names or "attn" in names
+    return any(word in names for word in ATTENTION)
 
 
-def _attends(model: nn.Module, place: Place) -> bool:
-    """Whether attention sits at a place."""
-    return any(called_attention(each) for each in model.get_submodule(place.path).modules())
+def attends(host: Host, there: nn.Module) -> bool:
+    """Whether what sits at one of a host's places is attention."""
+    return host.all_attend or any(map(called_attention, there.modules()))
 
 
 def find_mixers(model: nn.Module) -> dict[str, TokenMixer]:
@@ -388,7 +408,9 @@ def put_mixers(
     host = host or find_host(model)
     places = host.places(model)
     if keep_others and isinstance(mixer, str):
-        places = [each for each in places if _attends(model, each)] or places
+        places = [
+            each for each in places if attends(host, model.get_submodule(each.path))
+        ] or places
     names = _spread_names(mixer, places)
     options = _spread_options(mixer_options, mixer, places)
     parameter = next(model.parameters())
@@ -420,6 +442,7 @@ def install(model: nn.Module, plans: Sequence[Plan]) -> dict[str, TokenMixer]:
     for plan in plans:
         if plan.path not in places:
             raise UserError(f"{plan.path} is no layer of this model with attention")
+        refuse_adapter(plan.path, model.get_submodule(plan.path))
     built = {plan.path: _built(host, model, places[plan.path], plan) for plan in plans}
     for path, mixer in built.items():
         host.put(model, places[path], mixer)
@@ -434,7 +457,7 @@ def _built(host: Host, model: nn.Module, place: Place, plan: Plan) -> TokenMixer
     except GridNeeded as error:
         raise UserError(
             f"{error}; how tokens lie at {place.path} is not known: choose other layers (layers=) "
-            "or another mixer"
+            f"or another mixer{host.remedy}"
         ) from error
     setattr(mixer, PLAN, plan)
     return mixer

@@ -38,7 +38,9 @@ class CallGrid:
         return self.grid
 
     def record(self, embed: Any, args: tuple[Any, ...]) -> None:
-        """Take the grid of the images that a patch embedding is called with."""
+        """Take the grid of the images that a patch embedding is called with; fx has none."""
+        if not isinstance(args[0], Tensor):
+            return
         height, width = args[0].shape[-2:]
         down, across = embed.dynamic_feat_size((height, width))
         self.grid = (down, across)
@@ -78,7 +80,8 @@ class ConvGrid(CallGrid):
 
     def record_output(self, conv: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
         """Take the grid of what a convolution returned, ``[B, C, H, W]``."""
-        self.grid = (out.shape[-2], out.shape[-1])
+        if isinstance(out, Tensor):
+            self.grid = (out.shape[-2], out.shape[-1])
 
 
 class CallSize:
@@ -97,8 +100,9 @@ class CallSize:
 
     def record(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Take the size of what a module is called with."""
-        height, width = args[0].shape[self.axis :][:2]
-        self.size = (height, width)
+        if isinstance(args[0], Tensor):
+            height, width = args[0].shape[self.axis :][:2]
+            self.size = (height, width)
 
 
 CallHook = TypeVar("CallHook", CallGrid, ConvGrid, CallSize)

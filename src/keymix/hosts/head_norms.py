@@ -65,6 +65,15 @@ class Turn:
         return {"rope": None, "called": False}
 
 
+def turn_of(mixer: TokenMixer) -> Turn:
+    """Return the one turn that all heads of a mixer share from now on, those that turn at all."""
+    turn = Turn()
+    for module in mixer.modules():
+        if isinstance(module, HeadFinish) and module.turn is not None:
+            module.turn = turn
+    return turn
+
+
 class HeadFinish(nn.Module):
     """Norm and rotary positions of queries or keys ``[*, h, N, d]``; prefix tokens do not turn.
 

@@ -1,47 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapter to Hugging Face's ViT, DeiT and DINOv2: attention sits at ``….attention`` of each layer.
+"""Adapter to Hugging Face's vision transformers: attention sits in each layer.
 
 transformers is never imported here: whoever hands in one of its models has done so.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from keymix.arguments import whole_size
 from keymix.errors import UserError
-from keymix.hosts.attention_inputs import Layout, Reading
-from keymix.hosts.base import UNKNOWN, Host, Place, layout_on, patched
-from keymix.hosts.call_grid import ConvGrid, attach_call_hook, call_hook_of, given_size, patches_of
-from keymix.hosts.hosted import additive_mask
-from keymix.mixers.base import Grid, Site, TokenMixer
+from keymix.hosts.attention_inputs import Reading
+from keymix.hosts.base import UNKNOWN, Place, patched, refuse_adapter
+from keymix.hosts.blocks import POSITIONS, BlockHost, Facts
+from keymix.hosts.call_grid import CallGrid, ConvGrid, given_size, patches_of
+from keymix.hosts.head_norms import HeadFinish, HeadNorms, Turn, turn_of
+from keymix.hosts.hosted import HostedMixer, additive_mask
+from keymix.hosts.projections import ROWS, facts_of, read_row, row_of, weights_of
+from keymix.hosts.timm_heads import rotate
+from keymix.mixers.base import Grid, TokenMixer
+from keymix.mixers.map_mixer import MapMixer
 
-FAMILIES = ("vit", "deit", "dinov2", "dinov2_with_registers")
-SINCE = "5.20"  # from which on the attention of all four has one layout
-PREFIX = ("cls_token", "distillation_token", "register_tokens")
-ROLES = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "proj": "o_proj"}
+FAMILIES = (
+    *("vit", "deit", "dinov2", "dinov2_with_registers", "vit_mae", "beit", "dinov3_vit"),
+    *("clip", "siglip", "yolos", "dpt", "ijepa", "vit_msn"),
+)
+SINCE = "5.20"  # from which on the attention of these has one of the known layouts
+PREFIX = ("cls_token", "class_embedding", "distillation_token", "register_tokens")
+ROPE = ("rotary positions",)
 
 
-class HostedAttention(nn.Module):
+class HostedAttention(HostedMixer):
     """Stands where a layer's attention stood, takes its call, returns no weights.
 
-    ``config`` is the model's, which may ask for attention weights.
+    ``config`` is the model's, which may ask for attention weights. ``alone`` says that the output
+    is returned by itself, not with weights.
     """
 
-    def __init__(self, mixer: TokenMixer, place: Place, call: ConvGrid, config: Any) -> None:
-        super().__init__()
-        self.mixer = mixer
-        self.place = place
-        self.call = call
-        self.config = config
+    def __init__(self, mixer: TokenMixer, place: Place, call: CallGrid, before: Any) -> None:
+        super().__init__(mixer, place, call, before)
+        self.config = _inner(before).config
+        self.alone = getattr(before, "alone", _inner(before) is not before)
+        self.turn = turn_of(mixer)
 
-    def forward(
-        self, hidden_states: Tensor, attention_mask: Any = None, **kwargs: Any
-    ) -> tuple[Tensor, None]:
+    def forward(  # type: ignore[override]  # a layer of transformers calls it
+        self,
+        hidden_states: Tensor,
+        attention_mask: Any = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Mix the tokens ``[B, N, C]``; refuse to return weights, and masks it cannot honour."""
         config = getattr(self.config, "output_attentions", False)
         if kwargs.get("output_attentions", config):
@@ -50,100 +64,107 @@ class HostedAttention(nn.Module):
                 "output_attentions=False, and see the maps through keymix.attention_maps"
             )
         bias = _bias(attention_mask, hidden_states)
-        if bias is not None and not self.mixer.claims.maskable:
+        if POSITIONS in self.place.extras and not isinstance(self.mixer, MapMixer):
+            bias = None  # no map, no logits to add them to
+        elif bias is not None and not (
+            self.mixer.claims.maskable or POSITIONS in self.place.extras
+        ):
             raise UserError(f"mixer {self.mixer.mixer_name!r} cannot honour an attention mask")
-        grid = self.call.of(hidden_states, self.place.site.num_prefix_tokens)
-        return self.mixer(hidden_states, grid=grid, bias=bias), None
+        with self.turn.to(_rope(position_embeddings)):
+            out = self.mixer(hidden_states, grid=self.grid_of(hidden_states), bias=bias)
+        return out if self.alone else (out, None)
 
 
-class HuggingFaceViT(Host):
-    """ViT, DeiT and DINOv2 (with registers, too) of Hugging Face's transformers.
+class HuggingFaceViT(BlockHost):
+    """Vision transformers of Hugging Face's transformers: ViT, DINOv2, DINOv3, CLIP and the like.
 
     The mixer replaces queries, keys, values and the output projection; the layer's dropout and
-    scale stay. Images of another size are taken as the model takes them (DINOv2 any, the others
-    with ``interpolate_pos_encoding=True``).
+    scale stay, and so do rotary positions (DINOv3) and the relative ones (BEiT). Images of another
+    size are taken as the model takes them (DINOv2 any, others with
+    ``interpolate_pos_encoding=True``). The model may be part of another; of CLIP's and SigLIP's two
+    towers it is the one that gets images.
 
     Sites have the grid of ``config.image_size`` (DINOv2's is the one it was trained on last,
     518x518), unless the model was given an attribute ``image_size``, a side or (height, width) in
-    pixels, before mixers are put.
+    pixels, before mixers are put. YOLOS has tokens behind its patches and MAE shuffles them, so
+    that no grid is known there.
     """
 
-    name = "Hugging Face ViT, DeiT and DINOv2"
+    name = f"Hugging Face vision transformers ({', '.join(FAMILIES)})"
+    generic = True
+    hosted = HostedAttention
+    hook = ConvGrid
+    remedy = ""
 
-    def serves(self, model: nn.Module) -> bool:
-        """Whether it is one of transformers' classes, a bare model or one with a head."""
-        return of_family(type(model)) and _patch_embeddings(model) is not None
+    def paths(self, model: nn.Module) -> list[str]:
+        """Paths of every layer's attention."""
+        return [path for path in _attentions(model) if _owner(model, path) is not None]
 
-    def places(self, model: nn.Module) -> list[Place]:
-        """One place per layer."""
-        embeddings = _patch_embeddings(model)
-        if embeddings is None:
-            raise UserError(f"{type(model).__name__} is no model of {self.name}")
-        grid = _grid(model, embeddings)
-        tokens = (getattr(embeddings, name, None) for name in PREFIX)
-        prefix = sum(token.shape[1] for token in tokens if token is not None)
-        places = []
-        for path, attention in _attentions(model):
-            if isinstance(attention, HostedAttention):
-                before = attention.place
-                places.append(replace(before, site=replace(before.site, grid=grid)))
-                continue
-            own = _checked(path, attention)
-            dim, heads = own.q_proj.in_features, own.num_attention_heads
-            options = {
-                "qkv_bias": own.q_proj.bias is not None,
-                "proj_bias": own.o_proj.bias is not None,
-                "attn_drop": own.attention_dropout,
-            }
-            if own.head_dim * heads != dim:
-                options["head_dim"] = own.head_dim
-            site = Site(dim=dim, num_heads=heads, grid=grid, num_prefix_tokens=prefix)
-            places.append(Place(path=path, stage=0, site=site, defaults=options))
-        return places
+    def facts(self, model: nn.Module, path: str) -> Facts:
+        """Describe the library's attention."""
+        own: Any = model.get_submodule(path)
+        row = _checked(path, own)
+        inner = _inner(own)
+        heads = _first(inner, "num_attention_heads", "num_heads")
+        options = {"attn_drop": _first(inner, "attention_dropout", "dropout", "dropout_prob")}
+        if inner is not own:
+            options["proj_drop"] = own.output.dropout.p
+        takes = inspect.signature(type(own).forward).parameters
+        norms = None
+        if "position_embeddings" in takes:
+            prefix = self.prefix(model, path)
+            turning = HeadFinish(None, Turn(), prefix=prefix, halves=True)
+            norms = HeadNorms({"q": turning, "k": turning}, ROPE)
+        around = (model.get_submodule(path.rpartition(".")[0]), _owner(model, path))
+        biased = any(
+            getattr(module, name, None) is not None
+            for module in around
+            for name in ("relative_position_bias", "shared_position_bias")
+        )
+        extras = (POSITIONS,) if biased else ()
+        return facts_of(own, row, heads, options, norms=norms, extras=extras)
 
-    def put(self, model: nn.Module, place: Place, mixer: TokenMixer) -> None:
-        """Put the mixer there, its projections initialised as the model draws its own."""
-        owner: Any = model
-        for linear in mixer.projections:
-            owner._init_weights(linear)
-        call = attach_call_hook(_patch_embeddings(model).patch_embeddings.projection, ConvGrid())
-        call.keep_at(model.get_submodule(place.path.rpartition(".")[0]))
-        before: Any = model.get_submodule(place.path)
-        hosted = HostedAttention(mixer, place, call, before.config)
-        model.set_submodule(place.path, hosted.train(before.training))
+    def initialise(self, model: nn.Module, linear: nn.Linear, path: str) -> None:
+        """Draw a projection's weights as the model draws its own."""
+        around: Any = _owner(model, path)
+        around._init_weights(linear)
+
+    def embed(self, model: nn.Module, path: str) -> nn.Module | None:
+        """Return the convolution that cuts patches."""
+        return _patches(_owner(model, path))
+
+    def grid(self, model: nn.Module, attention: nn.Module, path: str) -> Grid | None:
+        """Return the grid of patches; None where tokens do not lie on it in order."""
+        owner = _owner(model, path)
+        if any(hasattr(owner.embeddings, name) for name in ("detection_tokens", "random_masking")):
+            return None
+        size = given_size(model) or whole_size("image_size", owner.config.image_size)
+        conv = _patches(owner)
+        assert conv is not None
+        return patches_of(conv, size)
+
+    def prefix(self, model: nn.Module, path: str) -> int:
+        """Count class, distillation and register tokens."""
+        tokens = (getattr(_owner(model, path).embeddings, name, None) for name in PREFIX)
+        return sum(1 if t.ndim == 1 else t.shape[1] for t in tokens if t is not None)
 
     def reading(
         self, attention: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Reading:
         """Return queries, keys and values of a call, ``[B, h, N, d]``."""
-        own = _checked("attention", attention)
+        row, inner = _checked("attention", attention), _inner(attention)
         given = dict(zip(("hidden_states", "attention_mask"), args, strict=False)) | dict(kwargs)
         x: Tensor = given["hidden_states"]
-        q, k, v = (
-            t.reshape(*t.shape[:-1], -1, own.head_dim).transpose(-3, -2)
-            for t in (own.get_submodule(ROLES[role])(x) for role in "qkv")
-        )
-        mask = _bias(given.get("attention_mask"), x)
-        return Reading(q=q, k=k, v=v, scale=own.scaling, bias=mask)
+        width = _first(inner, "head_dim", "attention_head_size")
+        read = read_row(attention, row, x, width, _first(inner, "scaling", "scale"))
+        rope, q, k = _rope(given.get("position_embeddings")), read.q, read.k
+        if rope is not None:
+            q, k = (rotate(t, rope, t.shape[-2] - rope.shape[-2], True) for t in (q, k))
+        return replace(read, q=q, k=k, bias=_bias(given.get("attention_mask"), x))
 
     def weights(self, attention: nn.Module) -> dict[str, Tensor]:
         """Return the projections."""
-        own = _checked("attention", attention)
-        return {
-            f"{role}.{part}": parameter.detach()
-            for role, name in ROLES.items()
-            for part, parameter in own.get_submodule(name).named_parameters()
-        }
-
-    def follow_calls(self, model: nn.Module) -> None:
-        """Record the grid of patches of the model's calls, from now on."""
-        attach_call_hook(_patch_embeddings(model).patch_embeddings.projection, ConvGrid())
-
-    def layout(self, model: nn.Module, place: Place) -> Layout:
-        """Say where the tokens of a place were in the model's last call."""
-        call = call_hook_of(_patch_embeddings(model).patch_embeddings.projection, ConvGrid)
-        grid = None if call is None else call.grid
-        return layout_on(model, place, grid or place.site.grid)
+        return weights_of(attention, _checked("attention", attention))
 
 
 def of_family(kind: type) -> bool:
@@ -152,30 +173,53 @@ def of_family(kind: type) -> bool:
     return any(cls.__module__.rpartition(".")[0] in packages for cls in kind.__mro__)
 
 
-def _patch_embeddings(model: Any) -> Any:
-    """Return the module that makes a model's tokens, None if it has none."""
-    base = getattr(model, getattr(model, "base_model_prefix", ""), model)
-    embeddings = getattr(base, "embeddings", None)
-    conv = getattr(getattr(embeddings, "patch_embeddings", None), "projection", None)
-    return embeddings if isinstance(conv, nn.Conv2d) else None
+def _patches(owner: Any) -> nn.Conv2d | None:
+    """Return the convolution in a model's embeddings that cuts patches."""
+    embeddings = getattr(owner, "embeddings", None)
+    for name in ("patch_embeddings", "patch_embedding"):
+        found = getattr(embeddings, name, None)
+        found = getattr(found, "projection", found)
+        if isinstance(found, nn.Conv2d):
+            return found
+    return None
 
 
-def _grid(model: nn.Module, embeddings: Any) -> Grid:
-    patches = embeddings.patch_embeddings
-    size = given_size(model) or whole_size("image_size", patches.image_size)
-    return patches_of(patches.projection, size)
+def _owner(model: nn.Module, path: str) -> Any:
+    """Return the nearest model around a path that cuts images into patches, None if none does."""
+    while path:
+        path = path.rpartition(".")[0]
+        around = model.get_submodule(path)
+        if _patches(around) is not None:
+            return around
+    return None
 
 
-def _attentions(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield path and module of every layer's attention."""
+def _attentions(model: nn.Module) -> Iterator[str]:
+    """Yield the path of every layer's attention, whatever sits there now."""
     for path, layer in model.named_modules():
-        attention = getattr(layer, "attention", None)
-        if attention is not None and of_family(type(layer)) and hasattr(layer, "mlp"):
-            yield f"{path}.attention", attention
+        if of_family(type(layer)) and type(layer).__name__.endswith("Layer"):
+            for name in ("attention", "self_attn"):
+                if hasattr(layer, name):
+                    yield f"{path}.{name}".lstrip(".")
 
 
-def _checked(path: str, attention: Any) -> Any:
-    """Refuse what is not attention as these models have it."""
+def _inner(attention: Any) -> Any:
+    """Return what has heads: the attention, or the one inside that YOLOS and DPT have."""
+    return getattr(attention, "attention", attention)
+
+
+def _first(module: Any, *names: str) -> Any:
+    """Return the first of some attributes that a module has."""
+    return next(getattr(module, name) for name in names if hasattr(module, name))
+
+
+def _rope(both: tuple[Tensor, Tensor] | None) -> Tensor | None:
+    """Join cosines and sines as timm does."""
+    return None if both is None else torch.cat((both[1], both[0]), -1)
+
+
+def _checked(path: str, attention: Any) -> tuple[str, ...]:
+    """Return the names of its projections; refuse what is not attention as these models have it."""
     name = type(attention).__name__
     package = type(attention).__module__.rpartition(".")[0]
     if package not in {f"transformers.models.{family}" for family in FAMILIES}:
@@ -185,11 +229,14 @@ def _checked(path: str, attention: Any) -> Any:
         )
     if patched(attention):
         raise UserError(f"the forward of {path} ({name}) was replaced: {UNKNOWN}")
-    parts = dict(attention.named_children())
-    if parts.keys() != set(ROLES.values()):
+    refuse_adapter(path, attention)
+    row = row_of(attention)
+    inner = {n: m for n, m in attention.named_modules() if not any(m.children())}
+    parts = {name: module for name, module in inner.items() if not isinstance(module, nn.Dropout)}
+    if row is None or parts.keys() != set(row):
         raise UserError(
-            f"{path} holds {', '.join(parts)}, where keymix knows "
-            f"{', '.join(ROLES.values())}; take transformers {SINCE} or later"
+            f"{path} holds {', '.join(parts)}, where keymix knows {', '.join(row or ROWS[0])}; "
+            f"take transformers {SINCE} or later"
         )
     for part, module in parts.items():
         if type(module) is not nn.Linear:
@@ -197,7 +244,7 @@ def _checked(path: str, attention: Any) -> Any:
                 f"{path}.{part} is {type(module).__name__}, not a plain Linear, so what a mixer in "
                 "its place would lose is not known"
             )
-    return attention
+    return row
 
 
 def _bias(mask: Any, x: Tensor) -> Tensor | None:

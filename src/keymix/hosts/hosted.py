@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from keymix.errors import UserError
 from keymix.hosts.base import Place
 from keymix.hosts.call_grid import CallGrid
-from keymix.hosts.head_norms import HeadFinish, Turn
+from keymix.hosts.head_norms import turn_of
 from keymix.mixers.base import Grid, TokenMixer
 
 
@@ -40,10 +42,11 @@ class GridMixer(nn.Module):
 class HostedMixer(nn.Module):
     """Stands where timm's attention stood, takes its call, and hands the tokens to the mixer.
 
-    ``call`` knows the grid of the model's present call; ``place`` is as in `GridMixer`.
+    ``call`` knows the grid of the model's present call; ``place`` is as in `GridMixer`; ``before``
+    is what stood there.
     """
 
-    def __init__(self, mixer: TokenMixer, place: Place, call: CallGrid) -> None:
+    def __init__(self, mixer: TokenMixer, place: Place, call: CallGrid, before: Any) -> None:
         super().__init__()
         self.mixer = mixer
         self.place = place
@@ -71,12 +74,9 @@ class HostedMixer(nn.Module):
 class HostedRope(HostedMixer):
     """Stands where rotary attention stood: the positions of a call reach queries and keys."""
 
-    def __init__(self, mixer: TokenMixer, place: Place, call: CallGrid) -> None:
-        super().__init__(mixer, place, call)
-        self.turn = Turn()
-        for module in mixer.modules():
-            if isinstance(module, HeadFinish) and module.turn is not None:
-                module.turn = self.turn
+    def __init__(self, mixer: TokenMixer, place: Place, call: CallGrid, before: Any) -> None:
+        super().__init__(mixer, place, call, before)
+        self.turn = turn_of(mixer)
 
     def forward(  # type: ignore[override]  # timm's rotary attention takes rope second
         self,

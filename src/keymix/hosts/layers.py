@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from keymix.arguments import unwrapped
 from keymix.errors import NoAttentionMap
 from keymix.hosts.attention_inputs import Layout, Reading
-from keymix.hosts.base import PLAN, Host, Place, called_attention, find_host, find_mixers
+from keymix.hosts.base import PLAN, Host, Place, attends, called_attention, find_host, find_mixers
 from keymix.mixers.base import Queries, Stage, TokenMixer, query_rows
 from keymix.mixers.map_mixer import MapMixer
 
@@ -41,7 +41,7 @@ class Layer:
     def attends(self) -> bool:
         """Whether attention sits here, or stood here before a swap: no convolution or pooling."""
         if self.mixer is None:
-            return any(map(called_attention, self.module.modules()))
+            return attends(self.host, self.module)
         return hasattr(self.mixer, PLAN) or not self.mixer.traits.control
 
     def reading(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Reading:

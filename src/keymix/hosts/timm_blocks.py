@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters to timm's models of plain blocks: ViT, EVA, CaiT, and whatever holds their attention.
+"""Adapters to timm's models of plain blocks (ViT, EVA, BEiT, CaiT), and to others with such blocks.
 
 Attention sits at ``blocks.<i>.attn``, on one grid of patches; in other models it may sit anywhere.
 """
@@ -7,41 +7,45 @@ Attention sits at ``blocks.<i>.attn``, on one grid of patches; in other models i
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from timm.layers import Attention, AttentionRope, trunc_normal_
+from timm.models.beit import Attention as BeitAttention
+from timm.models.beit import Beit
 from timm.models.cait import Cait, TalkingHeadAttn
 from timm.models.eva import Eva, EvaAttention
 from timm.models.vision_transformer import VisionTransformer, get_init_weights_vit
 from torch import Tensor, nn
 
 from keymix.errors import UserError
-from keymix.hosts.attention_inputs import Layout, Reading
-from keymix.hosts.base import Host, Place, layout_on, patched
-from keymix.hosts.call_grid import CallGrid, attach_call_hook, call_hook_of
-from keymix.hosts.head_norms import PARTS, HeadNorms, head_norms_of
+from keymix.hosts.attention_inputs import Reading
+from keymix.hosts.base import Place, patched
+from keymix.hosts.blocks import POSITIONS, BlockHost, Facts
+from keymix.hosts.call_grid import CallGrid
+from keymix.hosts.head_norms import PARTS, head_norms_of
 from keymix.hosts.hosted import HostedMixer, HostedRope
 from keymix.hosts.timm_heads import (
     first_projection,
     joined_projections,
+    named_call,
     own_weights,
     projections_of,
     read_call,
     takes_rope,
 )
-from keymix.mixers.base import Grid, Site, TokenMixer
+from keymix.mixers.base import Grid, TokenMixer
 from keymix.mixers.map_mixer import MapMixer
 
 
-class BlockHost(Host):
-    """A host of one stage, whose blocks are ``model.blocks`` and call their ``attn`` alike."""
+class TimmBlocks(BlockHost):
+    """A host of timm's whose blocks are ``model.blocks`` and call their ``attn`` alike."""
 
     model: ClassVar[type[nn.Module]]  # timm's class
     attention: ClassVar[tuple[type[nn.Module], ...]]  # what its blocks hold
+    hosted = HostedMixer
     parts: ClassVar[Mapping[str, str | None]] = PARTS
 
     def serves(self, model: nn.Module) -> bool:
@@ -53,7 +57,7 @@ class BlockHost(Host):
 
     def knows(self, attention: nn.Module | None) -> bool:
         """Whether it is an attention of this family, which computes what timm's class does."""
-        return isinstance(attention, HostedMixer) or any(
+        return type(attention) in (self.hosted, HostedRope) or any(
             isinstance(attention, kind)
             and type(attention).forward is kind.forward
             and not patched(attention)
@@ -67,37 +71,19 @@ class BlockHost(Host):
         blocks: Any = model.blocks
         return [f"blocks.{i}.attn" for i in range(len(blocks))]
 
-    def places(self, model: nn.Module) -> list[Place]:
-        """One place an attention."""
-        return [self._place(model, path) for path in self.paths(model)]
+    def facts(self, model: nn.Module, path: str) -> Facts:
+        """Describe timm's attention."""
+        attention: Any = model.get_submodule(path)
+        return Facts(
+            dim=first_projection(attention).in_features,
+            num_heads=attention.num_heads,
+            options={**projections_of(attention), **self.own_defaults(attention)},
+            norms=head_norms_of(attention, rotary=self.rotary(model, attention)),
+        )
 
-    def site_for(self, place: Place, mixer: type[TokenMixer], options: Mapping[str, Any]) -> Site:
-        """Return the place's site; refuse other heads where the host's own pass through more."""
-        site = place.site
-        if site.post_projection is None or not issubclass(mixer, MapMixer):
-            return site
-        own = (site.num_heads, place.defaults.get("head_dim", site.dim // site.num_heads))
-        heads = options.get("num_heads", own[0])
-        width = options.get("head_dim") or site.dim // heads
-        if (heads, width) != own:
-            raise UserError(
-                f"{place.path} has {' and '.join(place.extras)} for {own[0]} heads of {own[1]} "
-                f"channels, and mixer {mixer.mixer_name!r} would have {heads} of {width}; leave "
-                "num_heads and head_dim as the model has them"
-            )
-        return site
-
-    def put(self, model: nn.Module, place: Place, mixer: TokenMixer) -> None:
-        """Put the mixer there, its projections initialised as timm initialises attention's."""
-        for linear in mixer.projections:
-            self.initialise(model, linear, place.path)
-        embed = self.embed(model, place.path)
-        call = CallGrid() if embed is None else attach_call_hook(embed, CallGrid())
-        block = model.get_submodule(place.path.rpartition(".")[0])
-        before = model.get_submodule(place.path)
-        call.keep_at(block)
-        hosted = HostedRope if takes_rope(before) else HostedMixer
-        model.set_submodule(place.path, hosted(mixer, place, call).train(before.training))
+    def kind_for(self, before: nn.Module) -> type[HostedMixer]:
+        """Hand on rotary positions where calls may bring some."""
+        return HostedRope if takes_rope(before) else self.hosted
 
     def reading(
         self, attention: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -113,32 +99,6 @@ class BlockHost(Host):
         """Join projections that are apart, and EVA's biases, as a mixer has them."""
         return joined_projections(tensors)
 
-    def follow_calls(self, model: nn.Module) -> None:
-        """Record the grid of patches of every call, from now on."""
-        for path in self.paths(model):
-            embed = self.embed(model, path)
-            if embed is not None:
-                attach_call_hook(embed, CallGrid())
-
-    def layout(self, model: nn.Module, place: Place) -> Layout:
-        """Say where the patches of the model's last call lie; the prefix lies nowhere."""
-        embed = self.embed(model, place.path)
-        call = None if embed is None or place.site.grid is None else call_hook_of(embed, CallGrid)
-        grid = call.grid if call is not None else None
-        return layout_on(model, place, grid or place.site.grid)
-
-    def update_grids(self, model: nn.Module) -> None:
-        """Update all mixers to the grid of patches that the model has now."""
-        super().update_grids(model)
-        for path in self.paths(model):
-            embed = self.embed(model, path)
-            if embed is not None:
-                attach_call_hook(embed, CallGrid()).grid = None  # that of a call before
-
-    @abstractmethod
-    def initialise(self, model: nn.Module, linear: nn.Linear, path: str) -> None:
-        """Draw a projection's weights as the model draws those of its own attention."""
-
     def embed(self, model: Any, path: str) -> nn.Module | None:
         """Return what cuts images into the patches that an attention meets, None if unknown."""
         embed: nn.Module = model.patch_embed
@@ -149,10 +109,6 @@ class BlockHost(Host):
         rows, columns = model.patch_embed.grid_size
         return rows, columns
 
-    def prefix(self, model: Any, path: str) -> int | None:
-        """Count the prefix tokens that an attention meets, None if unknown."""
-        return 0
-
     def rotary(self, model: Any, attention: nn.Module) -> str | None:
         """Say what the rotary positions are called that calls of attention bring."""
         return None
@@ -161,35 +117,8 @@ class BlockHost(Host):
         """Options that the host's own attention has besides biases and dropouts."""
         return {}
 
-    def _place(self, model: nn.Module, path: str) -> Place:
-        attention: Any = model.get_submodule(path)
-        grid = self.grid(model, attention, path)
-        if isinstance(attention, HostedMixer):
-            before = attention.place
-            norms = before.site.post_projection
-            if isinstance(norms, HeadNorms):
-                norms = norms.after(attention.mixer, next(model.parameters()))
-            return replace(before, site=replace(before.site, grid=grid, post_projection=norms))
-        prefix = self.prefix(model, path)
-        norms = head_norms_of(attention, rotary=self.rotary(model, attention))
-        site = Site(
-            dim=first_projection(attention).in_features,
-            num_heads=attention.num_heads,
-            grid=grid,
-            num_prefix_tokens=prefix or 0,
-            post_projection=norms,
-        )
-        return Place(
-            path=path,
-            stage=0,
-            site=site,
-            defaults={**projections_of(attention), **self.own_defaults(attention)},
-            extras=() if norms is None else norms.extras,
-            prefix_known=prefix is not None,
-        )
 
-
-class TimmViT(BlockHost):
+class TimmViT(TimmBlocks):
     """timm's VisionTransformer (ViT, DeiT and what else is built on it)."""
 
     name = "timm VisionTransformer"
@@ -206,7 +135,7 @@ class TimmViT(BlockHost):
         return int(model.num_prefix_tokens)
 
 
-class TimmEva(BlockHost):
+class TimmEva(TimmBlocks):
     """timm's Eva. Rotary positions of a call turn queries and keys of the mixer.
 
     Learned keys are not turned: they live where turned queries do. EVA has no bias of keys next to
@@ -216,11 +145,11 @@ class TimmEva(BlockHost):
 
     name = "timm Eva"
     model = Eva
-    attention = (EvaAttention, AttentionRope)
+    attention: ClassVar[tuple[type[nn.Module], ...]] = (EvaAttention, AttentionRope)
 
     def initialise(self, model: nn.Module, linear: nn.Linear, path: str) -> None:
-        """Draw a projection's weights as timm's Eva draws its own."""
-        assert isinstance(model, Eva)
+        """Draw a projection's weights as the model draws its own."""
+        assert isinstance(model, Eva | Beit)
         model._init_weights(linear, needs_reset=False)
 
     def put(self, model: nn.Module, place: Place, mixer: TokenMixer) -> None:
@@ -240,7 +169,7 @@ class TimmEva(BlockHost):
         return None if model.rope is None else "rotary positions"
 
 
-class TimmCait(BlockHost):
+class TimmCait(TimmBlocks):
     """timm's Cait. The class token enters after the patch blocks, so their sites have no prefix.
 
     Heads talk in CaiT: mixers that know ``talking_heads`` get them, with a bias after the softmax
@@ -263,6 +192,10 @@ class TimmCait(BlockHost):
         assert isinstance(model, Cait)
         model._init_weights(linear)
 
+    def prefix(self, model: Any, path: str) -> int:
+        """There are none."""
+        return 0
+
     def own_defaults(self, attention: Any) -> Mapping[str, Any]:
         """Heads that talk, with a bias after the softmax where the model has one."""
         return {"talking_heads": True if attention.proj_w.bias is None else "bias"}
@@ -283,7 +216,72 @@ class TimmCait(BlockHost):
         return found
 
 
-class TimmAttention(BlockHost):
+class HostedBeit(HostedMixer):
+    """Stands where BEiT's attention stood; its table of relative positions stays, by its names.
+
+    A mixer without a map has no use for the table, and it goes.
+    """
+
+    k_bias = None
+    _get_rel_pos_bias = BeitAttention._get_rel_pos_bias
+    _init_buffers = BeitAttention._init_buffers
+    init_non_persistent_buffers = BeitAttention.init_non_persistent_buffers
+    set_window_size = BeitAttention.set_window_size
+
+    def __init__(self, mixer: TokenMixer, place: Place, call: CallGrid, before: Any) -> None:
+        super().__init__(mixer, place, call, before)
+        self.num_heads = before.num_heads
+        kept = before if isinstance(mixer, MapMixer) else None
+        self.window_size = getattr(kept, "window_size", None)
+        table = getattr(kept, "relative_position_bias_table", None)
+        self.register_parameter("relative_position_bias_table", table)
+        index = getattr(kept, "relative_position_index", None)
+        self.register_buffer("relative_position_index", index, persistent=False)
+
+    def forward(  # type: ignore[override]  # timm's BEiT calls it
+        self, x: Tensor, shared_rel_pos_bias: Tensor | None = None
+    ) -> Tensor:
+        """Mix the tokens, relative positions added to the logits of a mixer that has some."""
+        bias = _relative_positions(self, shared_rel_pos_bias)
+        has = isinstance(self.mixer, MapMixer)
+        out: Tensor = self.mixer(x, grid=self.grid_of(x), bias=bias if has else None)
+        return out
+
+
+def _relative_positions(attention: Any, shared: Tensor | None) -> Tensor | None:
+    """Return what BEiT adds to logits: positions of a block's own, or those of all blocks."""
+    if attention.relative_position_bias_table is None:
+        return shared
+    own: Tensor = attention._get_rel_pos_bias()
+    return own if shared is None else own + shared
+
+
+class TimmBeit(TimmEva):
+    """timm's Beit (BEiT, BEiT v2), whose blocks add relative positions to their logits."""
+
+    name = "timm Beit"
+    model = Beit
+    attention = (BeitAttention,)
+    hosted = HostedBeit
+
+    def facts(self, model: Any, path: str) -> Facts:
+        """Describe timm's attention, with its relative positions."""
+        attention = model.get_submodule(path)
+        positions = (attention.relative_position_bias_table, model.rel_pos_bias)
+        extras = (POSITIONS,) if any(p is not None for p in positions) else ()
+        return replace(super().facts(model, path), extras=extras)
+
+    def rotary(self, model: Any, attention: nn.Module) -> None:
+        """It has no rotary positions."""
+
+    def reading(self, attention: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Reading:
+        """Return what attention makes of a call, relative positions as its bias."""
+        shared = named_call(attention, args, kwargs)["shared_rel_pos_bias"]
+        read = read_call(attention, args, kwargs)
+        return replace(read, bias=_relative_positions(attention, shared))
+
+
+class TimmAttention(TimmBlocks):
     """Any model built of timm's ``Attention``, ``AttentionRope`` or ``EvaAttention``.
 
     It is asked when no other adapter serves. Patches are those of the nearest module around an
@@ -319,7 +317,9 @@ class TimmAttention(BlockHost):
     def grid(self, model: nn.Module, attention: Any, path: str) -> Grid | None:
         """Return the grid of the nearest patch embedding, if its patches are as wide."""
         owner = _owner(model, path)
-        if owner is None or self._prefix(owner) is None:
+        if owner is None:
+            return BlockHost.grid(self, model, attention, path)
+        if self._prefix(owner) is None:
             return None
         if isinstance(attention, HostedMixer):
             width = attention.mixer.site.dim
@@ -343,7 +343,7 @@ class TimmAttention(BlockHost):
                 return known
             if around is owner:
                 return self._prefix(owner)
-        return None
+        return BlockHost.prefix(self, model, path)
 
     def rotary(self, model: Any, attention: nn.Module) -> str | None:
         """Name the rotary positions of attention that takes some."""
@@ -372,4 +372,4 @@ def _owner(model: nn.Module, path: str) -> Any:
     return None
 
 
-HOSTS = (TimmViT(), TimmEva(), TimmCait(), TimmAttention())
+HOSTS = (TimmViT(), TimmEva(), TimmBeit(), TimmCait(), TimmAttention())

@@ -258,6 +258,7 @@ class TimmMetaFormer(StageHost):
     """
 
     name = "timm MetaFormer"
+    all_attend = False
 
     def serves(self, model: nn.Module) -> bool:
         """Whether it is timm's class."""
