@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a swap saves and costs in models that scripts without keymix trained, next to ToMe.
+
+    python benchmarks/plain_models.py timm_vit --data CIFAR10_FOLDER --out FOLDER
+    python benchmarks/swap_table.py timm_vit --data CIFAR10_FOLDER --weights FOLDER
+
+Without any training after the swap: spatial reduction and static keys in all layers, the plan that
+`keymix.swap.search` finds at 0.5 points, and Token Merging (https://arxiv.org/abs/2210.09461, from
+the paper's equations; timm's ViT alone). Points are of test images that took no part in any choice,
+with the 95 % interval of the paired difference; latency is of a batch, in turns with the original.
+Keys are estimated on three draws of calibration images.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import keymix
+from keymix.analysis.measure import measure_paired
+from keymix.analysis.statistics import bonett_price
+from keymix.swap.search import search
+from measured import begin, options, table
+from plain_models import MODELS, SIDE, prepared, right, split
+
+
+class TokenMerging(nn.Module):
+    """A timm ViT that merges its ``r`` most similar pairs of tokens in every block (ToMe, Sec. 3).
+
+    Tokens of even index look for their nearest one of odd index, by the cosine of their keys, means
+    over heads; the r closest pairs become their mean, weighted by how many patches each stands for,
+    s. Attention is proportional: softmax(Q K^T / sqrt(d) + log s). The class token stays.
+    """
+
+    def __init__(self, vit: Any, r: int) -> None:
+        super().__init__()
+        self.vit, self.r = vit, r
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits."""
+        vit = self.vit
+        x = vit.norm_pre(vit._pos_embed(vit.patch_embed(images)))
+        size = x.new_ones(len(x), x.shape[1], 1)
+        for block in vit.blocks:
+            y, keys = self._attend(block.attn, block.norm1(x), size)
+            x, size = self._merge(x + block.ls1(y), keys, size)
+            x = x + block.ls2(block.mlp(block.norm2(x)))
+        logits: Tensor = vit.forward_head(vit.norm(x))
+        return logits
+
+    def _attend(self, attn: Any, x: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = attn.qkv(x).unflatten(-1, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        bias = size.log().mT[:, None]
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.expand(-1, -1, q.shape[-2], -1))
+        return attn.proj(y.transpose(1, 2).flatten(2)), k.mean(1)
+
+    def _merge(self, x: Tensor, keys: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+        keys = F.normalize(keys, dim=-1)
+        scores = keys[:, ::2] @ keys[:, 1::2].mT
+        scores[:, 0] = -torch.inf  # the class token looks for none
+        best, other = scores.max(-1)
+        order = best.argsort(-1, descending=True)[..., None]
+        r = min(self.r, order.shape[1] - 1)
+        merged, kept = order[:, :r], order[:, r:].sort(1).values
+        into = other[..., None].gather(1, merged)
+
+        def both(t: Tensor) -> Tensor:  # sums of pairs; the class token comes first
+            even, odd = t[:, ::2], t[:, 1::2]
+            wide = t.shape[-1]
+            stays = even.gather(1, kept.expand(-1, -1, wide))
+            sums = odd.scatter_add(
+                1, into.expand(-1, -1, wide), even.gather(1, merged.expand(-1, -1, wide))
+            )
+            return torch.cat((stays, sums), 1)
+
+        total = both(size)
+        return both(x * size) / total, total
+
+
+def rows(name: str, given: Any) -> Iterator[list[Any]]:
+    """Measure everything of one model, a row each."""
+    model = MODELS[name]()
+    model.load_state_dict(torch.load(given.weights / f"{name}.pt", weights_only=True)["model"])
+    model.eval()
+    images, labels = split(given.data, "test", given.test + given.chosen)
+    shown = prepared(images)
+    choosing, judging = slice(given.test, None), slice(given.test)
+    before = right(model, images[judging], labels[judging])
+    yield ["the model", f"{100 * float(before.double().mean()):.1f} %", "", "", ""]
+
+    def line(what: str, changed: nn.Module, macs: float | None = None) -> list[Any]:
+        change = right(changed, images[judging], labels[judging]).double() - before.double()
+        low, high, _ = bonett_price(change.numpy())
+        sizes = (3, SIDE, SIDE)
+        pair = measure_paired(model, changed, sizes, batch_size=given.batch_size, repeats=30)
+        spread = f"{pair.ratio:.2f} ({pair.ratio_q1:.2f} to {pair.ratio_q3:.2f})"
+        points = f"{100 * float(change.mean()):+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
+        ceiling = "" if macs is None else f"{macs:.2f}"
+        return [what, points, spread, pair.verdict, ceiling]
+
+    def counted(changed: nn.Module) -> float:
+        size = (3, SIDE, SIDE)
+        return keymix.count(changed, size).macs / keymix.count(model, size).macs
+
+    calibration = prepared(split(given.data, "train", 3 * given.calibration)[0])
+    draws = calibration.split(given.calibration)
+    for mixer in ("spatial_reduction(key_grid=1/4)", "spatial_reduction(key_grid=1/16)"):
+        changed = copy.deepcopy(model)
+        report = keymix.swap(changed, mixer, drift=False) if name != "timm_swin" else None
+        if report is not None:
+            yield line(f"{mixer}, all blocks", changed, counted(changed))
+    for number, draw in enumerate(draws):
+        changed = copy.deepcopy(model)
+        keymix.swap(changed, "static_key", calibration=draw, drift=False)
+        yield line(f"static_key, all blocks, draw {number}", changed, counted(changed))
+    found = search(
+        model,
+        calibration=draws[0],
+        images=shown[choosing],
+        labels=labels[choosing],
+        max_drop=0.005,
+        batch_size=given.batch_size,
+    )
+    print(found.answer)
+    if found.report is not None:
+        yield line("the plan of the search", found.report.swapped, counted(found.report.swapped))
+    for r in given.merge if name == "timm_vit" else ():
+        yield line(f"ToMe, r = {r}", TokenMerging(copy.deepcopy(model), r))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table of one model."""
+    parser = options(__doc__)
+    add: Callable[..., Any] = parser.add_argument
+    add("model", choices=MODELS)
+    add("--data", type=Path, required=True, help="folder of CIFAR-10 as parquet")
+    add("--weights", type=Path, required=True, help="where plain_models.py wrote")
+    add("--test", type=int, default=2000, help="test images that judge")
+    add("--chosen", type=int, default=2000, help="other test images, by which the search chooses")
+    add("--calibration", type=int, default=64, help="training images of a draw")
+    add("--batch-size", type=int, default=32)
+    add("--merge", type=int, nargs="*", default=[8, 16, 32], help="tokens merged in a block")
+    given = begin(parser, argv)
+    heads = ("what", "points (95 %)", "time / original", "test", "multiply-adds / original")
+    table(heads, rows(given.model, given))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
