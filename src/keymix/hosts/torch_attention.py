@@ -67,7 +67,6 @@ class HostedSelfAttention(HostedMixer):
     compute attention by itself, past this module, as it does in evaluation.
     """
 
-    in_proj_weight = None
     in_proj_bias = None
 
     def __init__(self, mixer: TokenMixer, place: Place, call: CallGrid, before: Any) -> None:

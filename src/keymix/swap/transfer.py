@@ -197,7 +197,7 @@ def keep_around(before: nn.Module, there: nn.Module, fate: Fate) -> set[str]:
     fate.dropped |= {
         name
         for name, _ in before.named_parameters(recurse=False)
-        if name not in now and hasattr(there, name)
+        if name not in now and name in there._parameters
     }
     return set(now)
 
