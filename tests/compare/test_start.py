@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from PIL import Image
 import keymix
 from keymix import recipes
 from keymix.compare.folder import read
-from keymix.compare.start import FINE_TUNING, _seat
+from keymix.compare.question import Question
+from keymix.compare.start import FINE_TUNING, _seat, seated, with_model
 from keymix.errors import UserError
+from keymix.hosts import find_mixers
 from keymix.mixers.spec import parse_mixer
 from keymix.report.comparison import Comparison
 from keymix.report.comparison_page import render
@@ -182,11 +185,26 @@ def test_the_models_own_mixer_is_the_baseline_and_no_plain_network_joins(tmp_pat
 
 
 def test_mixers_sit_where_the_model_attends() -> None:
-    own = parse_mixer("sep_conv/sep_conv/softmax/softmax")
-    assert _seat(parse_mixer("static_key"), own).label == "sep_conv/sep_conv/static_key/static_key"
+    own, here = parse_mixer("sep_conv/sep_conv/softmax/softmax"), [False, False, True, True]
+    seated = _seat(parse_mixer("static_key"), own, here)
+    assert seated.label == "sep_conv/sep_conv/static_key/static_key"
     named = parse_mixer("pooling/sep_conv/softmax/static_key")
-    assert _seat(named, own) == named
-    assert _seat(named, parse_mixer("softmax")) == named
+    assert _seat(named, own, here) == named
+    assert _seat(named, parse_mixer("softmax"), [True]) == named
+
+
+def test_layers_that_are_not_named_keep_what_they_have(run: Path) -> None:
+    question = Question(start=run, layers="1")
+    recipe = with_model(recipes.get("digits_vit"), question)
+    asked, specs = seated(question, recipe, [parse_mixer("static_key"), parse_mixer("softmax")])
+    first, *middle = len(find_mixers(load_run(run).model())) * ["softmax"]
+    label = "/".join([first, "static_key", *middle[1:]])
+    assert [spec.label for spec in specs] == [label, "softmax"]
+    assert asked.baseline == "softmax"
+    with pytest.raises(UserError, match="layers"):
+        Question(layers="1")
+    with pytest.raises(UserError, match="layers"):
+        seated(replace(question, layers="99"), recipe, [parse_mixer("static_key")])
 
 
 def test_a_timm_model_of_a_folder_starts_a_comparison(tmp_path: Path) -> None:
