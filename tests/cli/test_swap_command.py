@@ -190,7 +190,7 @@ def test_a_search_writes_its_plan_if_it_pays_and_its_report_anyway(
     chosen = [i for i, name in enumerate(names) if name == "identity"]
     assert chosen == result["after"]["layers"]
     assert chosen
-    with (tmp_path / "pays" / "search.csv").open(encoding="utf-8", newline="") as stream:
+    with (tmp_path / "pays" / "search-steps.csv").open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert [float(row["loss"]) for row in rows] == [s["loss"] for s in result["search"]["steps"]]
     assert "Every step of the search" in (tmp_path / "pays" / "report.html").read_text("utf-8")
@@ -200,7 +200,9 @@ def test_a_search_writes_its_plan_if_it_pays_and_its_report_anyway(
     said = capsys.readouterr().out
     assert "Nothing here pays" in said
     there = {each.name for each in (tmp_path / "nothing").iterdir()} - {".lock"}
-    assert there == {"search.json", "search.csv", "report.html"}
+    assert {"search.json", "search-steps.csv", "search.html"} <= there
+    assert not [name for name in there if not name.startswith("search")]
+    assert f"keymix swap {trained}" in (tmp_path / "nothing" / "search.html").read_text("utf-8")
     assert main([*words, "--out", str(tmp_path / "nothing"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "nothing pays"
 

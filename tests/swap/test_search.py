@@ -200,6 +200,7 @@ def test_a_busy_machine_leaves_it_open() -> None:
     rows = [*csv.DictReader(io.StringIO(busy.tables["steps"].csv()))]
     assert rows[1]["latency_ms"] == rows[1]["latency_change"] == ""
     assert rows[0]["latency_ms"] != ""
+    assert busy.figures == {}
 
 
 def test_no_plan_says_that_nothing_pays() -> None:

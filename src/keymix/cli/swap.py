@@ -146,19 +146,21 @@ def main(argv: list[str]) -> int:
             console.note(f"{str(folder.path)!r} is done; --overwrite swaps again")
         else:
             record = _swap(given, spec, source, folder, setting, argv)
-            folder.finish(record)
+            if isinstance(record, Swapped):
+                folder.finish(record)
+    page = folder.path / (PAGE if isinstance(record, Swapped) else f"{record.name}.html")
     if isinstance(record, Swapped):
         _print_result(record, folder.path, as_json=given.json)
         if given.recover is not None:
             _recover(record)
     elif given.json:
-        console.say_json({"folder": str(folder.path), **record.data})
+        console.say_json({"folder": str(folder.path), **record.to_dict()})
     else:
         console.show(record.tables["steps"])
         console.prose(record.answer)
-        console.say(f"report   {folder.path / PAGE}")
+        console.say(f"report   {page}")
     if given.open:
-        console.open_page(folder.path / PAGE)
+        console.open_page(page)
     return 0
 
 
@@ -233,10 +235,11 @@ def _swap(
     found: Search | None = None
     if spec is None:
         assert calibration is not None  # a search transfers
-        found = _search(given, model, calibration, held_out)
+        made_by = frame(shlex.join(["keymix", "swap", *argv]))
+        found = replace(_search(given, model, calibration, held_out), made_by=made_by)
         pays = found.report is not None and found.verdict in ("pays", "may pay")
         folder.begin(setting if pays else None)
-        folder.keep(found)
+        found.save(folder.path)
         if not pays:
             return found
         assert found.report is not None  # there is a plan
@@ -284,6 +287,15 @@ def _search(
     mixers: tuple[str, ...] = CANDIDATES
     if given.mixer is not None:
         mixers = tuple(spec.label for spec in parse_mixers(given.mixer))
+    judge, changed = len(held_out.labels) // 2, 0.05  # share of answers that a swap may change
+    wanted = ""
+    if given.max_drop:
+        count = 2 * changed * (196 / given.max_drop) ** 2
+        wanted = f"; --held-out {count:.0f} would know it to ±{given.max_drop:g}"
+    console.note(
+        f"{judge} images will judge. If one answer in twenty changes, a change of accuracy is "
+        f"known to about ±{196 * (changed / max(judge, 1)) ** 0.5:.1f} points{wanted}"
+    )
     with _watching() as progress:
         return search(
             model,

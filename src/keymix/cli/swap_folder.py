@@ -10,10 +10,9 @@ from keymix.errors import UserError
 from keymix.records import from_json, to_json
 
 if TYPE_CHECKING:
-    from keymix.swap.record import Search
     from keymix.swap.result import Swapped, SwapSetting
 
-SEARCH, STEPS, PAGE = "search.json", "search.csv", "report.html"
+SEARCH, PAGE = "search.json", "report.html"
 
 
 class Folder:
@@ -60,23 +59,14 @@ class Folder:
         """
         from keymix.train import files
 
-        for name in (SEARCH, STEPS, PAGE, files.SWAP):
+        for name in (PAGE, files.SWAP, *(each.name for each in self.path.glob("search*.*"))):
             (self.path / name).unlink(missing_ok=True)
         if setting is not None:
             files.write_json(self.path / files.SWAP, {"setting": to_json(setting)})
 
-    def keep(self, search: Search) -> None:
-        """Write what a search found."""
-        from keymix.train import files
-
-        files.write_json(self.path / SEARCH, search.data)
-        files.write_text(self.path / STEPS, search.tables["steps"].csv())
-
-    def finish(self, record: Swapped | Search) -> None:
-        """Write the page and, last of all, ``swap.json``, which says that a model is there."""
-        from keymix.swap.result import Swapped
+    def finish(self, record: Swapped) -> None:
+        """Write the page and, last of all, ``swap.json``."""
         from keymix.train import files
 
         files.write_text(self.path / PAGE, record.html())
-        if isinstance(record, Swapped):
-            files.write_json(self.path / files.SWAP, record.to_dict())
+        files.write_json(self.path / files.SWAP, record.to_dict())

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
+from keymix.analysis.study_record import StudyRecord
 from keymix.analysis.timing import WORDS, Verdict
 from keymix.records import to_json
 from keymix.report.charts import Chart, Line, Look, curves, looks
@@ -118,10 +119,11 @@ class Search(Result):
     images: tuple[int, int]  # held-out images that choose, and that judge
     # the model of the last step, and what became of its weights; None of a record that was read
     report: SwapReport | None = field(default=None, compare=False)
+    made_by: StudyRecord | None = field(default=None, compare=False)
 
     def omitted(self) -> tuple[str, ...]:
         """What became of weights stands elsewhere, and a file has no model."""
-        return ("report",)
+        return ("report", "made_by")
 
     @property
     def change(self) -> float:
@@ -182,7 +184,7 @@ class Search(Result):
     @property
     def figures(self) -> dict[str, Chart]:
         """Accuracy against the time that is saved."""
-        return {"top1": _chart(self)} if len(self.steps) > 1 else {}
+        return {"top1": _chart(self)} if sum(step.timed for step in self.steps) > 1 else {}
 
     @property
     def notes(self) -> tuple[str, ...]:
