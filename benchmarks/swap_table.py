@@ -8,7 +8,7 @@ Without any training after the swap: spatial reduction and static keys in all la
 `keymix.swap.search` finds at 0.5 points, and Token Merging (https://arxiv.org/abs/2210.09461, from
 the paper's equations; timm's ViT alone). Points are of test images that took no part in any choice,
 with the 95 % interval of the paired difference; latency is of a batch, in turns with the original.
-Keys are estimated on three draws of calibration images.
+Keys are estimated on three draws of calibration images; ``--keys`` compares the ways to do so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,8 @@ from torch import Tensor, nn
 import keymix
 from keymix.analysis.measure import measure_paired
 from keymix.analysis.statistics import bonett_price
+from keymix.swap.calibration import Estimate, gather
+from keymix.swap.held_out import HeldOut
 from keymix.swap.search import search
 from measured import begin, options, table
 from plain_models import MODELS, SIDE, prepared, right, split
@@ -83,11 +85,16 @@ class TokenMerging(nn.Module):
         return both(x * size) / total, total
 
 
-def rows(name: str, given: Any) -> Iterator[list[Any]]:
-    """Measure everything of one model, a row each."""
+def trained(name: str, given: Any) -> nn.Module:
+    """Return a model with the weights that its script left."""
     model = MODELS[name]()
     model.load_state_dict(torch.load(given.weights / f"{name}.pt", weights_only=True)["model"])
-    model.eval()
+    return model.eval()
+
+
+def rows(name: str, given: Any) -> Iterator[list[Any]]:
+    """Measure everything of one model, a row each."""
+    model = trained(name, given)
     images, labels = split(given.data, "test", given.test + given.chosen)
     shown = prepared(images)
     choosing, judging = slice(given.test, None), slice(given.test)
@@ -134,6 +141,35 @@ def rows(name: str, given: Any) -> Iterator[list[Any]]:
         yield line(f"ToMe, r = {r}", TokenMerging(copy.deepcopy(model), r))
 
 
+def keys(name: str, given: Any) -> Iterator[list[Any]]:
+    """Measure ways to set static keys in all blocks: held-out loss and accuracy of each draw."""
+    model = trained(name, given)
+    images, labels = split(given.data, "test", given.test)
+    draws = prepared(split(given.data, "train", 3 * given.calibration)[0]).split(given.calibration)
+    held_out = HeldOut(prepared(images), labels)
+    ways: dict[str, Callable[[nn.Module, Tensor], object]] = {
+        "the model": lambda _, draw: None,
+        "keys at random": lambda own, draw: keymix.swap(own, "static_key", drift=False),
+        "least squares in one pass": lambda own, draw: keymix.swap(
+            own, "static_key", calibration=gather(model, draw), drift=False
+        ),
+    }
+    for estimate in get_args(Estimate):
+        ways[estimate] = lambda own, draw, estimate=estimate: keymix.swap(
+            own, "static_key", calibration=draw, estimate=estimate, drift=False
+        )
+    for what, way in ways.items():
+        losses, scores = [], []
+        for number, draw in enumerate(draws[: 1 if what == "the model" else 3]):
+            torch.manual_seed(number)
+            own = copy.deepcopy(model)
+            way(own, draw)
+            loss, right = held_out.score(own)
+            losses.append(f"{loss:.3f}")
+            scores.append(f"{100 * float(right.double().mean()):.1f}")
+        yield [what, ", ".join(losses), ", ".join(scores)]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table of one model."""
     parser = options(__doc__)
@@ -146,7 +182,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--calibration", type=int, default=64, help="training images of a draw")
     add("--batch-size", type=int, default=32)
     add("--merge", type=int, nargs="*", default=[8, 16, 32], help="tokens merged in a block")
+    add("--keys", action="store_true", help="only ways to set static keys, in all blocks")
     given = begin(parser, argv)
+    if given.keys:
+        table(("keys", "held-out loss, each draw", "top-1, %"), keys(given.model, given))
+        return 0
     heads = ("what", "points (95 %)", "time / original", "test", "multiply-adds / original")
     table(heads, rows(given.model, given))
     return 0
