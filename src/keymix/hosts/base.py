@@ -77,14 +77,14 @@ class Host(ABC):
         name: What errors call the family.
         generic: Whether it knows attention by itself, not a family; it is asked last.
         remedy: What else a user can do where a grid is not known, behind a comma.
-        all_attend: Whether attention sits at all of its places (a MetaFormer convolves at some).
+        all_attend: Whether attention sits at all of its places, whatever it is called there.
         parts: Names in the host's own attention to those of the same thing in a mixer, where they
             differ; None for what does nothing. Loading of weights asks.
     """
 
     name: str
     generic: ClassVar[bool] = False
-    all_attend: ClassVar[bool] = True
+    all_attend: ClassVar[bool] = False
     remedy: ClassVar[str] = ""
     parts: ClassVar[Mapping[str, str | None]] = {}
 

@@ -38,6 +38,7 @@ class Facts:
 class BlockHost(Host):
     """A host of one stage whose attention modules are listed by path, and are called alike."""
 
+    all_attend = True
     hosted: ClassVar[type[HostedMixer]]  # what takes the calls of the host's attention
     hook: ClassVar[type[CallGrid]] = CallGrid  # what follows the calls of `embed`
     remedy = ", or say it, if it is one grid for all: model.token_grid = (height, width)"

@@ -258,7 +258,6 @@ class TimmMetaFormer(StageHost):
     """
 
     name = "timm MetaFormer"
-    all_attend = False
 
     def serves(self, model: nn.Module) -> bool:
         """Whether it is timm's class."""
