@@ -7,7 +7,7 @@ import argparse
 import copy
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -152,7 +152,7 @@ def main(argv: list[str]) -> int:
     if isinstance(record, Swapped):
         _print_result(record, folder.path, as_json=given.json)
         if given.recover is not None:
-            _recover(record)
+            _recover(_next(source, folder.path, given.recover)[1:], given.recover)
     elif given.json:
         console.say_json({"folder": str(folder.path), **record.to_dict()})
     else:
@@ -268,7 +268,7 @@ def _swap(
         after=after,
         before_ms=after.original_ms,
         test=test,
-        next=_next(source, folder.path, given.recover or 1),
+        next=_next(source, folder.path),
         search=found,
         report=report,
         layers=len(report.rows) + len(report.untouched),
@@ -362,21 +362,20 @@ def _next(source: Source, folder: Path, epochs: int = 1) -> tuple[str, ...]:
     )
 
 
-def _recover(record: Swapped) -> None:
+def _recover(commands: Sequence[str], epochs: int) -> None:
     """Train the swapped model on, and the original as long; say what each came to."""
     from keymix.cli.train import main as train
     from keymix.train.runs import load_run
 
     scores = []
-    for line in record.next[1:]:
+    for line in commands:
         words = shlex.split(line)
         train(words[2:])
         last = load_run(words[-1]).summary.last
         assert last.val is not None  # recipes that swap takes have a validation split
         scores.append(float(last.val["top1"] or 0.0))
-    epochs = shlex.split(record.next[1])[6]
     console.say(
-        f"after {epochs} epoch{'s' * (epochs != '1')}: top-1 {100 * scores[0]:.1f} % swapped and "
+        f"after {epochs} epoch{'s' * (epochs != 1)}: top-1 {100 * scores[0]:.1f} % swapped and "
         f"taught, {100 * scores[1]:.1f} % the original trained on as long (validation images)"
     )
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from keymix.hosts.attention_inputs import Reading
 from keymix.hosts.blocks import Facts
+from keymix.hosts.head_norms import HeadNorms
 
 ROWS = (  # of queries, keys, values and the output; one name twice is one map of both
     *((*(f"{role}_proj" for role in "qkv"), out) for out in ("o_proj", "out_proj", "proj")),
@@ -30,7 +31,12 @@ def row_of(attention: nn.Module) -> tuple[str, ...] | None:
 
 
 def facts_of(
-    attention: nn.Module, row: tuple[str, ...], heads: int, options: Mapping[str, Any], **more: Any
+    attention: nn.Module,
+    row: tuple[str, ...],
+    heads: int,
+    options: Mapping[str, Any],
+    norms: HeadNorms | None = None,
+    extras: tuple[str, ...] = (),
 ) -> Facts:
     """Describe an attention with the biases and widths of its projections."""
     q, k, v, out = (attention.get_submodule(name) for name in row)
@@ -43,7 +49,7 @@ def facts_of(
     }
     if out.in_features != q.in_features:
         options["head_dim"] = out.in_features // heads
-    return Facts(dim=q.in_features, num_heads=heads, options=options, **more)
+    return Facts(dim=q.in_features, num_heads=heads, options=options, norms=norms, extras=extras)
 
 
 def read_row(
