@@ -133,10 +133,11 @@ def test_the_command_it_names_recovers_with_the_original_as_teacher(
     assert keymix(shlex.split(result["next"][0])[1:]) == 0
     capsys.readouterr()
     words = [trained, *SWAP, "--layers", "1-2", "--test", "--out", str(swapped)]
-    assert main([*words, "--recover", "1"]) == 0  # the swap is done
+    assert main([*words, "--recover", "2"]) == 0  # the swap is done
     recovered, control = (load_run(Path(f"{swapped}-{end}")) for end in ("recovered", "control"))
     said = capsys.readouterr().out.splitlines()[-1]
     for run in (recovered, control):
+        assert run.recipe.schedule.epochs == 2
         assert run.summary.last.val is not None
         assert f"{100 * run.summary.last.val['top1']:.1f} %" in said
     assert "train_distill" not in control.metrics()[0]

@@ -181,3 +181,16 @@ def test_the_folder_of_many_mixers_has_a_name_that_file_systems_take():
     assert all(len(spec.slug) <= 180 for spec in many)
     assert many[0].slug != many[1].slug
     assert parse_mixer("ska/mhsa").slug == "static_key+softmax"
+
+
+def test_several_equal_mixers_in_a_row_are_written_with_their_number() -> None:
+    read = parse_mixer("mhsa*2/ska(key_grid=1/4)*3/mhsa")
+    assert read.names == ("softmax",) * 2 + ("static_key",) * 3 + ("softmax",)
+    assert [dict(each).get("key_grid") for each in read.options] == [None] * 2 + ["1/4"] * 3 + [
+        None
+    ]
+    assert read.label == "softmax/softmax/static_key(key_grid=1/4)*3/softmax"
+    assert parse_mixer(read.label) == read
+    for wrong in ("ska*0", "ska*", "ska*2.5"):
+        with pytest.raises(UserError, match="mixer"):
+            parse_mixer(wrong)
