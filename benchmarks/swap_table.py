@@ -164,9 +164,9 @@ def keys(name: str, given: Any) -> Iterator[list[Any]]:
             torch.manual_seed(number)
             own = copy.deepcopy(model)
             way(own, draw)
-            loss, right = held_out.score(own)
+            loss, score = held_out.score(own)
             losses.append(f"{loss:.3f}")
-            scores.append(f"{100 * float(right.double().mean()):.1f}")
+            scores.append(f"{100 * score:.1f}")
         yield [what, ", ".join(losses), ", ".join(scores)]
 
 

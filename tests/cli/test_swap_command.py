@@ -78,7 +78,7 @@ def test_the_folder_holds_what_swap_gives(trained: str, swapped: Path) -> None:
 
 
 @pytest.mark.slow
-def test_of_uneven_classes_the_test_score_is_balanced_accuracy(
+def test_of_uneven_classes_the_score_is_balanced_accuracy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rng = np.random.default_rng(0)
@@ -95,15 +95,17 @@ def test_of_uneven_classes_the_test_score_is_balanced_accuracy(
     assert found["balanced"] != found["top1"]
     said = f"test balanced accuracy {100 * found['balanced']:.2f} % before"
     assert said in capsys.readouterr().out
-    assert "balanced accuracy on the test images" in (place / "report.html").read_text("utf-8")
+    before = record(place)["before"]["score"]
+    assert before == pytest.approx(evaluate(out, split="val")["balanced"])
+    assert "The balanced accuracy on the held-out images" in (place / "report.html").read_text()
 
 
 def test_the_record_reports_measured_numbers(trained: str, swapped: Path) -> None:
     result = record(swapped)
     before, after = evaluate(trained, split="val"), evaluate(swapped, split="val")
     assert result["held_out"] == before["images"]
-    assert result["before"]["top1"] == pytest.approx(before["top1"])
-    assert result["after"]["top1"] == pytest.approx(after["top1"])
+    assert result["before"]["score"] == pytest.approx(before["top1"])
+    assert result["after"]["score"] == pytest.approx(after["top1"])
     assert result["after"]["loss"] == pytest.approx(after["loss"], rel=1e-4)
     assert result["answer"].startswith("Replacing attention in blocks 2 to 3 with")
     assert result["after"]["mixers"] == ["static_key"] * 2

@@ -19,7 +19,7 @@ from keymix.hosts import find_mixers
 from keymix.models import create_model
 from keymix.records import from_json, to_json
 from keymix.swap import search as searching
-from keymix.swap.held_out import HeldOut
+from keymix.swap.held_out import HeldOut, logits_of
 from keymix.swap.record import Search, Step, Trial
 from keymix.swap.run import swap
 from keymix.swap.search import search
@@ -83,13 +83,12 @@ def test_every_change_is_tried_alone_and_the_plan_stays_within_the_drop(
         alone = copy.deepcopy(model)
         swap(alone, trial.mixer, trial.layer, drift=False)
         assert trial.rise == pytest.approx(choose.score(alone)[0] - original, abs=1e-5)
-    assert found.steps[0].top1 == 1.0
-    assert all(step.top1 >= 0.8 for step in found.steps)
+    assert found.steps[0].score == 1.0
+    assert all(step.score >= 0.8 for step in found.steps)
     assert found.images == (30, 30)
     if found.report is not None:
         judge = HeldOut(images(60, seed=2)[1::2], labels[1::2])
-        right = judge.score(found.report.swapped)[1]
-        assert found.judged.top1 == pytest.approx(float(right.double().mean()))
+        assert found.judged.score == pytest.approx(judge.score(found.report.swapped)[1])
         names = [m.mixer_name for m in find_mixers(found.report.swapped).values()]
         for layer, mixer in found.judged.chosen.items():
             assert names[layer] == mixer
@@ -140,11 +139,27 @@ def test_a_mixer_that_cannot_sit_in_a_layer_is_named_and_left_out() -> None:
         search(swin, mixers=["spatial_reduction"], max_drop=0.5, layers=1, **given)
 
 
+def test_of_uneven_classes_balanced_accuracy_counts(model: nn.Module, labels: Tensor) -> None:
+    shown = images(60, seed=2)
+    theirs = labels.clone()
+    wrong = (theirs != theirs[0]).nonzero()[::2, 0]
+    theirs[wrong] = int(theirs[0])  # wrong answers, all in one class
+    held_out = HeldOut(shown, theirs, balanced=True)
+    recalls = [float((labels[theirs == k] == k).double().mean()) for k in theirs.unique()]
+    assert held_out.score(model)[1] == pytest.approx(sum(recalls) / len(recalls))
+    assert HeldOut(shown, theirs).score(model)[1] == pytest.approx(1 - len(wrong) / 60)
+    swapped = copy.deepcopy(model)
+    swap(swapped, "identity", drift=False)
+    measured = held_out.step(model, swapped, {0: "identity"})
+    change = measured.score - held_out.score(model)[1]
+    assert measured.change_low < change < measured.change_high
+
+
 # ---- words ------------------------------------------------------------------------------------
 
 
 def step(chosen: dict[int, str], **more: Any) -> Step:
-    entries: dict[str, Any] = {"loss": 1.0, "top1": 0.8, "params": 1}
+    entries: dict[str, Any] = {"loss": 1.0, "score": 0.8, "params": 1}
     entries |= {"change_low": -0.011, "change_high": 0.005, "macs": 1, "latency_ms": 1}
     entries |= {"latency_ratio": 0.82, "latency_ratio_q1": 0.8, "latency_ratio_q3": 0.9}
     entries |= {"latency_p": 0.2, "latency_verdict": "different"}
@@ -159,8 +174,9 @@ def result(judged: Step, **more: Any) -> Search:
         "max_drop": 0.01,
         "speed_up": None,
         "batch_size": 1,
+        "scored": "accuracy",
         "refused": (),
-        "trials": (Trial(layer=0, mixer="sra", rise=0.1, top1=0.7, saved_ms=1.0, share=0.5),),
+        "trials": (Trial(layer=0, mixer="sra", rise=0.1, score=0.7, saved_ms=1.0, share=0.5),),
         "steps": (step({}), judged),
         "original": step({}),
         "images": (500, 500),
@@ -172,25 +188,25 @@ PLAN = {0: "sra", 1: "sra", 3: "identity"}
 
 
 def test_a_plan_pays_if_it_is_faster_and_its_interval_within_the_limit() -> None:
-    good = step(PLAN, top1=0.799, change_low=-0.009, change_high=0.007)
+    good = step(PLAN, score=0.799, change_low=-0.009, change_high=0.007)
     assert result(good).verdict == "pays"
     assert result(good).answer == (
         "This pays: sra in blocks 1 to 2 and identity in block 4; on 500 images that took no part "
         "in the choice accuracy changes by −0.1 points (95 %: −0.9 to +0.7) and saves 18 % of the "
         "time"
     )
-    wide = result(step(PLAN, top1=0.799, change_low=-0.019))
+    wide = result(step(PLAN, score=0.799, change_low=-0.019))
     assert wide.verdict == "may pay"
     assert wide.enough == 2000  # half as wide: four times as many
     assert "2,500 held-out images would tell" in wide.answer
-    assert result(step(PLAN, top1=0.78)).verdict == "nothing pays"
+    assert result(step(PLAN, score=0.78)).verdict == "nothing pays"
     slow = step(PLAN, latency_verdict="not distinguishable", change_low=0)
     assert result(slow).verdict == "nothing pays"
     assert result(slow).answer.startswith("Nothing here pays. The nearest plan: sra in blocks")
     assert result(step(PLAN, latency_ratio=1.2)).verdict == "nothing pays"
     assert result(good, speed_up=1.2).verdict == "pays"
     assert result(good, speed_up=1.3).verdict == "nothing pays"
-    assert result(step(PLAN, top1=0.1), max_drop=None, speed_up=1.2).verdict == "pays"
+    assert result(step(PLAN, score=0.1), max_drop=None, speed_up=1.2).verdict == "pays"
 
 
 def test_a_busy_machine_leaves_it_open() -> None:
@@ -213,10 +229,10 @@ def test_no_plan_says_that_nothing_pays() -> None:
 
 
 def test_the_sentence_of_a_swap_grades_the_change_by_its_interval() -> None:
-    def said(top1: float, low: float, high: float, images: int = 100, **more: Any) -> str:
+    def said(score: float, low: float, high: float, images: int = 100, **more: Any) -> str:
         chosen = dict.fromkeys((6, 7), "ska")
-        after = step(chosen, top1=top1, change_low=low, change_high=high, **more)
-        of = {"layers": 12, "mixer": "ska", "images": images}
+        after = step(chosen, score=score, change_low=low, change_high=high, **more)
+        of = {"layers": 12, "mixer": "ska", "held_out": images, "scored": "accuracy"}
         return " ".join(result(after).words("cost", step({}), after, of))
 
     start = "Replacing attention in blocks 7 to 8 with ska"
@@ -245,7 +261,8 @@ def test_the_interval_is_that_of_a_comparison_on_the_same_answers(
     with torch.no_grad():
         other.get_submodule("head").get_parameter("weight").neg_()
     step = held_out.step(model, other, dict.fromkeys(range(3), "ska"))
-    after, before = (held_out.score(each)[1].numpy() for each in (other, model))
+    answers = (logits_of(each, held_out.images).argmax(1) for each in (other, model))
+    after, before = ((answer == labels).numpy() for answer in answers)
     wanted = over_images({0: after}, {0: before})
     assert wanted is not None
     assert wanted.difference < 0

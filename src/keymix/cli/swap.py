@@ -230,7 +230,12 @@ def _swap(
     if given.init == "transfer" or given.images is not None:
         count = min(IMAGES, len(source.data.train)) if given.images is None else given.images
         calibration = source.images("train", count, "--images")[0]
-    held_out = HeldOut(*source.images("val", given.held_out, "--held-out"), timed=given.batch_size)
+    score = source.data.task.score
+    held_out = HeldOut(
+        *source.images("val", given.held_out, "--held-out"),
+        timed=given.batch_size,
+        balanced=score.key == "balanced",
+    )
     held_out.check(model)
     found: Search | None = None
     if spec is None:
@@ -272,6 +277,7 @@ def _swap(
         search=found,
         report=report,
         layers=len(report.rows) + len(report.untouched),
+        scored=score.name,
         nothing="random" if source.weights == RANDOM else held_out.says_nothing(model),
         setting=setting,
     )
@@ -308,6 +314,7 @@ def _search(
             layers=given.layers,
             estimate=given.estimate,
             batch_size=given.batch_size,
+            balanced=held_out.balanced,
             progress=progress,
         )
 
@@ -342,7 +349,7 @@ def _test(source: Source, model: nn.Module, swapped: nn.Module) -> BothScores:
         return TestScores(**metrics)
 
     score = source.data.task.score
-    return BothScores(key=score.key, name=score.name, before=scores(model), after=scores(swapped))
+    return BothScores(key=score.key, before=scores(model), after=scores(swapped))
 
 
 def _next(source: Source, folder: Path, epochs: int = 1) -> tuple[str, ...]:
@@ -371,12 +378,13 @@ def _recover(commands: Sequence[str], epochs: int) -> None:
     for line in commands:
         words = shlex.split(line)
         train(words[2:])
-        last = load_run(words[-1]).summary.last
-        assert last.val is not None  # recipes that swap takes have a validation split
-        scores.append(float(last.val["top1"] or 0.0))
+        summary = load_run(words[-1]).summary
+        score = summary.data.task_kind.score
+        assert summary.last.val is not None  # recipes that swap takes have a validation split
+        scores.append(float(summary.last.val[score.key] or 0.0))
     console.say(
-        f"after {epochs} epoch{'s' * (epochs != 1)}: top-1 {100 * scores[0]:.1f} % swapped and "
-        f"taught, {100 * scores[1]:.1f} % the original trained on as long (validation images)"
+        f"after {epochs} epoch{'s' * (epochs != 1)}: {score.name} {100 * scores[0]:.1f} % swapped "
+        f"and taught, {100 * scores[1]:.1f} % the original trained on as long (validation images)"
     )
 
 
@@ -396,9 +404,7 @@ def _print_result(record: Swapped, folder: Path, *, as_json: bool) -> None:
         console.note(note)
     if record.test is not None:
         before, after = record.test.decisive
-        console.say(
-            f"test {record.test.name} {100 * before:.2f} % before, {100 * after:.2f} % after"
-        )
+        console.say(f"test {record.scored} {100 * before:.2f} % before, {100 * after:.2f} % after")
     console.note("Then:")
     for line in record.next:
         console.note(f"  {line}")

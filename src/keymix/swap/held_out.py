@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from keymix.analysis.answers import FloatArray
 from keymix.analysis.capture import inference_mode_of
 from keymix.analysis.counting import count
 from keymix.analysis.measure import measure_paired
@@ -19,6 +20,7 @@ from keymix.analysis.statistics import bonett_price
 from keymix.errors import UserError
 from keymix.swap.images import MIN_IMAGES, input_size, run
 from keymix.swap.record import Nothing, Step
+from keymix.tasks.classification.answers import balanced_values
 
 ROUNDS = 20
 """Of timing, behind each median."""
@@ -39,6 +41,7 @@ class HeldOut:
     labels: Tensor  # [n]
     timed: int = 1  # images at once whose latency is measured
     batch_size: int = 32
+    balanced: bool = False  # scored by balanced accuracy
     _answers: WeakKeyDictionary[nn.Module, Tensor] = field(default_factory=WeakKeyDictionary)
 
     def check(self, model: nn.Module) -> None:
@@ -83,8 +86,8 @@ class HeldOut:
         outputs.see(logits_of(model, self.images[: self.batch_size]))
         return outputs.varied()
 
-    def score(self, model: nn.Module) -> tuple[float, Tensor]:
-        """Return the mean cross entropy and which answers are right, ``[n]`` booleans."""
+    def score(self, model: nn.Module) -> tuple[float, float]:
+        """Return the mean cross entropy and the accuracy, a fraction."""
         loss, answers = 0.0, []
         for start in range(0, len(self.images), self.batch_size):
             rows = slice(start, start + self.batch_size)
@@ -93,7 +96,16 @@ class HeldOut:
             loss += float(F.cross_entropy(logits, wanted.long(), reduction="sum"))
             answers.append(logits.argmax(1).cpu())
         self._answers[model] = torch.cat(answers)
-        return loss / len(self.labels), self._answers[model] == self.labels.cpu()
+        return loss / len(self.labels), float(self._shares(self._right(model)).mean())
+
+    def _right(self, model: nn.Module) -> FloatArray:
+        """Which answers are right, 1 or 0, ``[n]``."""
+        found: FloatArray = (self._answers_of(model) == self.labels.cpu()).double().numpy()
+        return found
+
+    def _shares(self, right: FloatArray) -> FloatArray:
+        """What each image adds to the score, whose mean is the score."""
+        return balanced_values(right, self.labels.cpu().numpy()) if self.balanced else right
 
     def _answers_of(self, model: nn.Module) -> Tensor:
         """Return the classes that a model answers, scored once."""
@@ -115,10 +127,9 @@ class HeldOut:
         """
         shown = original if model is None else model
         size = tuple(self.images.shape[1:])
-        loss, right = self.score(shown)
-        before = self._answers_of(original) == self.labels.cpu()
-        change = right.double() - before.double()
-        low, high, _ = bonett_price(change.numpy())
+        loss, score = self.score(shown)
+        change = self._shares(self._right(shown) - self._right(original))
+        low, high, _ = bonett_price(change)
         counted = count(shown, size)
         pair = measure_paired(
             original,
@@ -133,7 +144,7 @@ class HeldOut:
             layers=tuple(chosen or ()),
             mixers=tuple((chosen or {}).values()),
             loss=loss,
-            top1=float(right.double().mean()),
+            score=score,
             change_low=low if tested else 0.0,
             change_high=high if tested else 0.0,
             params=counted.params,

@@ -32,7 +32,7 @@ class Trial:
     layer: int  # its number
     mixer: str  # with its options
     rise: float  # of the mean cross entropy on the images that choose
-    top1: float  # accuracy on them, a fraction
+    score: float  # accuracy on them, a fraction
     saved_ms: float  # of the median time of the layer's attention alone on a batch, milliseconds
     share: float  # of that time
 
@@ -44,7 +44,7 @@ class Step:
     layers: tuple[int, ...]  # their numbers
     mixers: tuple[str, ...]  # what was put into each
     loss: float  # mean cross entropy on the held-out images
-    top1: float  # accuracy on them, a fraction
+    score: float  # accuracy on them, a fraction; balanced where the search says so
     # lower end of the 95 % interval of the change of the accuracy, a fraction: of the paired
     # differences on the held-out images. 0 for the original itself.
     change_low: float
@@ -110,6 +110,7 @@ class Search(Result):
     max_drop: float | None  # most accuracy to lose, a fraction
     speed_up: float | None  # how many times as fast the model shall be
     batch_size: int  # images at once whose latency is measured
+    scored: str  # ``"accuracy"`` or ``"balanced accuracy"``
     refused: tuple[str, ...]  # which mixers cannot sit where, a sentence each
     trials: tuple[Trial, ...]  # each mixer in each layer alone
     # the original, then one more change a step, on the images that choose
@@ -128,7 +129,7 @@ class Search(Result):
     @property
     def change(self) -> float:
         """What the plan adds to the accuracy on the images that judge, a fraction."""
-        return self.judged.top1 - self.original.top1
+        return self.judged.score - self.original.score
 
     @property
     def faster(self) -> bool:
@@ -184,7 +185,7 @@ class Search(Result):
     @property
     def figures(self) -> dict[str, Chart]:
         """Accuracy against the time that is saved."""
-        return {"top1": _chart(self)} if sum(step.timed for step in self.steps) > 1 else {}
+        return {"accuracy": _chart(self)} if sum(step.timed for step in self.steps) > 1 else {}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -208,7 +209,7 @@ def _steps_table(search: Search) -> Table:
         Column("mixer added", "mixer", sort="none"),
         Column("in block", "layer"),
         Column("loss", "loss", "rate"),
-        Column("top-1, %", "top1", "percent"),
+        Column(f"{search.scored}, %", "score", "percent"),
         Column("change, points", "change", "percent", write=points),
         Column("", "change_low", where="csv"),
         Column("", "change_high", where="csv"),
@@ -227,7 +228,7 @@ def _steps_table(search: Search) -> Table:
     rows: list[list[Any]] = []
     before: dict[int, str] = {}
     for number, step in enumerate(search.steps):
-        change, slower = step.top1 - search.steps[0].top1, _latency_change(step)
+        change, slower = step.score - search.steps[0].score, _latency_change(step)
         times = (step.latency_ms, step.original_ms) if step.timed else (None, None)
         quartiles = _quartiles(step) if step.timed else (None, None)
         new = [layer for layer, mixer in step.chosen.items() if before.get(layer) != mixer]
@@ -236,7 +237,7 @@ def _steps_table(search: Search) -> Table:
             [
                 number,
                 *([before[new[0]], block(new[0], search.paths[new[0]])] if new else [None, None]),
-                *(step.loss, step.top1),
+                *(step.loss, step.score),
                 change if step.layers else Cell(change, MISSING),
                 *(step.change_low, step.change_high),
                 span(step.change_low, step.change_high) if step.layers else None,
@@ -271,7 +272,7 @@ def _trials_table(search: Search) -> Table:
         Column("block", "layer"),
         Column("mixer", "mixer"),
         Column("rise of the loss", "rise", "rate"),
-        Column("top-1, %", "top1", "percent"),
+        Column(f"{search.scored}, %", "score", "percent"),
         Column("saved, ms", "saved_ms", "ms"),
         Column("of the attention's time", "share", "percent", write=percent_sign),
     ]
@@ -280,7 +281,7 @@ def _trials_table(search: Search) -> Table:
             Cell(trial.layer, block(trial.layer, search.paths[trial.layer]).text),
             trial.mixer,
             Cell(trial.rise, f"{trial.rise:+.4f}".replace("-", "−")),
-            *(trial.top1, trial.saved_ms, trial.share),
+            *(trial.score, trial.saved_ms, trial.share),
         ]
         for trial in search.trials
     ]
@@ -299,24 +300,24 @@ def span(low: float | None, high: float | None) -> str | None:
 
 def _chart(search: Search) -> Chart:
     """Draw accuracy on the images that choose against the time saved, and what was judged."""
-    start = search.steps[0].top1
+    start = search.steps[0].score
     look = looks([search.mixers[0]])[search.mixers[0]]
     steps = [step for step in search.steps if step.timed]
     saved = [-100 * step.latency_change if step.layers else 0.0 for step in steps]
     low, high = ([start + getattr(s, f"change_{end}") for s in steps] for end in ("low", "high"))
-    lines = [Line("every step", look, saved, [step.top1 for step in steps], low=low, high=high)]
+    lines = [Line("every step", look, saved, [step.score for step in steps], low=low, high=high)]
     if search.judged.timed:
-        judged = [-100 * search.judged.latency_change], [search.judged.top1]
+        judged = [-100 * search.judged.latency_change], [search.judged.score]
         lines.append(Line("judged", Look("ink", "D", "judged"), *judged))
     draw = partial(
         curves,
         lines=lines,
         x_label="time saved, %",
-        y_label="top-1 on held-out images, %",
+        y_label=f"{search.scored} on held-out images, %",
         percent=True,
     )
     caption = (
-        "Top-1 after each change, on the images that choose, with the 95 % interval of the change. "
+        "After each change, on the images that choose, with the 95 % interval of the change. "
         "Diamond: the last step on the images that judge."
     )
-    return Chart("top1", caption, draw)
+    return Chart("accuracy", caption, draw)

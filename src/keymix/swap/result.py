@@ -17,10 +17,10 @@ from keymix.report.tables import Table
 from keymix.swap.record import Nothing, Search, Step, percent_sign, span
 from keymix.swap.report import SwapReport
 
-FORMAT = 5
+FORMAT = 6
 """Of ``swap.json``."""
 
-LEAD = ("top1", "output", "map")
+LEAD = ("accuracy", "output", "map")
 """Charts that are shown first: those of a search, or of the blocks of a swap without one."""
 
 
@@ -61,7 +61,6 @@ class BothScores:
     """Scores on the test split before and after a swap."""
 
     key: str  # of the score by which models of these data are compared
-    name: str  # of that score, in words
     before: TestScores
     after: TestScores
 
@@ -80,6 +79,7 @@ class Swapped(StudyRecord, Result):
     mixer: str  # what was put in
     weights: str  # which weights the model had, in words
     layers: int  # how many layers with attention it has
+    scored: str  # by what models of these data are compared, such as ``"accuracy"``
     nothing: Nothing  # why the cost is undefined; empty if it is defined
     calibration: int  # calibration images
     held_out: int  # held-out images
@@ -100,8 +100,7 @@ class Swapped(StudyRecord, Result):
         """What the swap costs."""
         if self.search is not None:
             return self.search.answer
-        of = {"layers": self.layers, "mixer": self.mixer, "images": self.held_out}
-        return " ".join(self.words("cost", self.before, self.after, of, self.nothing))
+        return " ".join(self.words("cost", self.before, self.after, self, self.nothing))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -140,8 +139,10 @@ class Swapped(StudyRecord, Result):
     def _tiles(self) -> list[Tile]:
         """Make the numbers of the first screen; no change is quoted of a single image."""
         before, after, output = self.before, self.after, self.report.output
-        scored = f"top-1 on {self.held_out} held-out images ({percent(before.top1)} % before)"
-        tiles = [Tile(value=percent_sign(after.top1), text=scored)]
+        scored = (
+            f"{self.scored}, {self.held_out} held-out images ({percent(before.score)} % before)"
+        )
+        tiles = [Tile(value=percent_sign(after.score), text=scored)]
         if self.held_out > 1:
             ends = span(after.change_low, after.change_high)
             tiles.append(Tile(value=f"{ends}", text="points of change, 95\u00a0% interval"))

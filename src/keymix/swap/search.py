@@ -25,6 +25,7 @@ from keymix.mixers.spec import parse_mixer
 from keymix.report.formats import duration
 from keymix.swap.calibration import Estimate, Statistics, gather
 from keymix.swap.held_out import ROUNDS, HeldOut, logits_of
+from keymix.swap.images import CalibrationImages, read_pictures
 from keymix.swap.plans import Layers, choose
 from keymix.swap.record import Search, Step, Trial
 from keymix.swap.report import SAYS_NOTHING, SwapReport
@@ -61,6 +62,7 @@ def search(
     layers: Layers = None,
     estimate: Estimate = "least_squares",
     batch_size: int = 1,
+    balanced: bool = False,
     progress: Progress | None = None,
 ) -> Search:
     """Find mixers and layers that make a trained model faster, and say what they cost.
@@ -85,6 +87,7 @@ def search(
         layers: Those that may be swapped, as in `keymix.swap.swap`.
         estimate: How learned keys are estimated.
         batch_size: Images at once whose latency counts.
+        balanced: Whether accuracy is balanced accuracy, the mean over the classes.
         progress: Called with what is done next and the share that is done.
 
     Raises:
@@ -105,7 +108,11 @@ def search(
             f"{len(images)} held-out images are too few for a search: half of them choose and half "
             f"judge, so give {2 * LEAST} or more"
         )
-    work = _Work(shadow(model), images, labels, mixers, layers, calibration, estimate, batch_size)
+    halves = [
+        HeldOut(images[start::2], labels[start::2], timed=batch_size, balanced=balanced)
+        for start in (0, 1)
+    ]
+    work = _Work(shadow(model), halves, mixers, layers, calibration, estimate)
     say = progress or (lambda text, share: None)
     trials, refused = work.trials(say)
     steps = work.steps(trials, max_drop, speed_up, say)
@@ -119,6 +126,7 @@ def search(
         max_drop=max_drop,
         speed_up=speed_up,
         batch_size=batch_size,
+        scored="balanced accuracy" if balanced else "accuracy",
         refused=refused,
         trials=trials,
         steps=steps,
@@ -135,21 +143,17 @@ class _Work:
     def __init__(
         self,
         model: nn.Module,
-        images: Tensor,
-        labels: Tensor,
+        halves: Sequence[HeldOut],
         mixers: Sequence[str],
         layers: Layers,
         calibration: Images,
         estimate: Estimate,
-        batch_size: int,
     ) -> None:
         for spec in map(parse_mixer, mixers):
             if len(spec.names) > 1:
                 raise UserError(f"{spec.label!r} is {len(spec.names)} mixers: name one mixer each")
         self.model, self.mixers = model, mixers
-        self.choose, self.judge = (
-            HeldOut(images[start::2], labels[start::2], timed=batch_size) for start in (0, 1)
-        )
+        self.choose, self.judge = halves
         self.judge.check(model)
         self.choose.check(model)
         if not self.choose.varies(model):
@@ -157,9 +161,11 @@ class _Work:
         self.found = find_layers(model)
         chosen = choose(self.found, layers)
         self.candidates = [i for i, layer in enumerate(self.found) if layer in chosen]
-        self.batch, self.estimate = images[:batch_size], estimate
+        rows = torch.arange(self.choose.timed) % len(self.choose.images)
+        self.batch, self.estimate = self.choose.images[rows], estimate
+        self.calibration = CalibrationImages(read_pictures(calibration, model)).source
         self.statistics: dict[str, Statistics] = {
-            mixer: gather(model, calibration, mixer, self.candidates, estimate=estimate)
+            mixer: gather(model, self.calibration, mixer, self.candidates, estimate=estimate)
             for mixer in mixers
         }
 
@@ -169,13 +175,14 @@ class _Work:
         at = [self.found[layer].place.path for layer in chosen]
         sums = [self.statistics[mixer].layers for mixer in chosen.values()]
         layers = {path: each[path] for path, each in zip(at, sums, strict=True) if path in each}
+        alone = replace(next(iter(self.statistics.values())), layers=layers)
         with drawing(self.model, _SEED):
             return swap(
                 copy.deepcopy(self.model),
                 [spec.names[0] for spec in specs],
                 [*chosen],
                 mixer_options=[dict(spec.options[0]) for spec in specs],
-                calibration=replace(next(iter(self.statistics.values())), layers=layers),
+                calibration=alone if len(layers) < 2 else self.calibration,  # in order
                 estimate=self.estimate,
                 drift=drift,
             )
@@ -201,13 +208,13 @@ class _Work:
                     refused[f"{mixer} in block {number + 1}: {error}"] = None
             times = _times(self.model, self.found[number], swapped, self.batch)
             for mixer, changed in swapped.items():
-                after, right = self.choose.score(changed)
+                after, score = self.choose.score(changed)
                 found.append(
                     Trial(
                         layer=number,
                         mixer=mixer,
                         rise=after - loss,
-                        top1=float(right.double().mean()),
+                        score=score,
                         saved_ms=times[""] - times[mixer],
                         share=1 - times[mixer] / times[""],
                     )
@@ -236,11 +243,10 @@ class _Work:
             tried = {**chosen, trial.layer: trial}
             names = {layer: tried[layer].mixer for layer in sorted(tried)}
             changed = self.made(names).swapped
-            if max_drop is not None:
-                top1 = float(self.choose.score(changed)[1].double().mean())
-                if steps[0].top1 - top1 > max_drop + 1e-9:
-                    rejected += 1
-                    continue
+            lost = steps[0].score - self.choose.score(changed)[1]
+            if max_drop is not None and lost > max_drop + 1e-9:
+                rejected += 1
+                continue
             chosen, rejected = tried, 0
             most = len(self.candidates)
             steps.append(self.choose.step(self.model, changed, names, most))
