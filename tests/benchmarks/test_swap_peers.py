@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Token Merging, with which the benchmarks compare swaps, is what its paper says."""
+"""What the benchmarks compare swaps with is what the papers say."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
-from swap_table import TokenMerging
+from swap_table import TokenMerging, pruned
 from tolerances import close, differs
 
 
@@ -44,3 +44,14 @@ def test_merging_keeps_the_mean_and_the_class_token(vit: VisionTransformer) -> N
     close(merged[:, 0], x[:, 0])
     close((merged * sizes).sum(1), x.sum(1))
     close(sizes.sum(1), size.sum(1))
+
+
+def test_the_heads_that_are_pruned_are_those_that_do_nothing(vit: VisionTransformer) -> None:
+    for block, dead in zip(vit.blocks, (1, 2), strict=True):
+        torch.nn.init.zeros_(block.attn.proj.weight[:, 8 * dead : 8 * dead + 8])
+    images = torch.randn(6, 3, 16, 16, dtype=torch.float64)
+    labels = torch.arange(6) % 5
+    fewer = pruned(vit, images, labels, 2)
+    assert [block.attn.num_heads for block in fewer.blocks] == [2, 2]
+    close(fewer(images), vit(images))
+    assert [block.attn.num_heads for block in pruned(vit, images, labels, 9).blocks] == [1, 1]
