@@ -36,7 +36,7 @@ from keymix.analysis.passes import Inputs, Passes, fitted
 from keymix.arguments import Trained, checked, module_of, opened
 from keymix.errors import UserError, check_positive, reason
 from keymix.layers.folding import is_folded
-from keymix.mixers.map_mixer import MapMixer
+from keymix.mixers.head_mixer import HeadMixer
 from keymix.models.memory import ran_out, within_reach
 from keymix.task import Task
 
@@ -251,7 +251,7 @@ def _untouched_surroundings() -> Iterator[None]:
 def by_equation(model: nn.Module) -> None:
     """Have mixers compute by their equation, so that a kernel's padding is not taken for work."""
     for module in model.modules():
-        if isinstance(module, MapMixer):
+        if isinstance(module, HeadMixer):
             module.backend = "reference"
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from keymix.errors import UserError
 from keymix.hosts.timm_heads import rotate
 from keymix.mixers.base import TokenMixer
-from keymix.mixers.map_mixer import PostProjection
+from keymix.mixers.head_mixer import PostProjection
 
 PARTS = {
     f"{theirs}.{leaf}": f"post_projection.{ours}.{leaf}"

@@ -111,6 +111,11 @@ class TokenMixer(Foldable):
         super().__init__()
         self.site = site
 
+    @classmethod
+    def forms_map(cls) -> bool:
+        """Whether it forms an attention map of tokens, or :attr:`why_no_map` says why not."""
+        return cls.attention_map is not TokenMixer.attention_map
+
     @property
     def claims(self) -> Traits:
         """The traits of this instance: those of the class, as its options change them."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from keymix.errors import Attempt
 from keymix.mixers.base import Site, TokenMixer
-from keymix.mixers.map_mixer import MapMixer
+from keymix.mixers.head_mixer import HeadMixer
 
 CPU = torch.device("cpu")
 STEPS = 3  # of a spiking mixer's tokens
@@ -258,7 +258,7 @@ def mask_holds(mixer: TokenMixer, how: Accuracy) -> bool:
     """Whether a bias of minus infinity at token 1 keeps its value from all other queries."""
     bias, others = example_mask(mixer, how)
     x = how.tokens(mixer)
-    if isinstance(mixer, MapMixer):  # its logits may see token 1, so that the value alone moves
+    if isinstance(mixer, HeadMixer):  # its logits may see token 1, so that the value alone moves
         inputs = mixer.inputs(x, mixer.site.grid)
         moved = {**inputs, "v": inputs["v"].clone()}
         moved["v"][..., 1, :] += 3.0
@@ -271,7 +271,7 @@ def mask_holds(mixer: TokenMixer, how: Accuracy) -> bool:
     return bool(torch.isfinite(one).all()) and torch.equal(one, other)
 
 
-def _from(mixer: MapMixer, inputs: dict[str, Tensor], x: Tensor, bias: Tensor | None) -> Tensor:
+def _from(mixer: HeadMixer, inputs: dict[str, Tensor], x: Tensor, bias: Tensor | None) -> Tensor:
     """Run a mixer on roles that are made already."""
     copied = copy.copy(mixer)
     copied.__dict__["inputs"] = lambda x, grid: inputs
@@ -288,7 +288,7 @@ def breaks_mask(mixer: TokenMixer, how: Accuracy) -> str | None:
 
 def breaks_roles(mixer: TokenMixer, how: Accuracy) -> str | None:
     """Say which declared role changes nothing."""
-    if not isinstance(mixer, MapMixer):
+    if not isinstance(mixer, HeadMixer):
         return None
     x = how.tokens(mixer)
     inputs, y = mixer.inputs(x, mixer.site.grid), mixer(x)

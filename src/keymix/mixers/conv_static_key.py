@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from keymix.errors import UserError
 from keymix.mixers.base import Grid, Site, Traits, redefines, split_prefix, take_rows
-from keymix.mixers.map_mixer import LINEAR, Roles
+from keymix.mixers.head_mixer import Roles
+from keymix.mixers.map_mixer import LINEAR
 from keymix.mixers.registry import register_mixer
 from keymix.mixers.static_key import KeyOptions, LearnedKeys
 from keymix.ops.attention import blocked

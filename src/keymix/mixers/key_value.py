@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from keymix.errors import GridNeeded, UserError
 from keymix.mixers.base import Grid, Site, Traits, redefines, take_rows
-from keymix.mixers.map_mixer import Roles
+from keymix.mixers.head_mixer import Roles
 from keymix.mixers.registry import register_mixer
 from keymix.mixers.resize import GridBound, ResizeOptions
 from keymix.ops import resample

@@ -5,23 +5,22 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, TypedDict, get_args
+from typing import Any, ClassVar, Literal, Unpack, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from keymix.errors import UserError
-from keymix.layers.folding import joined, watched
+from keymix.layers.folding import watched
 from keymix.mixers.base import (
     BackendChoice,
     Grid,
     Queries,
     Site,
     Stage,
-    TokenMixer,
     Traits,
     check_stage,
     heads_first,
@@ -30,12 +29,11 @@ from keymix.mixers.base import (
     query_rows,
     take_rows,
 )
+from keymix.mixers.head_mixer import HeadMixer, HeadOptions, Roles
 from keymix.ops.attention import blocked, sdpa
 from keymix.ops.attention.small_maps import whole_is_faster
 from keymix.ops.tracing import traced
 
-Roles = dict[str, Tensor]
-KeyPool = Callable[[Tensor], Tensor]
 TalkingHeads = bool | Literal["bias"]
 Scale = Literal["head_dim", "dim", False]
 Backend = Literal["auto", "reference", "sdpa", "blocked"]
@@ -45,62 +43,23 @@ FROM_ENTRIES = 2**21
 """Entries of the maps of a call from which on ``auto`` forms them a block of rows at a time."""
 
 
-class HeadOptions(TypedDict, total=False):
-    """The options of :class:`keymix.mixers.map_mixer.MapMixer`, for subclasses, but one.
+class LogitOptions(HeadOptions, total=False):
+    """The options of :class:`keymix.mixers.map_mixer.MapMixer`, for subclasses, but one."""
 
-    ``def __init__(self, site, *, mine=1, **shared: Unpack[MapOptions])``: type checkers and the
-    registry read them from here on, so that they are written once.
-    """
-
-    head_dim: int | None
-    qkv_bias: bool
-    proj_bias: bool
     scale: Scale
     temperature: bool | float
     talking_heads: TalkingHeads
     attn_drop: float
-    proj_drop: float
     backend: Backend
-    device: Any
-    dtype: Any
 
 
-class MapOptions(HeadOptions, total=False):
+class MapOptions(LogitOptions, total=False):
     """All of them: with the one that needs a key for each token."""
 
     mask_diagonal: bool
 
 
-class PostProjection(nn.ModuleDict):
-    """What a host does to heads after their projection, by role: norms, rotations, gates.
-
-    A role's module takes heads ``[*, h, N, d]`` and returns the like; that of ``"out"`` takes
-    ``(y [*, N, h * d], x [*, N, C])``, what the heads return and the tokens, and returns the
-    like of ``y``. Roles for which ``make`` makes none pass as they are.
-    """
-
-    def __init__(self, make: Callable[[str], nn.Module | None], roles: Sequence[str]) -> None:
-        made = {role: make(role) for role in (*roles, "out")}
-        super().__init__({role: module for role, module in made.items() if module is not None})
-
-    def norms(self, role: str) -> bool:
-        """Whether a role passes through something that does not say that it ``keeps_scale``."""
-        return role in self and not getattr(self[role], "keeps_scale", False)
-
-    def heads(self, parts: Roles, key_pool: KeyPool | None = None) -> Roles:
-        """Pass on what came out of the projections, the keys perhaps of averaged tokens."""
-        made = {role: self[role] for role in parts if role in self}
-        pools = key_pool is not None and getattr(made.get("k"), "by_position", False)
-        keys = {"k": made.pop("k")(parts["k"], key_pool)} if pools else {}
-        return {**parts, **{role: module(parts[role]) for role, module in made.items()}, **keys}
-
-    def output(self, y: Tensor, x: Tensor) -> Tensor:
-        """Pass on what the heads return, before the output projection."""
-        out: Tensor = self["out"](y, x) if "out" in self else y
-        return out
-
-
-class MapMixer(TokenMixer):
+class MapMixer(HeadMixer):
     r"""A mixer whose output is :math:`\mathrm{concat}_h(A_h V_h) W_o` for some map :math:`A_h`.
 
     A subclass names its ``roles`` and writes either ``factors(inputs)``, queries and keys whose
@@ -111,9 +70,6 @@ class MapMixer(TokenMixer):
 
     Args:
         site: Where the mixer sits: width, heads, grids, prefix tokens.
-        head_dim: Width d of a head; ``dim / num_heads`` if None.
-        qkv_bias: Biases in the input projections.
-        proj_bias: Bias in the output projection.
         scale: Factor of the logits: ``"head_dim"`` is d^-0.5, ``"dim"`` is C^-0.5, False is 1.
         temperature: A number tau > 0 divides the scaled logits (DeepViT Eq. 4, fixed); True learns
             the whole factor instead: one number per mixer, its logarithm stored, that starts at
@@ -123,20 +79,16 @@ class MapMixer(TokenMixer):
             both starting at the identity; ``"bias"`` adds a bias a head after the activation, as
             timm's CaiT does (its bias before the softmax shifts whole rows and so does nothing).
         attn_drop: Probability of dropping an entry of the final map.
-        proj_drop: Probability of dropping an output value.
         backend: ``"auto"``, or a path by name, which runs or raises with the reason:
             ``"reference"``, ``"sdpa"`` (PyTorch's fused attention) or ``"blocked"`` (a block of
             query rows at a time, so that no map stands in memory, forward or backward; slow on a
             GPU, where auto does not take it).
-        device: As PyTorch's modules take it.
-        dtype: As PyTorch's modules take it.
+        shared: The options of :class:`keymix.mixers.head_mixer.HeadMixer`.
 
     Raises:
         UserError: If a value is out of range or the heads do not divide the width.
     """
 
-    roles: ClassVar[tuple[str, ...]] = ("q", "k", "v")
-    joint: str | None = "qkv"  # name of the one projection of all roles, or None
     map_norm: ClassVar[str | None] = None  # submodule that norms maps over heads, if there is one
     temperature: nn.Parameter | None
     map_gain: float = 1.0  # factor of the maps behind that norm
@@ -146,44 +98,16 @@ class MapMixer(TokenMixer):
         self,
         site: Site,
         *,
-        head_dim: int | None = None,
-        qkv_bias: bool = True,
-        proj_bias: bool = True,
         scale: Scale = "head_dim",
         temperature: bool | float = False,
         mask_diagonal: bool = False,
         talking_heads: TalkingHeads = False,
         attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
         backend: Backend = "auto",
-        device: Any = None,
-        dtype: Any = None,
+        **shared: Unpack[HeadOptions],
     ) -> None:
-        super().__init__(site)
-        factory = {"device": device, "dtype": dtype}
-        h, dim = site.num_heads, site.dim
-        if head_dim is None:
-            if dim % h:
-                raise UserError(
-                    f"dim={dim} does not divide into num_heads={h} heads; choose a divisor of "
-                    f"{dim}, or give head_dim="
-                )
-            head_dim = dim // h
-        if head_dim < 1:
-            raise UserError(f"{head_dim=} must be at least 1")
         if scale not in ("head_dim", "dim", False):
             raise UserError(f"{scale=} must be 'head_dim', 'dim' or False")
-        if "q" not in self.roles and site.has_own_key_grid:
-            raise UserError(
-                f"mixer {self.mixer_name!r} has no query apart from its keys, so both lie on one "
-                f"grid, but here keys lie on {site.key_grid} and tokens on {site.grid}; give the "
-                "projections stride 1"
-            )
-        if site.has_own_key_grid and site.project is None:
-            raise UserError(
-                f"keys lie on {site.key_grid} and tokens on {site.grid}, so this site needs "
-                "project=, which takes the tokens to the keys' grid"
-            )
         if mask_diagonal and site.has_own_key_grid:
             raise UserError("mask_diagonal=True needs as many keys as tokens; this site has fewer")
         if mask_diagonal and talking_heads:
@@ -191,28 +115,15 @@ class MapMixer(TokenMixer):
                 "mask_diagonal=True cannot hold under talking_heads=True, which mixes the masked "
                 "logits of all heads; choose one"
             )
-        self.num_heads, self.head_dim = h, head_dim
+        super().__init__(site, **shared)
+        factory, h = self.factory, self.num_heads
         self.attn_drop_p = probability("attn_drop", attn_drop)
         self.mask_diagonal = mask_diagonal
-        self.scale = {"head_dim": head_dim**-0.5, "dim": dim**-0.5, False: 1.0}[scale]
+        self.scale = {"head_dim": self.head_dim**-0.5, "dim": site.dim**-0.5, False: 1.0}[scale]
         if not isinstance(temperature, bool):
             if not 0 < temperature < math.inf:
                 raise UserError(f"{temperature=} must be a number above 0, or true to learn it")
             self.scale /= temperature
-        inner = h * head_dim
-        self.project = (
-            nn.ModuleDict({role: site.project(role) for role in self.roles})
-            if site.project is not None
-            else None
-        )
-        if self.joint is not None:
-            joint = nn.Linear(dim, len(self.roles) * inner, bias=qkv_bias, **factory)
-            self.add_module(self.joint, joint)
-        else:
-            for role in self.roles:
-                self.add_module(role, nn.Linear(dim, inner, bias=qkv_bias, **factory))
-        made = site.post_projection
-        self.post_projection = None if made is None else PostProjection(made, self.roles)
         learned = nn.Parameter(torch.empty((), **factory)) if temperature is True else None
         self.register_parameter("temperature", learned)
         self.talking_pre: nn.Linear | None = None
@@ -221,18 +132,11 @@ class MapMixer(TokenMixer):
             self.talking_pre = nn.Linear(h, h, bias=False, **factory)
             self.talking_post = nn.Linear(h, h, bias=talking_heads == "bias", **factory)
         self.attn_drop = nn.Dropout(self.attn_drop_p)
-        self.proj = nn.Linear(inner, dim, bias=proj_bias, **factory)
-        self.proj_drop = nn.Dropout(probability("proj_drop", proj_drop))
         self.backend = backend
         self._own_step, self._own_rows = (
             _own_step(type(self), answer) for answer in ("plain_softmax", "whole_maps")
         )
         MapMixer.reset_parameters(self)
-
-    @property
-    def factory(self) -> dict[str, Any]:
-        """Device and dtype that the mixer was built with, for a subclass's own parameters."""
-        return {"device": self.proj.weight.device, "dtype": self.proj.weight.dtype}
 
     def reset_parameters(self) -> None:
         """Set the parameters this class itself holds to their starting values."""
@@ -244,6 +148,11 @@ class MapMixer(TokenMixer):
                 nn.init.eye_(mix.weight)
                 if mix.bias is not None:
                     nn.init.zeros_(mix.bias)
+
+    @classmethod
+    def forms_map(cls) -> bool:
+        """Always."""
+        return True
 
     # ---- for inference ----------------------------------------------------------------------
 
@@ -273,24 +182,7 @@ class MapMixer(TokenMixer):
         self.add_module(name, scaled)
         self.scale = 1.0
 
-    def join_roles(self, joint: str) -> None:
-        """Make one projection of those of the roles, for :meth:`fold`, under a new name."""
-        apart = self.joint is None and self.project is None
-        made = joined([self.get_submodule(role) for role in self.roles]) if apart else None
-        if made is not None:
-            for role in self.roles:
-                delattr(self, role)
-            self.add_module(joint, made)
-            self.joint = joint
-
     # ---- what a subclass writes -------------------------------------------------------------
-
-    def key_pool(self, grid: Grid | None) -> KeyPool | None:
-        """Return what averages rows of the patch tokens onto the grid of computed keys.
-
-        None, as here, where each key is of a token of its own.
-        """
-        return None
 
     def factors(self, inputs: Roles) -> tuple[Tensor, Tensor] | None:
         """Return queries ``[*, h, N, d]`` and keys ``[*keys, h, M, d]`` that make the logits.
@@ -355,11 +247,8 @@ class MapMixer(TokenMixer):
         """Return width of heads, biases, dropouts, head mixing and scale."""
         talks = self.talking_post is not None and (self.talking_post.bias is None or "bias")
         options = {
-            "head_dim": self.head_dim,
-            "qkv_bias": any(m.bias is not None for m in self.projections if m is not self.proj),
-            "proj_bias": self.proj.bias is not None,
+            **super().transfer_options(),
             "attn_drop": self.attn_drop_p,
-            "proj_drop": self.proj_drop.p,
             "mask_diagonal": self.mask_diagonal,
             "talking_heads": talks,
             **scale_options(self.scale, self.head_dim, self.site.dim),
@@ -371,57 +260,6 @@ class MapMixer(TokenMixer):
         """The traits, without ``maskable`` where head mixing would undo a mask."""
         maskable = self.traits.maskable and self.talking_pre is None
         return replace(self.traits, maskable=maskable)
-
-    @property
-    def projections(self) -> tuple[nn.Linear, ...]:
-        """The input projections and ``proj``."""
-        names = (self.joint,) if self.joint is not None else self.roles
-        linears = (self.get_submodule(name) for name in names)
-        return (*(m for m in linears if isinstance(m, nn.Linear)), self.proj)
-
-    def sources(self, x: Float[Tensor, "*batch N C"], grid: Grid | None) -> Roles:
-        """Return what each role is projected from: the tokens, or what ``site.project`` makes."""
-        if self.project is None:
-            return dict.fromkeys(self.roles, x)
-        return {role: self.project[role](x, grid) for role in self.roles}
-
-    def inputs(self, x: Float[Tensor, "*batch N C"], grid: Grid | None) -> Roles:
-        """Project the tokens: a role to its heads, ``[*, h, N or M, d]``."""
-        count = self.num_heads
-        if self.project is None and self.joint is not None:
-            y = getattr(self, self.joint)(x)
-            # the roles apart before the axes turn: backward joins their gradients in one copy
-            y = y.reshape(*y.shape[:-1], len(self.roles), count, self.head_dim)
-            parts = dict(zip(self.roles, y.unbind(-3), strict=True))
-        else:
-            parts = {
-                role: t.reshape(*t.shape[:-1], count, t.shape[-1] // count)
-                for role, t in self._project_apart(self.sources(x, grid)).items()
-            }
-        heads = {role: t.transpose(-3, -2) for role, t in parts.items()}
-        if self.post_projection is None:
-            return heads
-        return self.post_projection.heads(heads, self.key_pool(grid))
-
-    def output(self, y: Float[Tensor, "*batch h N d"], x: Float[Tensor, "*batch N C"]) -> Tensor:
-        """Turn what the heads return for the tokens ``x`` into the mixer's output."""
-        y = y.transpose(-3, -2).flatten(-2)
-        y = y if self.post_projection is None else self.post_projection.output(y, x)
-        out: Tensor = self.proj_drop(self.proj(y))
-        return out
-
-    def _project_apart(self, sources: Roles) -> Roles:
-        if self.joint is None:
-            return {role: getattr(self, role)(t) for role, t in sources.items()}
-        linear = self.get_submodule(self.joint)
-        assert isinstance(linear, nn.Linear)  # built as such in __init__
-        count = len(self.roles)
-        weights = linear.weight.chunk(count)
-        biases = linear.bias.chunk(count) if linear.bias is not None else (None,) * count
-        return {
-            role: nn.functional.linear(sources[role], weight, bias)
-            for role, weight, bias in zip(self.roles, weights, biases, strict=True)
-        }
 
     def _added(
         self, inputs: Roles, grid: Grid | None, bias: Tensor | None, rows: Tensor | None

@@ -17,7 +17,8 @@ from keymix.layers.checkpoint import recomputing, still_statistics
 from keymix.layers.folding import constant_norm, replaced
 from keymix.layers.sync_batchnorm import counts_over_ranks, over_ranks, sum_over_ranks
 from keymix.mixers.base import Grid, Site, Traits, heads_first, heads_last, redefines
-from keymix.mixers.map_mixer import LINEAR, MapMixer, MapOptions, Roles
+from keymix.mixers.head_mixer import Roles
+from keymix.mixers.map_mixer import LINEAR, MapMixer, MapOptions
 from keymix.mixers.registry import register_mixer
 
 Norm = Literal["batch", "layer"]

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from keymix.errors import UserError
 from keymix.mixers.base import Grid, Site
-from keymix.mixers.map_mixer import MapMixer, MapOptions, Roles
+from keymix.mixers.head_mixer import Roles
+from keymix.mixers.map_mixer import MapMixer, MapOptions
 from keymix.mixers.site import as_grid, strided
 from keymix.ops import resample
 

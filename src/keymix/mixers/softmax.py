@@ -6,7 +6,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from keymix.mixers.base import redefines
-from keymix.mixers.map_mixer import LINEAR, MapMixer, Roles
+from keymix.mixers.head_mixer import Roles
+from keymix.mixers.map_mixer import LINEAR, MapMixer
 from keymix.mixers.registry import register_mixer
 
 

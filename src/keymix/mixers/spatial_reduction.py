@@ -15,7 +15,8 @@ from torch import Tensor
 
 from keymix.errors import GridNeeded
 from keymix.mixers.base import Grid, Site, Traits, redefines
-from keymix.mixers.map_mixer import LINEAR, HeadOptions, KeyPool, MapMixer, Roles
+from keymix.mixers.head_mixer import KeyPool, Roles
+from keymix.mixers.map_mixer import LINEAR, LogitOptions, MapMixer
 from keymix.mixers.registry import register_mixer
 from keymix.mixers.site import KeyGrid, coarser
 from keymix.ops import resample
@@ -61,7 +62,7 @@ class SpatialReductionAttention(MapMixer):
     joint = None
 
     def __init__(
-        self, site: Site, *, key_grid: KeyGrid = "1/4", **shared: Unpack[HeadOptions]
+        self, site: Site, *, key_grid: KeyGrid = "1/4", **shared: Unpack[LogitOptions]
     ) -> None:
         if site.grid is None:
             raise GridNeeded(

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from keymix.errors import GridNeeded, UserError, unknown
 from keymix.layers.folding import replaced, watched
 from keymix.mixers.base import Grid, Site, Traits, redefines
-from keymix.mixers.map_mixer import LINEAR, Roles
+from keymix.mixers.head_mixer import Roles
+from keymix.mixers.map_mixer import LINEAR
 from keymix.mixers.registry import register_mixer
 from keymix.mixers.resize import GridBound, Resize, ResizeOptions
 from keymix.mixers.site import KeyGrid, coarser

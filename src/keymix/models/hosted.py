@@ -21,7 +21,7 @@ from torch import nn
 
 from keymix.errors import UserError
 from keymix.hosts.base import Plan, find_host, find_mixers, install
-from keymix.mixers.map_mixer import MapMixer
+from keymix.mixers.head_mixer import HeadMixer
 from keymix.models.arguments import refuse_weights
 from keymix.models.factory import build_timms
 from keymix.models.family import MixerModel
@@ -37,7 +37,7 @@ def mixer_plans(model: nn.Module) -> list[Plan]:
     for place in find_host(model).places(model) if mixers else ():
         mixer = mixers.get(f"{place.path}.mixer")
         if mixer is not None:
-            heads = {"num_heads": mixer.num_heads} if isinstance(mixer, MapMixer) else {}
+            heads = {"num_heads": mixer.num_heads} if isinstance(mixer, HeadMixer) else {}
             options = {**mixer.built_with, **heads}
             found.append(Plan(path=place.path, mixer=mixer.mixer_name, options=options))
     return found

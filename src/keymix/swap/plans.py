@@ -15,6 +15,7 @@ from keymix.errors import UserError
 from keymix.hosts.base import MixerOptions, Plan, known_of
 from keymix.hosts.layers import Layer
 from keymix.mixers.base import Site, TokenMixer
+from keymix.mixers.head_mixer import HeadMixer
 from keymix.mixers.map_mixer import MapMixer, scale_options
 from keymix.mixers.registry import get_mixer_class
 from keymix.mixers.spec import spec_of
@@ -58,13 +59,13 @@ def _options(layer: Layer, name: str, own: dict[str, Any]) -> dict[str, Any]:
     else:
         built = mixer.built_with if mixer.mixer_name == name else {}
         shared = {**built, **mixer.transfer_options()}
-        if isinstance(mixer, MapMixer) and mixer.num_heads != site.num_heads:
+        if isinstance(mixer, HeadMixer) and mixer.num_heads != site.num_heads:
             shared["num_heads"] = mixer.num_heads
     if {"scale", "temperature"} & own.keys():
         shared = {k: v for k, v in shared.items() if k not in ("scale", "temperature")}
     if "num_heads" in own:  # of the width that there is, unless given
         shared = {k: v for k, v in shared.items() if k not in ("head_dim", "num_heads")}
-    maps = issubclass(get_mixer_class(name), MapMixer)
+    maps = issubclass(get_mixer_class(name), HeadMixer)
     heads = {k: v for k, v in shared.items() if k == "num_heads" and maps}
     return {**known_of(name, layer.place, shared), **heads, **own}
 
@@ -85,7 +86,7 @@ def scale_of(layer: Layer) -> float:
 
 def head_width(layer: Layer) -> int:
     """Return the width of a head of what sits at a layer."""
-    if isinstance(layer.mixer, MapMixer):
+    if isinstance(layer.mixer, HeadMixer):
         return layer.mixer.head_dim
     site = layer.place.site
     return int(layer.place.defaults.get("head_dim") or site.dim // site.num_heads)

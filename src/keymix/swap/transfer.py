@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts.layers import Layer
 from keymix.mixers.base import TokenMixer
+from keymix.mixers.head_mixer import HeadMixer
 from keymix.mixers.map_mixer import MapMixer
 from keymix.swap.plans import PREFIX, head_width, learned_keys_of, scale_of
 
@@ -38,7 +39,7 @@ def parts_of(mixer: TokenMixer) -> dict[str, Tensor]:
     ``k.weight`` and ``v.weight``.
     """
     state = dict(mixer.state_dict())
-    if isinstance(mixer, MapMixer) and mixer.joint is not None:
+    if isinstance(mixer, HeadMixer) and mixer.joint is not None:
         for leaf in ("weight", "bias"):
             joint = state.pop(f"{mixer.joint}.{leaf}", None)
             if joint is not None:
@@ -78,7 +79,7 @@ def _of_keys_alone(mixer: TokenMixer) -> bool:
 
 def _of_tokens(mixer: TokenMixer | None) -> bool:
     """Whether tokens are the queries, without a projection."""
-    return isinstance(mixer, MapMixer) and "q" in mixer.roles and "q.weight" not in parts_of(mixer)
+    return isinstance(mixer, HeadMixer) and "q" in mixer.roles and "q.weight" not in parts_of(mixer)
 
 
 def transfer(layer: Layer, mixer: TokenMixer) -> Fate:
@@ -119,7 +120,7 @@ def transfer(layer: Layer, mixer: TokenMixer) -> Fate:
     fate.dropped |= {name for name in own - taken if not name.startswith("post_projection.")}
     if layer.place.extras and not isinstance(mixer, MapMixer):
         lost = " and ".join(layer.place.extras)
-        fate.notes.append(f"{lost} of the host are lost: this mixer has no heads")
+        fate.notes.append(f"{lost} of the host are lost: this mixer has no logits to add them to")
     if _of_keys_alone(mixer) and "q.weight" in fate.dropped:
         fate.notes.append("the keys were kept; they are the queries too, and the old ones dropped")
     if other_queries and "q.weight" in fate.dropped:
@@ -139,10 +140,10 @@ def _meets(mixer: TokenMixer) -> dict[str, str]:
 
 def _heads_fit(layer: Layer, mixer: TokenMixer, fate: Fate) -> bool:
     """Whether heads are as many and as wide as they were."""
-    if not isinstance(mixer, MapMixer):
+    if not isinstance(mixer, HeadMixer):
         return True
     before = layer.mixer
-    heads = before.num_heads if isinstance(before, MapMixer) else layer.place.site.num_heads
+    heads = before.num_heads if isinstance(before, HeadMixer) else layer.place.site.num_heads
     width = head_width(layer)
     if (heads, width) == (mixer.num_heads, mixer.head_dim):
         return True
@@ -219,7 +220,7 @@ def trains(layer: Layer, name: str) -> bool:
     if layer.mixer is None:
         return _host_trains(layer, name)
     original = dict(layer.mixer.named_parameters())
-    joint = layer.mixer.joint if isinstance(layer.mixer, MapMixer) else None
+    joint = layer.mixer.joint if isinstance(layer.mixer, HeadMixer) else None
     if name in original:
         return original[name].requires_grad
     also = f"{joint}.{name.rpartition('.')[2]}"
@@ -244,7 +245,7 @@ def names_of(mixer: TokenMixer, name: str) -> set[str]:
     """Return what a parameter is made of, by role; nothing if the host made it as its own."""
     if name.startswith("post_projection."):
         return set()
-    if isinstance(mixer, MapMixer) and name.rpartition(".")[0] == mixer.joint:
+    if isinstance(mixer, HeadMixer) and name.rpartition(".")[0] == mixer.joint:
         return {f"{role}.{name.rpartition('.')[2]}" for role in mixer.roles}
     return {name}
 

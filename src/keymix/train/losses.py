@@ -15,7 +15,6 @@ from keymix.errors import UserError
 from keymix.hosts.base import find_mixers
 from keymix.hosts.layers import by_name
 from keymix.layers.checkpoint import still_statistics
-from keymix.mixers.base import TokenMixer
 
 _OFF = "or set loss.similarity = 0"
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -95,7 +94,7 @@ class MapSimilarity:
             )
         self._mixers = dict(list(mixers.items())[:count])
         for path, mixer in self._mixers.items():
-            if type(mixer).attention_map is TokenMixer.attention_map:
+            if not mixer.forms_map():
                 raise UserError(
                     f"loss.similarity needs attention maps, and {path} ({mixer.mixer_name}) forms "
                     f"none: choose another mixer or fewer loss.similarity_blocks, {_OFF}."
