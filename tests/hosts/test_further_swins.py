@@ -76,6 +76,8 @@ CASES = [(kind, size) for kind, (_, sizes, _) in MODELS.items() for size in size
 
 def model_of(kind: str) -> Any:
     model = MODELS[kind][0]().double().eval()
+    if kind == "torchvision":
+        model.image_size = 16
     stir(model)
     return model
 

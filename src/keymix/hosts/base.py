@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar, Literal
 
+from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from keymix.errors import GridNeeded, UserError
@@ -220,6 +221,13 @@ def encoder_of(model: nn.Module) -> tuple[nn.Module, str]:
     if not isinstance(model, Encoded):
         return model, ""
     return model.get_submodule(model.encoder_path), f"{model.encoder_path}."
+
+
+def draw_truncated(linear: nn.Linear | nn.Conv2d) -> None:
+    """Draw weights as most transformers do: truncated normal, 0.02; biases are nought."""
+    trunc_normal_(linear.weight, std=0.02)
+    if linear.bias is not None:
+        nn.init.zeros_(linear.bias)
 
 
 UNKNOWN = "what it computes is not known; put the class's own back (del module.forward)"

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from keymix.hosts.attention_inputs import Layout
-from keymix.hosts.base import Host, Place, layout_on
+from keymix.hosts.base import Host, Place, draw_truncated, layout_on
 from keymix.hosts.call_grid import CallGrid, attach_call_hook, call_hook_of
 from keymix.hosts.head_norms import HeadNorms, norms_kept
 from keymix.hosts.hosted import HostedMixer
@@ -49,9 +49,9 @@ class BlockHost(Host):
     def facts(self, model: nn.Module, path: str) -> Facts:
         """Describe the host's own attention at a path, or refuse it."""
 
-    @abstractmethod
     def initialise(self, model: nn.Module, linear: nn.Linear, path: str) -> None:
         """Draw a projection's weights as the model draws those of its own attention."""
+        draw_truncated(linear)
 
     def kind_for(self, before: nn.Module) -> type[HostedMixer]:
         """Return the class of what is put in the place of an attention, or of another mixer."""

@@ -14,6 +14,8 @@ from keymix.errors import UserError
 from keymix.layers.checkpoint import recomputing
 from keymix.mixers.base import Grid
 
+CALL_SIZE = "_call_size"  # attribute of an attention in windows: the size of its block's last call
+
 
 class CallGrid:
     """The grid (H, W) of a model's present or last call, from a hook on its patch embedding.

@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from keymix.arguments import whole_size
 from keymix.hosts.base import Place
 from keymix.hosts.blocks import Facts
-from keymix.hosts.call_grid import CallSize, ConvGrid, attach_call_hook, call_hook_of, given_size
+from keymix.hosts.call_grid import (
+    CALL_SIZE,
+    CallSize,
+    ConvGrid,
+    attach_call_hook,
+    call_hook_of,
+    given_size,
+)
 from keymix.hosts.hf_vit import (
     SWIN,
     attentions,
@@ -24,7 +31,7 @@ from keymix.hosts.hf_vit import (
     row_in,
 )
 from keymix.hosts.projections import weights_of
-from keymix.hosts.windows import CALL_SIZE, Cut, HostedWindows, SwinHost
+from keymix.hosts.windows import Cut, HostedWindows, SwinHost
 from keymix.mixers.base import TokenMixer
 
 ONE_SIZE = "those a window one size, which is said as model.image_size = (height, width)"
@@ -33,14 +40,8 @@ ONE_SIZE = "those a window one size, which is said as model.image_size = (height
 class HostedLayerWindows(HostedWindows):
     """Stands where a layer's attention stood, takes its call, returns no weights.
 
-    The mask is minus infinity where the layer's is -100, or twice that. ``config`` is the model's.
+    The mask is minus infinity where the layer's is -100, or twice that.
     """
-
-    def __init__(
-        self, mixer: TokenMixer, place: Place, before: Any, *, cut: Cut, shared_keys: bool
-    ) -> None:
-        super().__init__(mixer, place, before, cut=cut, shared_keys=shared_keys)
-        self.config = getattr(before, "config", None)
 
     def forward(  # type: ignore[override]  # a layer of transformers calls it
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
@@ -89,12 +90,12 @@ class HuggingFaceSwin(SwinHost):
                 shift = 0  # as version 1 sets it when it is called
             own = model.get_submodule(path)
             if not isinstance(own, HostedWindows):
-                row_in(path, own, SWIN)
+                row_in(path, own)
             yield stage, path, own, Cut(grid, (window, window), (shift, shift))
 
     def facts(self, attention: nn.Module) -> Facts:
         """Describe the library's attention."""
-        return described("attention", attention, SWIN)
+        return described("attention", attention)
 
     def initialise(self, model: nn.Module, linear: nn.Linear, path: str) -> None:
         """Draw a projection's weights as the model draws its own."""
@@ -107,12 +108,12 @@ class HuggingFaceSwin(SwinHost):
 
     def heads(self, attention: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project tokens to queries, keys and values of heads, ``[*, h, N, d]``."""
-        read = projected("attention", attention, x, SWIN)
+        read = projected("attention", attention, x)
         return read.q, read.k, read.v
 
     def weights(self, attention: nn.Module) -> dict[str, Tensor]:
         """Return the projections."""
-        return weights_of(attention, row_in("attention", attention, SWIN))
+        return weights_of(attention, row_in("attention", attention))
 
     def follow_calls(self, model: nn.Module) -> None:
         """Record the grid of patches, and that of tokens at every layer, from now on."""

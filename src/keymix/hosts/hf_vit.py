@@ -210,9 +210,9 @@ def _first(module: Any, *names: str) -> Any:
     return next(getattr(module, name) for name in names if hasattr(module, name))
 
 
-def described(path: str, own: Any, families: Sequence[str] = FAMILIES) -> Facts:
+def described(path: str, own: Any) -> Facts:
     """Describe an attention of transformers with its heads, biases and dropouts."""
-    row, inner = row_in(path, own, families), _inner(own)
+    row, inner = row_in(path, own), _inner(own)
     dropout = _first(inner, "attention_dropout", "dropout", "dropout_prob")
     options = {"attn_drop": getattr(dropout, "p", dropout)}
     if inner is not own:
@@ -220,9 +220,9 @@ def described(path: str, own: Any, families: Sequence[str] = FAMILIES) -> Facts:
     return facts_of(own, row, _first(inner, "num_attention_heads", "num_heads"), options)
 
 
-def projected(path: str, own: Any, x: Tensor, families: Sequence[str] = FAMILIES) -> Reading:
+def projected(path: str, own: Any, x: Tensor) -> Reading:
     """Return queries, keys and values of tokens, before anything that is done to them."""
-    row, inner = row_in(path, own, families), _inner(own)
+    row, inner = row_in(path, own), _inner(own)
     width = _first(inner, "head_dim", "attention_head_size")
     scale = getattr(inner, "scaling", getattr(inner, "scale", width**-0.5))
     return read_row(own, row, x, width, scale)
@@ -233,11 +233,11 @@ def _rope(both: tuple[Tensor, Tensor] | None) -> Tensor | None:
     return None if both is None else torch.cat((both[1], both[0]), -1)
 
 
-def row_in(path: str, attention: Any, families: Sequence[str] = FAMILIES) -> tuple[str, ...]:
+def row_in(path: str, attention: Any) -> tuple[str, ...]:
     """Return the names of its projections; refuse what is not attention as these models have it."""
     name = type(attention).__name__
     package = type(attention).__module__.rpartition(".")[0]
-    if package not in {f"transformers.models.{family}" for family in families}:
+    if package not in {f"transformers.models.{family}" for family in (*FAMILIES, *SWIN)}:
         raise UserError(
             f"{path} is {name}, not transformers' own, so what a mixer in its place would lose is "
             "not known"

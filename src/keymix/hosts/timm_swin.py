@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from keymix.errors import UserError
 from keymix.hosts.base import Place, patched
-from keymix.hosts.blocks import Facts
-from keymix.hosts.call_grid import CallSize, attach_call_hook, size_of_last_call
-from keymix.hosts.timm_heads import joined_projections, own_weights, projections_of
-from keymix.hosts.windows import CALL_SIZE, MASKED, Cut, HostedWindows, SwinHost, window_grid
+from keymix.hosts.call_grid import CALL_SIZE, CallSize, attach_call_hook, size_of_last_call
+from keymix.hosts.timm_heads import joined_projections, own_weights
+from keymix.hosts.windows import MASKED, Cut, HostedWindows, SwinHost, window_grid
 from keymix.mixers.base import Grid, TokenMixer
 from keymix.mixers.resize import GridBound, counted
 
@@ -134,10 +133,7 @@ class MixerSwinV2Block(MixerBlock, SwinTransformerV2Block):
     """timm's Swin V2 block with a mixer."""
 
 
-KINDS: dict[type[nn.Module], type[nn.Module]] = {
-    SwinTransformerBlock: MixerSwinBlock,
-    SwinTransformerV2Block: MixerSwinV2Block,
-}
+KINDS = {SwinTransformerBlock: MixerSwinBlock, SwinTransformerV2Block: MixerSwinV2Block}
 
 
 class TimmSwin(SwinHost):
@@ -166,11 +162,6 @@ class TimmSwin(SwinHost):
             for i, block in enumerate(stage.blocks):
                 cut = _cut(block, size_of_last_call(block) if called else None)
                 yield s, f"layers.{s}.blocks.{i}.attn", block.attn, cut
-
-    def facts(self, attention: Any) -> Facts:
-        """Describe timm's attention."""
-        dim, heads = attention.qkv.in_features, attention.num_heads
-        return Facts(dim=dim, num_heads=heads, options=projections_of(attention))
 
     def initialise(self, model: nn.Module, linear: nn.Linear, path: str) -> None:
         """Draw a projection's weights as timm draws attention's."""

@@ -100,12 +100,6 @@ class HostedShiftedWindows(HostedWindows):
     edges whatever the logits. Images may be of any size, as long as no key is bound to a window.
     """
 
-    def __init__(
-        self, mixer: TokenMixer, place: Place, before: nn.Module, *, cut: Cut, shared_keys: bool
-    ) -> None:
-        super().__init__(mixer, place, before, cut=cut, shared_keys=shared_keys)
-        self.shift = _sides(before)[1]  # the block's, whatever the image
-
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # a map, as torchvision calls
         """Mix the tokens of every window of a map ``[B, H, W, C]``."""
         cut = MapCut.of((x.shape[1], x.shape[2]), self.window_size, self.shift)
@@ -154,12 +148,6 @@ class TorchvisionSwin(SwinHost):
             "proj_drop": attention.dropout,
         }
         return Facts(dim=attention.qkv.in_features, num_heads=attention.num_heads, options=options)
-
-    def initialise(self, model: nn.Module, linear: nn.Linear, path: str) -> None:
-        """Draw a projection's weights as torchvision's Swin draws its own."""
-        nn.init.trunc_normal_(linear.weight, std=0.02)
-        if linear.bias is not None:
-            nn.init.zeros_(linear.bias)
 
     def put(self, model: nn.Module, place: Place, mixer: TokenMixer) -> None:
         """Put the mixer there, and follow the model's calls."""

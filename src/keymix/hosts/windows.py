@@ -7,7 +7,6 @@ import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -18,12 +17,18 @@ from timm.models.swin_transformer_v2 import WindowAttention
 from torch import Tensor, nn
 
 from keymix.errors import UserError
-from keymix.hosts.attention_inputs import Layout, Reading
-from keymix.hosts.base import Host, Place
+from keymix.hosts.attention_inputs import (
+    Layout,
+    Reading,
+    network_in,
+    positions_in,
+    relative_positions,
+)
+from keymix.hosts.base import Host, Place, draw_truncated
 from keymix.hosts.blocks import Facts
-from keymix.hosts.call_grid import CallSize
+from keymix.hosts.call_grid import CALL_SIZE, CallSize
 from keymix.hosts.head_norms import cosine, cosine_norms, norms_kept
-from keymix.hosts.timm_heads import named_call, project_heads
+from keymix.hosts.timm_heads import named_call, project_heads, projections_of
 from keymix.mixers.base import Grid, Site, TokenMixer
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.resize import GridBound, counted
@@ -41,12 +46,23 @@ INNER = (
 )
 
 
-@contextmanager
-def _without_inner_warnings() -> Iterator[None]:
+def table_rows(window: Grid) -> int:
+    """Return how many relative positions there are in a window."""
+    return (2 * window[0] - 1) * (2 * window[1] - 1)
+
+
+def resized_table(table: Tensor, old: Grid, new: Grid) -> Tensor:
+    """Resample a table ``[(2 h - 1) (2 w - 1), heads]`` for other windows, as timm does."""
+    if old == new:
+        return table
+    shape = (table_rows(new), table.shape[1])
     with warnings.catch_warnings():
         for message in INNER:
             warnings.filterwarnings("ignore", message, UserWarning)
-        yield
+        moved: Tensor = resize_rel_pos_bias_table(
+            table, new_window_size=new, new_bias_shape=shape, old_window_size=old
+        )
+    return moved
 
 
 def window_grid(resolution: Grid, window_size: Grid) -> Grid:
@@ -70,38 +86,6 @@ class Cut:
     def windows(self) -> Grid:
         """Rows and columns of windows."""
         return window_grid(self.grid, self.window)
-
-
-CALL_SIZE = "_call_size"  # attribute of an attention: the size of its block's last call
-
-
-def positions_in(attention: nn.Module) -> Any:
-    """Return the module of an attention, or of what hosts a mixer, that has its positions."""
-    return next(m for m in attention.modules() if hasattr(m, "relative_position_index"))
-
-
-def _network(positions: Any) -> nn.Module | None:
-    """Return the network that makes a bias of log-spaced coordinates (Swin V2), None without."""
-    found: nn.Module | None = getattr(positions, "cpb_mlp", None)
-    return found or getattr(positions, "continuous_position_bias_mlp", None)
-
-
-def relative_positions(attention: nn.Module) -> Tensor | None:
-    """Return what is added to logits by relative position, ``[heads or 1, N, N]``.
-
-    It is a table's, or 16 sigmoids of a network's, which has a row a distance as a table has; None
-    where neither was kept.
-    """
-    there = positions_in(attention)
-    network, table = _network(there), getattr(there, "relative_position_bias_table", None)
-    if network is not None:
-        table = 16 * network(there.relative_coords_table).flatten(0, 2).sigmoid()
-    if table is None:
-        return None
-    index: Tensor = there.relative_position_index
-    side = math.isqrt(index.numel())
-    found: Tensor = table[index.reshape(side, side)].permute(2, 0, 1)
-    return found
 
 
 def read_windows(
@@ -142,12 +126,15 @@ class HostedWindows(nn.Module):
         assert place.site.grid is not None
         self.mixer = mixer
         self.place = place  # what the host itself says, for the next mixer put here
-        self.window_size, self.window_grid, self.shift = place.site.grid, cut.windows, cut.shift
+        self.window_size, self.window_grid = place.site.grid, cut.windows
+        shift = getattr(before, "shift", getattr(before, "shift_size", cut.shift))
+        self.shift = shift[0], shift[1]  # the block's, where it is one for any image
+        self.config = getattr(before, "config", None)  # may ask for attention weights
         kept, maps = positions_in(before), isinstance(mixer, MapMixer)
         table = getattr(kept, "relative_position_bias_table", None)
         one = getattr(kept, "one_table", table is not None and table.shape[1] == 1)
         self.one_table, self.shared_keys = one, shared_keys
-        self.cpb_mlp = _network(kept) if maps else None
+        self.cpb_mlp = network_in(kept) if maps else None
         self.pretrained_window_size = getattr(kept, "pretrained_window_size", (0, 0))
         coordinates = getattr(kept, "relative_coords_table", None)
         self.register_buffer("relative_coords_table", coordinates, persistent=False)
@@ -155,7 +142,7 @@ class HostedWindows(nn.Module):
         if isinstance(mixer, MapMixer) and coordinates is None:
             columns = 1 if self.one_table else mixer.num_heads
             if table is None or table.shape[1] != columns:
-                rows = (2 * self.window_size[0] - 1) * (2 * self.window_size[1] - 1)
+                rows = table_rows(self.window_size)
                 table = nn.Parameter(torch.empty(rows, columns, **mixer.factory))
                 trunc_normal_(table, std=0.02)
             self.relative_position_bias_table = table
@@ -181,14 +168,8 @@ class HostedWindows(nn.Module):
         self.init_non_persistent_buffers()
         table = self.relative_position_bias_table
         if table is not None:
-            rows = (2 * window_size[0] - 1) * (2 * window_size[1] - 1)
-            with torch.no_grad(), _without_inner_warnings():
-                resized = resize_rel_pos_bias_table(
-                    table,
-                    new_window_size=self.window_size,
-                    new_bias_shape=(rows, table.shape[1]),
-                    old_window_size=before,
-                )
+            with torch.no_grad():
+                resized = resized_table(table, before, self.window_size)
             trains = table.requires_grad
             self.relative_position_bias_table = nn.Parameter(resized, requires_grad=trains)
 
@@ -252,13 +233,14 @@ class SwinHost(Host):
         That is the map of the model's last call if ``called``, else that of the images it is for.
         """
 
-    @abstractmethod
-    def facts(self, attention: nn.Module) -> Facts:
+    def facts(self, attention: Any) -> Facts:
         """Describe the host's own attention."""
+        dim, heads = attention.qkv.in_features, attention.num_heads
+        return Facts(dim=dim, num_heads=heads, options=projections_of(attention))
 
-    @abstractmethod
     def initialise(self, model: nn.Module, linear: nn.Linear, path: str) -> None:
         """Draw a projection's weights as the model draws those of its own attention."""
+        draw_truncated(linear)
 
     def heads(self, attention: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project tokens to queries, keys and values of heads, ``[*, h, N, d]``."""
