@@ -8,7 +8,7 @@ For each model (of those whose names contain one of the given texts): is the out
 swap to softmax and after another from that (relative to its largest number); are the maps that
 keymix reads of the original those that its own modules form, where hooks can see them (timm's
 dropout of the map, transformers' output_attentions, PyTorch's need_weights); and which of MIXERS
-are accepted and run. Models are small, or cut to two blocks, and nothing is downloaded. It prints a
+are accepted and run. Models are small, or cut to few blocks, and nothing is downloaded. It prints a
 table in Markdown, and counts. About 15 minutes on one core.
 """
 
@@ -69,6 +69,8 @@ WHOLE = (
 TIMM: dict[str, dict[str, Any]] = {
     **{name: {"depth": 2} for name in CUT},
     **{name: {} for name in WHOLE},
+    "maxvit_tiny_tf_224": {"depths": (1, 1, 1, 1)},
+    "coatnet_0_224": {"depths": (1, 1, 2, 2)},
 }
 TORCHVISION = ("vit_b_32", "swin_t", "swin_v2_t", "maxvit_t", "resnet18")
 SMALL = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 64}

@@ -305,8 +305,9 @@ def test_other_models_of_the_library_are_not_taken_for_one() -> None:
     config = transformers.Dinov2Config(**SMALL, image_size=12)
     encoder = transformers.Dinov2Model(config).encoder
     assert "Hugging Face" not in find_host(encoder).name  # no patches: a user's attention
-    with pytest.raises(UserError, match=r"SwinModel.*SwinAttention.*Hugging Face vision"):
-        find_host(transformers.SwinModel(transformers.SwinConfig(embed_dim=12, num_heads=[3] * 4)))
+    small = transformers.SegformerConfig(hidden_sizes=[8, 16, 40, 64])
+    with pytest.raises(UserError, match=r"SegformerModel.*SegformerAttention.*Hugging Face vision"):
+        find_host(transformers.SegformerModel(small))
 
 
 def test_the_library_is_imported_for_a_file_that_names_it_alone() -> None:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -91,3 +93,34 @@ class Layout:
     pads_first: bool = False
     image: tuple[float, float] = (1.0, 1.0)
     class_token: bool = False
+
+
+def positions_in(attention: nn.Module) -> Any:
+    """Return the module of an attention, or of what hosts a mixer, that has its positions."""
+    return next((m for m in attention.modules() if hasattr(m, "relative_position_index")), None)
+
+
+def network_in(positions: Any) -> nn.Module | None:
+    """Return the network that makes a bias of log-spaced coordinates (Swin V2), None without."""
+    found: nn.Module | None = getattr(positions, "cpb_mlp", None)
+    return found or getattr(positions, "continuous_position_bias_mlp", None)
+
+
+def relative_positions(attention: Any, shared: Tensor | None = None) -> Tensor | None:
+    """Return what is added to logits by relative position, ``[heads or 1, N, N]``, None if nothing.
+
+    It is what the attention's own module says (timm's ``rel_pos``), or a table's, or 16 sigmoids of
+    a network's, which has a row a distance as a table has; ``shared`` is that of all blocks.
+    """
+    there, own = positions_in(attention), getattr(attention, "rel_pos", None)
+    network, table = network_in(there), getattr(there, "relative_position_bias_table", None)
+    if network is not None:
+        table = 16 * network(there.relative_coords_table).flatten(0, 2).sigmoid()
+    if own is not None:
+        bias: Tensor = own.get_bias()
+    elif table is not None:
+        side = math.isqrt(there.relative_position_index.numel())
+        bias = table[there.relative_position_index.reshape(side, side)].permute(2, 0, 1)
+    else:
+        return shared
+    return bias if shared is None else bias + shared

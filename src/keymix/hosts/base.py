@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar, Literal
 
+from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from keymix.errors import GridNeeded, UserError
 from keymix.hosts.attention_inputs import Layout, Reading
 from keymix.mixers.base import Grid, Site, TokenMixer
+from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import build, get_mixer_class, list_mixers
 from keymix.mixers.registry import mixer_options as all_options
 from keymix.mixers.spec import spec_of
@@ -107,12 +109,26 @@ class Host(ABC):
     def site_for(self, place: Place, mixer: type[TokenMixer], options: Mapping[str, Any]) -> Site:
         """Return the site of one mixer at a place, where it depends on what the mixer declares.
 
+        Other heads are refused where the host's own pass through more.
+
         Args:
             place: One of :meth:`places`.
             mixer: The mixer's class.
             options: The options it is about to get.
         """
-        return place.site
+        site = place.site
+        if not place.extras or not issubclass(mixer, MapMixer):
+            return site
+        own = (site.num_heads, place.defaults.get("head_dim", site.dim // site.num_heads))
+        heads = options.get("num_heads", own[0])
+        width = options.get("head_dim") or site.dim // heads
+        if (heads, width) != own:
+            raise UserError(
+                f"{place.path} has {' and '.join(place.extras)} for {own[0]} heads of {own[1]} "
+                f"channels, and mixer {mixer.mixer_name!r} would have {heads} of {width}; leave "
+                "num_heads and head_dim as the model has them"
+            )
+        return site
 
     def reading(
         self, attention: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -205,6 +221,13 @@ def encoder_of(model: nn.Module) -> tuple[nn.Module, str]:
     if not isinstance(model, Encoded):
         return model, ""
     return model.get_submodule(model.encoder_path), f"{model.encoder_path}."
+
+
+def draw_truncated(linear: nn.Linear | nn.Conv2d) -> None:
+    """Draw weights as most transformers do: truncated normal, 0.02; biases are nought."""
+    trunc_normal_(linear.weight, std=0.02)
+    if linear.bias is not None:
+        nn.init.zeros_(linear.bias)
 
 
 UNKNOWN = "what it computes is not known; put the class's own back (del module.forward)"

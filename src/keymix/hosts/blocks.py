@@ -10,14 +10,12 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from keymix.errors import UserError
 from keymix.hosts.attention_inputs import Layout
-from keymix.hosts.base import Host, Place, layout_on
+from keymix.hosts.base import Host, Place, draw_truncated, layout_on
 from keymix.hosts.call_grid import CallGrid, attach_call_hook, call_hook_of
-from keymix.hosts.head_norms import HeadNorms
+from keymix.hosts.head_norms import HeadNorms, norms_kept
 from keymix.hosts.hosted import HostedMixer
 from keymix.mixers.base import Grid, Site, TokenMixer
-from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.site import as_grid
 
 POSITIONS = "relative positions"
@@ -51,9 +49,9 @@ class BlockHost(Host):
     def facts(self, model: nn.Module, path: str) -> Facts:
         """Describe the host's own attention at a path, or refuse it."""
 
-    @abstractmethod
     def initialise(self, model: nn.Module, linear: nn.Linear, path: str) -> None:
         """Draw a projection's weights as the model draws those of its own attention."""
+        draw_truncated(linear)
 
     def kind_for(self, before: nn.Module) -> type[HostedMixer]:
         """Return the class of what is put in the place of an attention, or of another mixer."""
@@ -83,22 +81,6 @@ class BlockHost(Host):
     def places(self, model: nn.Module) -> list[Place]:
         """One place an attention."""
         return [self._place(model, path) for path in self.paths(model)]
-
-    def site_for(self, place: Place, mixer: type[TokenMixer], options: Mapping[str, Any]) -> Site:
-        """Return the place's site; refuse other heads where the host's own pass through more."""
-        site = place.site
-        if not place.extras or not issubclass(mixer, MapMixer):
-            return site
-        own = (site.num_heads, place.defaults.get("head_dim", site.dim // site.num_heads))
-        heads = options.get("num_heads", own[0])
-        width = options.get("head_dim") or site.dim // heads
-        if (heads, width) != own:
-            raise UserError(
-                f"{place.path} has {' and '.join(place.extras)} for {own[0]} heads of {own[1]} "
-                f"channels, and mixer {mixer.mixer_name!r} would have {heads} of {width}; leave "
-                "num_heads and head_dim as the model has them"
-            )
-        return site
 
     def put(self, model: nn.Module, place: Place, mixer: TokenMixer) -> None:
         """Put the mixer there, its projections initialised as the model's attention is."""
@@ -139,9 +121,8 @@ class BlockHost(Host):
         grid = self.grid(model, attention, path)
         before = getattr(attention, "place", None)
         if isinstance(before, Place):
-            norms = before.site.post_projection
-            if isinstance(norms, HeadNorms):
-                norms = norms.after(attention.mixer, next(model.parameters()))
+            like = next(model.parameters())
+            norms = norms_kept(before.site.post_projection, attention.mixer, like)
             return replace(before, site=replace(before.site, grid=grid, post_projection=norms))
         prefix, own = self.prefix(model, path), self.facts(model, path)
         site = Site(

@@ -14,6 +14,8 @@ from keymix.errors import UserError
 from keymix.layers.checkpoint import recomputing
 from keymix.mixers.base import Grid
 
+CALL_SIZE = "_call_size"  # attribute of an attention in windows: the size of its block's last call
+
 
 class CallGrid:
     """The grid (H, W) of a model's present or last call, from a hook on its patch embedding.
@@ -87,10 +89,11 @@ class ConvGrid(CallGrid):
 class CallSize:
     """Height and width of what a module was called with last: an image, or tokens on a grid.
 
-    ``axis`` is that of the height, the width is next to it; ``size`` is None before the first call.
+    ``axis`` is that of the height, the width is next to it; None if the second argument is the size
+    itself. ``size`` is None before the first call.
     """
 
-    def __init__(self, axis: int = -2) -> None:
+    def __init__(self, axis: int | None = -2) -> None:
         self.axis = axis
         self.size: Grid | None = None
 
@@ -101,8 +104,8 @@ class CallSize:
     def record(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Take the size of what a module is called with."""
         if isinstance(args[0], Tensor):
-            height, width = args[0].shape[self.axis :][:2]
-            self.size = (height, width)
+            sides = args[1] if self.axis is None else args[0].shape[self.axis :]
+            self.size = (sides[0], sides[1])
 
 
 CallHook = TypeVar("CallHook", CallGrid, ConvGrid, CallSize)

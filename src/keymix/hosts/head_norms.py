@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from keymix.errors import UserError
 from keymix.hosts.timm_heads import rotate
@@ -72,6 +74,34 @@ def turn_of(mixer: TokenMixer) -> Turn:
         if isinstance(module, HeadFinish) and module.turn is not None:
             module.turn = turn
     return turn
+
+
+def cosine(t: Tensor, logit_scale: Tensor) -> Tensor:
+    """Return directions of queries or keys so long that their scaled products are Swin V2's logits.
+
+    These are cosines times exp(min(log-scale, log 100)) of each head; the mixer's or reading's own
+    factor is d^-0.5.
+    """
+    half = (logit_scale.clamp(max=math.log(100.0)) / 2).exp() * t.shape[-1] ** 0.25
+    found: Tensor = normalize(t, dim=-1) * half
+    return found
+
+
+class Cosine(nn.Module):
+    """The same with a log-scale of its own, ``[h, 1, 1]``: queries and keys have half each."""
+
+    def __init__(self, logit_scale: Tensor) -> None:
+        super().__init__()
+        own = logit_scale.detach().clone()
+        self.logit_scale = nn.Parameter(own, requires_grad=logit_scale.requires_grad)
+
+    def reset_parameters(self) -> None:
+        """Start as Swin V2 does."""
+        nn.init.constant_(self.logit_scale, math.log(10.0))
+
+    def forward(self, t: Tensor) -> Tensor:
+        """Norm heads ``[*, h, N, d]``."""
+        return cosine(t, self.logit_scale)
 
 
 class HeadFinish(nn.Module):
@@ -158,6 +188,20 @@ def _like(part: nn.Module, like: Tensor) -> nn.Module:
             if reset is not None:
                 reset()
     return part.to(like.device, like.dtype)
+
+
+def norms_kept(norms: Any, mixer: TokenMixer, like: Tensor) -> Any:
+    """Return a site's ``post_projection`` with the weights that it has in the mixer there now."""
+    return norms.after(mixer, like) if isinstance(norms, HeadNorms) else norms
+
+
+def cosine_norms(attention: Any) -> HeadNorms | None:
+    """Return the norms of an attention that compares directions as Swin V2's, None of others."""
+    scale = getattr(attention, "logit_scale", None)
+    if scale is None:
+        return None
+    parts = {role: HeadFinish(Cosine(scale), None) for role in "qk"}
+    return HeadNorms(parts, ("cosine attention",))
 
 
 def head_norms_of(attention: Any, *, rotary: str | None = None) -> HeadNorms | None:

@@ -7,7 +7,7 @@ transformers is never imported here: whoever hands in one of its models has done
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +31,7 @@ FAMILIES = (
     *("vit", "deit", "dinov2", "dinov2_with_registers", "vit_mae", "beit", "dinov3_vit"),
     *("clip", "siglip", "yolos", "dpt", "ijepa", "vit_msn"),
 )
+SWIN = ("swin", "swinv2")
 SINCE = "5.20"  # from which on the attention of these has one of the known layouts
 PREFIX = ("cls_token", "class_embedding", "distillation_token", "register_tokens")
 ROPE = ("rotary positions",)
@@ -57,12 +58,7 @@ class HostedAttention(HostedMixer):
         **kwargs: Any,
     ) -> Any:
         """Mix the tokens ``[B, N, C]``; refuse to return weights, and masks it cannot honour."""
-        config = getattr(self.config, "output_attentions", False)
-        if kwargs.get("output_attentions", config):
-            raise UserError(
-                "the attention here is a mixer and returns no weights: call the model with "
-                "output_attentions=False, and see the maps through keymix.attention_maps"
-            )
+        refuse_weights(self.config, kwargs)
         bias = _bias(attention_mask, hidden_states)
         if POSITIONS in self.place.extras and not isinstance(self.mixer, MapMixer):
             bias = None  # no map, no logits to add them to
@@ -98,65 +94,57 @@ class HuggingFaceViT(BlockHost):
 
     def paths(self, model: nn.Module) -> list[str]:
         """Paths of every layer's attention."""
-        return [path for path in _attentions(model) if _owner(model, path) is not None]
+        return [path for path in attentions(model) if owner_of(model, path) is not None]
 
     def facts(self, model: nn.Module, path: str) -> Facts:
         """Describe the library's attention."""
-        own: Any = model.get_submodule(path)
-        row = _checked(path, own)
-        inner = _inner(own)
-        heads = _first(inner, "num_attention_heads", "num_heads")
-        options = {"attn_drop": _first(inner, "attention_dropout", "dropout", "dropout_prob")}
-        if inner is not own:
-            options["proj_drop"] = own.output.dropout.p
+        own = model.get_submodule(path)
         takes = inspect.signature(type(own).forward).parameters
         norms = None
         if "position_embeddings" in takes:
             prefix = self.prefix(model, path)
             turning = HeadFinish(None, Turn(), prefix=prefix, halves=True)
             norms = HeadNorms({"q": turning, "k": turning}, ROPE)
-        around = (model.get_submodule(path.rpartition(".")[0]), _owner(model, path))
+        around = (model.get_submodule(path.rpartition(".")[0]), owner_of(model, path))
         biased = any(
             getattr(module, name, None) is not None
             for module in around
             for name in ("relative_position_bias", "shared_position_bias")
         )
         extras = (POSITIONS,) if biased else ()
-        return facts_of(own, row, heads, options, norms=norms, extras=extras)
+        return replace(described(path, own), norms=norms, extras=extras)
 
     def initialise(self, model: nn.Module, linear: nn.Linear, path: str) -> None:
         """Draw a projection's weights as the model draws its own."""
-        around: Any = _owner(model, path)
+        around: Any = owner_of(model, path)
         around._init_weights(linear)
 
     def embed(self, model: nn.Module, path: str) -> nn.Module | None:
         """Return the convolution that cuts patches."""
-        return _patches(_owner(model, path))
+        return patches_in(owner_of(model, path))
 
     def grid(self, model: nn.Module, attention: nn.Module, path: str) -> Grid | None:
         """Return the grid of patches; None where tokens do not lie on it in order."""
-        owner = _owner(model, path)
+        owner = owner_of(model, path)
         if any(hasattr(owner.embeddings, name) for name in ("detection_tokens", "random_masking")):
             return None
         size = given_size(model) or whole_size("image_size", owner.config.image_size)
-        conv = _patches(owner)
+        conv = patches_in(owner)
         assert conv is not None
         return patches_of(conv, size)
 
     def prefix(self, model: nn.Module, path: str) -> int:
         """Count class, distillation and register tokens."""
-        tokens = (getattr(_owner(model, path).embeddings, name, None) for name in PREFIX)
+        tokens = (getattr(owner_of(model, path).embeddings, name, None) for name in PREFIX)
         return sum(1 if t.ndim == 1 else t.shape[1] for t in tokens if t is not None)
 
     def reading(
         self, attention: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Reading:
         """Return queries, keys and values of a call, ``[B, h, N, d]``."""
-        row, inner = _checked("attention", attention), _inner(attention)
         given = dict(zip(("hidden_states", "attention_mask"), args, strict=False)) | dict(kwargs)
         x: Tensor = given["hidden_states"]
-        width = _first(inner, "head_dim", "attention_head_size")
-        read = read_row(attention, row, x, width, _first(inner, "scaling", "scale"))
+        read = projected("attention", attention, x)
         rope, q, k = _rope(given.get("position_embeddings")), read.q, read.k
         if rope is not None:
             q, k = (rotate(t, rope, t.shape[-2] - rope.shape[-2], True) for t in (q, k))
@@ -164,16 +152,25 @@ class HuggingFaceViT(BlockHost):
 
     def weights(self, attention: nn.Module) -> dict[str, Tensor]:
         """Return the projections."""
-        return weights_of(attention, _checked("attention", attention))
+        return weights_of(attention, row_in("attention", attention))
 
 
-def of_family(kind: type) -> bool:
-    """Whether a class, or one it inherits from, is of transformers' models served here."""
-    packages = {f"transformers.models.{name}" for name in FAMILIES}
+def refuse_weights(config: Any, kwargs: Mapping[str, Any]) -> None:
+    """Refuse a call that asks for attention weights, itself or through a model's configuration."""
+    if kwargs.get("output_attentions", getattr(config, "output_attentions", False)):
+        raise UserError(
+            "the attention here is a mixer and returns no weights: call the model with "
+            "output_attentions=False, and see the maps through keymix.attention_maps"
+        )
+
+
+def of_family(kind: type, families: Sequence[str] = (*FAMILIES, *SWIN)) -> bool:
+    """Whether a class, or one it inherits from, is of some of transformers' models."""
+    packages = {f"transformers.models.{name}" for name in families}
     return any(cls.__module__.rpartition(".")[0] in packages for cls in kind.__mro__)
 
 
-def _patches(owner: Any) -> nn.Conv2d | None:
+def patches_in(owner: Any) -> nn.Conv2d | None:
     """Return the convolution in a model's embeddings that cuts patches."""
     embeddings = getattr(owner, "embeddings", None)
     for name in ("patch_embeddings", "patch_embedding"):
@@ -184,28 +181,28 @@ def _patches(owner: Any) -> nn.Conv2d | None:
     return None
 
 
-def _owner(model: nn.Module, path: str) -> Any:
+def owner_of(model: nn.Module, path: str) -> Any:
     """Return the nearest model around a path that cuts images into patches, None if none does."""
     while path:
         path = path.rpartition(".")[0]
         around = model.get_submodule(path)
-        if _patches(around) is not None:
+        if patches_in(around) is not None:
             return around
     return None
 
 
-def _attentions(model: nn.Module) -> Iterator[str]:
+def attentions(model: nn.Module, families: Sequence[str] = FAMILIES) -> Iterator[str]:
     """Yield the path of every layer's attention, whatever sits there now."""
     for path, layer in model.named_modules():
-        if of_family(type(layer)) and type(layer).__name__.endswith("Layer"):
+        if of_family(type(layer), families) and type(layer).__name__.endswith("Layer"):
             for name in ("attention", "self_attn"):
                 if hasattr(layer, name):
                     yield f"{path}.{name}".lstrip(".")
 
 
 def _inner(attention: Any) -> Any:
-    """Return what has heads: the attention, or the one inside that YOLOS and DPT have."""
-    return getattr(attention, "attention", attention)
+    """Return what has heads: the attention, or the one inside that YOLOS, DPT and Swin V2 have."""
+    return getattr(attention, "attention", None) or getattr(attention, "self", attention)
 
 
 def _first(module: Any, *names: str) -> Any:
@@ -213,16 +210,34 @@ def _first(module: Any, *names: str) -> Any:
     return next(getattr(module, name) for name in names if hasattr(module, name))
 
 
+def described(path: str, own: Any) -> Facts:
+    """Describe an attention of transformers with its heads, biases and dropouts."""
+    row, inner = row_in(path, own), _inner(own)
+    dropout = _first(inner, "attention_dropout", "dropout", "dropout_prob")
+    options = {"attn_drop": getattr(dropout, "p", dropout)}
+    if inner is not own:
+        options["proj_drop"] = own.output.dropout.p
+    return facts_of(own, row, _first(inner, "num_attention_heads", "num_heads"), options)
+
+
+def projected(path: str, own: Any, x: Tensor) -> Reading:
+    """Return queries, keys and values of tokens, before anything that is done to them."""
+    row, inner = row_in(path, own), _inner(own)
+    width = _first(inner, "head_dim", "attention_head_size")
+    scale = getattr(inner, "scaling", getattr(inner, "scale", width**-0.5))
+    return read_row(own, row, x, width, scale)
+
+
 def _rope(both: tuple[Tensor, Tensor] | None) -> Tensor | None:
     """Join cosines and sines as timm does."""
     return None if both is None else torch.cat((both[1], both[0]), -1)
 
 
-def _checked(path: str, attention: Any) -> tuple[str, ...]:
+def row_in(path: str, attention: Any) -> tuple[str, ...]:
     """Return the names of its projections; refuse what is not attention as these models have it."""
     name = type(attention).__name__
     package = type(attention).__module__.rpartition(".")[0]
-    if package not in {f"transformers.models.{family}" for family in FAMILIES}:
+    if package not in {f"transformers.models.{family}" for family in (*FAMILIES, *SWIN)}:
         raise UserError(
             f"{path} is {name}, not transformers' own, so what a mixer in its place would lose is "
             "not known"
@@ -232,7 +247,11 @@ def _checked(path: str, attention: Any) -> tuple[str, ...]:
     refuse_adapter(path, attention)
     row = row_of(attention)
     inner = {n: m for n, m in attention.named_modules() if not any(m.children())}
-    parts = {name: module for name, module in inner.items() if not isinstance(module, nn.Dropout)}
+    parts = {
+        name: module
+        for name, module in inner.items()
+        if not isinstance(module, nn.Dropout) and "position_bias" not in name  # Swin's
+    }
     if row is None or parts.keys() != set(row):
         raise UserError(
             f"{path} holds {', '.join(parts)}, where keymix knows {', '.join(row or ROWS[0])}; "

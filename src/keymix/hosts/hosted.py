@@ -9,10 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from keymix.errors import UserError
+from keymix.hosts.attention_inputs import relative_positions
 from keymix.hosts.base import Place
-from keymix.hosts.call_grid import CallGrid
+from keymix.hosts.call_grid import CALL_SIZE, CallGrid
 from keymix.hosts.head_norms import turn_of
+from keymix.hosts.timm_heads import as_laid, as_tokens, laid_in
 from keymix.mixers.base import Grid, TokenMixer
+from keymix.mixers.map_mixer import MapMixer
 
 
 def additive_mask(mask: Tensor, x: Tensor) -> Tensor:
@@ -88,3 +91,29 @@ class HostedRope(HostedMixer):
         """Mix the tokens, queries and keys turned by ``rope``, as timm's attention takes it."""
         with self.turn.to(rope):
             return super().forward(x, attn_mask, is_causal)
+
+
+class HostedPositions(HostedMixer):
+    """Stands where attention with relative positions stood; these stay, by the names they have.
+
+    Tokens come as they did, and go so. A mixer without a map has no use for positions, and they go.
+    """
+
+    def __init__(self, mixer: TokenMixer, place: Place, call: CallGrid, before: Any) -> None:
+        super().__init__(mixer, place, call, before)
+        kept, self.laid = before if isinstance(mixer, MapMixer) else None, laid_in(before)
+        setattr(self, CALL_SIZE, getattr(before, CALL_SIZE, None))
+        self.rel_pos = getattr(kept, "rel_pos", None)
+        table = getattr(kept, "relative_position_bias_table", None)
+        self.register_parameter("relative_position_bias_table", table)
+        index = getattr(kept, "relative_position_index", None)
+        self.register_buffer("relative_position_index", index, persistent=False)
+
+    def forward(self, x: Tensor, *shared: Any, **named: Any) -> Tensor:
+        """Mix the tokens, relative positions added to the logits of a mixer that has some.
+
+        Those of all blocks come with the call, by timm's names.
+        """
+        has, given = isinstance(self.mixer, MapMixer), next(iter((*shared, *named.values())), None)
+        tokens, bias = as_tokens(self, x), relative_positions(self, given) if has else None
+        return as_laid(self, self.mixer(tokens, grid=self.grid_of(tokens), bias=bias), x)

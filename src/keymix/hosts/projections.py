@@ -14,7 +14,10 @@ from keymix.hosts.head_norms import HeadNorms
 
 ROWS = (  # of queries, keys, values and the output; one name twice is one map of both
     *((*(f"{role}_proj" for role in "qkv"), out) for out in ("o_proj", "out_proj", "proj")),
-    ("attention.query", "attention.key", "attention.value", "output.dense"),
+    *(
+        (*(f"{at}.{role}" for role in ("query", "key", "value")), "output.dense")
+        for at in ("attention", "self")
+    ),
     *(("qkv", "qkv", "qkv", out) for out in ("proj", "out_proj", "out")),
     *(("to_qkv", "to_qkv", "to_qkv", out) for out in ("to_out.0", "to_out", "proj")),
     *(("to_q", keys, values, "to_out.0") for keys, values in (("to_k", "to_v"), ("to_kv",) * 2)),

@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from timm.layers import trunc_normal_
 from torch import nn
 
 from keymix.errors import UserError
 from keymix.hosts.attention_inputs import Layout
-from keymix.hosts.base import Host, Place, layout_on
+from keymix.hosts.base import Host, Place, draw_truncated, layout_on
 from keymix.hosts.call_grid import CallSize, attach_call_hook, size_of_last_call
 from keymix.hosts.hosted import GridMixer
 from keymix.layers.cvt_stage import CvTStage, RoleProjections
@@ -145,9 +144,7 @@ class CvT(StageHost):
     def put(self, model: nn.Module, place: Place, mixer: TokenMixer) -> None:
         """Put the mixer there, its linear maps initialised as the backbone's."""
         for linear in mixer.projections:
-            trunc_normal_(linear.weight, std=0.02)
-            if linear.bias is not None:
-                nn.init.zeros_(linear.bias)
+            draw_truncated(linear)
         before = model.get_submodule(place.path)
         model.set_submodule(place.path, GridMixer(mixer, place).train(before.training))
 

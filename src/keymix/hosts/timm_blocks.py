@@ -12,29 +12,32 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from timm.layers import Attention, AttentionRope, trunc_normal_
+from timm.layers import Attention, AttentionRope
 from timm.models.beit import Attention as BeitAttention
 from timm.models.beit import Beit
 from timm.models.cait import Cait, TalkingHeadAttn
 from timm.models.eva import Eva, EvaAttention
+from timm.models.maxxvit import Attention2d, AttentionCl
 from timm.models.vision_transformer import VisionTransformer, get_init_weights_vit
+from timm.models.vision_transformer_relpos import RelPosAttention
 from torch import Tensor, nn
 
 from keymix.errors import UserError
-from keymix.hosts.attention_inputs import Reading
-from keymix.hosts.base import Place, patched
+from keymix.hosts.attention_inputs import Layout, Reading
+from keymix.hosts.base import Place, layout_on, patched
 from keymix.hosts.blocks import POSITIONS, BlockHost, Facts
-from keymix.hosts.call_grid import CallGrid
+from keymix.hosts.call_grid import CALL_SIZE, CallGrid, CallSize, attach_call_hook
 from keymix.hosts.head_norms import PARTS, head_norms_of
-from keymix.hosts.hosted import HostedMixer, HostedRope
+from keymix.hosts.hosted import HostedMixer, HostedPositions, HostedRope
 from keymix.hosts.timm_heads import (
-    first_projection,
     joined_projections,
-    named_call,
+    keeps_width,
+    laid_in,
     own_weights,
     projections_of,
     read_call,
     takes_rope,
+    width_of,
 )
 from keymix.mixers.base import Grid, TokenMixer
 from keymix.mixers.map_mixer import MapMixer
@@ -57,7 +60,7 @@ class TimmBlocks(BlockHost):
 
     def knows(self, attention: nn.Module | None) -> bool:
         """Whether it is an attention of this family, which computes what timm's class does."""
-        return type(attention) in (self.hosted, HostedRope) or any(
+        return type(attention) in (self.hosted, HostedRope, HostedPositions) or any(
             isinstance(attention, kind)
             and type(attention).forward is kind.forward
             and not patched(attention)
@@ -74,15 +77,24 @@ class TimmBlocks(BlockHost):
     def facts(self, model: nn.Module, path: str) -> Facts:
         """Describe timm's attention."""
         attention: Any = model.get_submodule(path)
+        own, shared = (
+            ("rel_pos", "relative_position_bias_table"),
+            ("rel_pos_bias", "shared_rel_pos"),
+        )
+        both = [(attention, name) for name in own] + [(model, name) for name in shared]
+        positions = any(getattr(module, name, None) is not None for module, name in both)
         return Facts(
-            dim=first_projection(attention).in_features,
+            dim=width_of(attention),
             num_heads=attention.num_heads,
             options={**projections_of(attention), **self.own_defaults(attention)},
             norms=head_norms_of(attention, rotary=self.rotary(model, attention)),
+            extras=(POSITIONS,) if positions else (),
         )
 
     def kind_for(self, before: nn.Module) -> type[HostedMixer]:
-        """Hand on rotary positions where calls may bring some."""
+        """Hand on rotary positions where calls may bring some, and keep relative ones."""
+        if self.hosted is HostedMixer and hasattr(before, "rel_pos"):
+            return HostedPositions
         return HostedRope if takes_rope(before) else self.hosted
 
     def reading(
@@ -130,10 +142,6 @@ class TimmViT(TimmBlocks):
         mode = str(getattr(model, "weight_init_mode", ""))
         get_init_weights_vit(mode, needs_reset=False)(linear, path)
 
-    def prefix(self, model: Any, path: str) -> int:
-        """Count class and register tokens."""
-        return int(model.num_prefix_tokens)
-
 
 class TimmEva(TimmBlocks):
     """timm's Eva. Rotary positions of a call turn queries and keys of the mixer.
@@ -160,13 +168,9 @@ class TimmEva(TimmBlocks):
             with torch.no_grad():
                 linear.weight.div_(math.sqrt(2.0 * depth))
 
-    def prefix(self, model: Any, path: str) -> int:
-        """Count class and register tokens."""
-        return int(model.num_prefix_tokens)
-
     def rotary(self, model: Any, attention: nn.Module) -> str | None:
         """Name the rotary positions of models that have some."""
-        return None if model.rope is None else "rotary positions"
+        return None if getattr(model, "rope", None) is None else "rotary positions"
 
 
 class TimmCait(TimmBlocks):
@@ -216,14 +220,10 @@ class TimmCait(TimmBlocks):
         return found
 
 
-class HostedBeit(HostedMixer):
-    """Stands where BEiT's attention stood; its table of relative positions stays, by its names.
-
-    A mixer without a map has no use for the table, and it goes.
-    """
+class HostedBeit(HostedPositions):
+    """The same for BEiT, whose attention resizes its table itself."""
 
     k_bias = None
-    _get_rel_pos_bias = BeitAttention._get_rel_pos_bias
     _init_buffers = BeitAttention._init_buffers
     init_non_persistent_buffers = BeitAttention.init_non_persistent_buffers
     set_window_size = BeitAttention.set_window_size
@@ -231,29 +231,7 @@ class HostedBeit(HostedMixer):
     def __init__(self, mixer: TokenMixer, place: Place, call: CallGrid, before: Any) -> None:
         super().__init__(mixer, place, call, before)
         self.num_heads = before.num_heads
-        kept = before if isinstance(mixer, MapMixer) else None
-        self.window_size = getattr(kept, "window_size", None)
-        table = getattr(kept, "relative_position_bias_table", None)
-        self.register_parameter("relative_position_bias_table", table)
-        index = getattr(kept, "relative_position_index", None)
-        self.register_buffer("relative_position_index", index, persistent=False)
-
-    def forward(  # type: ignore[override]  # timm's BEiT calls it
-        self, x: Tensor, shared_rel_pos_bias: Tensor | None = None
-    ) -> Tensor:
-        """Mix the tokens, relative positions added to the logits of a mixer that has some."""
-        bias = _relative_positions(self, shared_rel_pos_bias)
-        has = isinstance(self.mixer, MapMixer)
-        out: Tensor = self.mixer(x, grid=self.grid_of(x), bias=bias if has else None)
-        return out
-
-
-def _relative_positions(attention: Any, shared: Tensor | None) -> Tensor | None:
-    """Return what BEiT adds to logits: positions of a block's own, or those of all blocks."""
-    if attention.relative_position_bias_table is None:
-        return shared
-    own: Tensor = attention._get_rel_pos_bias()
-    return own if shared is None else own + shared
+        self.window_size = before.window_size if isinstance(mixer, MapMixer) else None
 
 
 class TimmBeit(TimmEva):
@@ -264,50 +242,32 @@ class TimmBeit(TimmEva):
     attention = (BeitAttention,)
     hosted = HostedBeit
 
-    def facts(self, model: Any, path: str) -> Facts:
-        """Describe timm's attention, with its relative positions."""
-        attention = model.get_submodule(path)
-        positions = (attention.relative_position_bias_table, model.rel_pos_bias)
-        extras = (POSITIONS,) if any(p is not None for p in positions) else ()
-        return replace(super().facts(model, path), extras=extras)
-
-    def rotary(self, model: Any, attention: nn.Module) -> None:
-        """It has no rotary positions."""
-
-    def reading(self, attention: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Reading:
-        """Return what attention makes of a call, relative positions as its bias."""
-        shared = named_call(attention, args, kwargs)["shared_rel_pos_bias"]
-        read = read_call(attention, args, kwargs)
-        return replace(read, bias=_relative_positions(attention, shared))
-
 
 class TimmAttention(TimmBlocks):
-    """Any model built of timm's ``Attention``, ``AttentionRope`` or ``EvaAttention``.
+    """Any model built of timm's ``Attention`` or its like, rotary or with relative positions.
 
     It is asked when no other adapter serves. Patches are those of the nearest module around an
     attention with timm's ``patch_embed``, if their width is the attention's; otherwise the grid is
-    unknown, and mixers that need one cannot sit. Attention of other kinds is left alone; a model
-    with a subclass of timm's that computes something else is not served.
+    unknown, and mixers that need one cannot sit. Relative positions say it, too; in MaxViT it is
+    that of a window, and learned keys serve all windows. Attention of other kinds, or that changes
+    the width (CoAtNet's first of a stage), is left alone; a model with a subclass of timm's that
+    computes something else is not served.
     """
 
     name = "models that hold timm's Attention, AttentionRope or EvaAttention"
-    attention = (Attention, AttentionRope, EvaAttention)
+    attention = (Attention, AttentionRope, EvaAttention, RelPosAttention, AttentionCl, Attention2d)
     generic = True
 
     def serves(self, model: nn.Module) -> bool:
         """Whether it holds such attention, and none that only looks like it."""
         kin = [m for m in model.modules() if isinstance(m, (*self.attention, HostedMixer))]
-        return bool(kin) and model not in kin and all(self.knows(m) for m in kin)
+        known = model not in kin and all(self.knows(m) for m in kin)
+        return known and bool(self.paths(model))
 
     def paths(self, model: nn.Module) -> list[str]:
         """Paths of attention in the order in which the model holds it."""
-        return [path for path, module in model.named_modules() if path and self.knows(module)]
-
-    def initialise(self, model: nn.Module, linear: nn.Linear, path: str) -> None:
-        """Draw a projection's weights as timm's transformers do: truncated normal, 0.02."""
-        trunc_normal_(linear.weight, std=0.02)
-        if linear.bias is not None:
-            nn.init.zeros_(linear.bias)
+        known = ((p, m) for p, m in model.named_modules() if p and self.knows(m))
+        return [path for path, m in known if isinstance(m, HostedMixer) or keeps_width(m)]
 
     def embed(self, model: nn.Module, path: str) -> nn.Module | None:
         """Return the nearest patch embedding around an attention."""
@@ -316,18 +276,16 @@ class TimmAttention(TimmBlocks):
 
     def grid(self, model: nn.Module, attention: Any, path: str) -> Grid | None:
         """Return the grid of the nearest patch embedding, if its patches are as wide."""
-        owner = _owner(model, path)
+        owner, positions = _owner(model, path), getattr(attention, "rel_pos", None)
+        hosted = isinstance(attention, HostedMixer)
+        if positions is not None:
+            return positions.window_size[0], positions.window_size[1]
         if owner is None:
-            return BlockHost.grid(self, model, attention, path)
-        if self._prefix(owner) is None:
-            return None
-        if isinstance(attention, HostedMixer):
-            width = attention.mixer.site.dim
-            if attention.place.site.grid is None:
-                return None
-        else:
-            width = first_projection(attention).in_features
-        if getattr(owner, "embed_dim", width) != width:
+            said = BlockHost.grid(self, model, attention, path)
+            return attention.place.site.grid if said is None and hosted else said
+        width = attention.place.site.dim if hosted else width_of(attention)
+        nowhere = hosted and attention.place.site.grid is None
+        if nowhere or self._prefix(owner) is None or getattr(owner, "embed_dim", width) != width:
             return None
         rows, columns = owner.patch_embed.grid_size
         return rows, columns
@@ -345,6 +303,18 @@ class TimmAttention(TimmBlocks):
                 return self._prefix(owner)
         return BlockHost.prefix(self, model, path)
 
+    def layout(self, model: nn.Module, place: Place) -> Layout:
+        """Say where the patches of the last call lie; in MaxViT's windows that is not known."""
+        inside = _partition(model, place.path) is not None
+        return layout_on(model, place, None) if inside else super().layout(model, place)
+
+    def _followed(self, model: nn.Module, path: str) -> CallGrid | None:
+        around, attention = _partition(model, path), model.get_submodule(path)
+        if around is not None:
+            axis = -2 if laid_in(attention) == "images" else -3
+            setattr(attention, CALL_SIZE, attach_call_hook(around, CallSize(axis)))
+        return super()._followed(model, path)
+
     def rotary(self, model: Any, attention: nn.Module) -> str | None:
         """Name the rotary positions of attention that takes some."""
         return "rotary positions" if takes_rope(attention) else None
@@ -360,6 +330,12 @@ class TimmAttention(TimmBlocks):
             return None
         count = positions.shape[1] - rows * columns
         return count if count >= 0 else None
+
+
+def _partition(model: nn.Module, path: str) -> nn.Module | None:
+    """Return the block around an attention that parts maps into windows, None if none does."""
+    around = model.get_submodule(path.rpartition(".")[0])
+    return around if hasattr(around, "partition_size") else None
 
 
 def _owner(model: nn.Module, path: str) -> Any:

@@ -4,18 +4,21 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from timm.layers.attention import resolve_self_attn_mask
 from timm.layers.pos_embed_sincos import apply_rot_embed_cat
+from timm.models.maxxvit import AttentionCl
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from keymix.errors import UserError
-from keymix.hosts.attention_inputs import Reading
+from keymix.hosts.attention_inputs import Reading, relative_positions
 from keymix.hosts.base import patched
+from keymix.hosts.call_grid import CALL_SIZE
 
 
 def named_call(attention: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -28,10 +31,10 @@ def named_call(attention: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
 def read_call(attention: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Reading:
     """Return what one of timm's attentions makes of its call, ``(x, [rope], [attn_mask], …)``.
 
-    Queries and keys come after their norms and rotation; a mask becomes a bias.
+    Queries and keys come after their norms and rotation; relative positions or a mask are a bias.
     """
     call = named_call(attention, args, kwargs)
-    q, k, v = project_heads(attention, call["x"])
+    q, k, v = project_heads(attention, as_tokens(attention, call["x"]))
     rope = call.get("rope")
     if rope is not None:
         turn = attention.num_prefix_tokens, getattr(attention, "rotate_half", False)
@@ -41,13 +44,41 @@ def read_call(attention: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
         k, v = (t.repeat_interleave(groups, -3) for t in (k, v))
     mask, causal = call.get("attn_mask"), call.get("is_causal", False)
     bias = resolve_self_attn_mask(q.shape[-2], q, mask, causal)
+    shared = call.get("shared_rel_pos", call.get("shared_rel_pos_bias", bias))
+    bias = relative_positions(attention, shared)
     return Reading(q=q, k=k, v=v, scale=attention.scale, bias=bias)
+
+
+def laid_in(attention: Any) -> str:
+    """Say how the tokens come that an attention, or what stands there, is called with."""
+    if isinstance(getattr(attention, "qkv", None), nn.Conv2d):
+        return "images"
+    laid: str = getattr(attention, "laid", "tokens")
+    return "windows" if isinstance(attention, AttentionCl) else laid
+
+
+def as_tokens(attention: Any, x: Tensor) -> Tensor:
+    """Return images ``[*, C, H, W]``, windows ``[*, H, W, C]`` or tokens as tokens.
+
+    Windows of MaxViT come as an axis behind the batch, where the size of their map is known.
+    """
+    laid, call = laid_in(attention), getattr(attention, CALL_SIZE, None)
+    if laid == "tokens":
+        return x
+    x = x.flatten(2).mT if laid == "images" else x.flatten(1, 2)
+    inside = call is not None and call.size is not None
+    return x.unflatten(0, (-1, math.prod(call.size) // x.shape[1])) if inside else x
+
+
+def as_laid(attention: Any, x: Tensor, like: Tensor) -> Tensor:
+    """Return tokens in the form of what they were made of."""
+    return (x.mT if laid_in(attention) == "images" else x).reshape(like.shape)
 
 
 def project_heads(attention: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries, keys and values ``[*, h, N, d]``, after norms where it has some."""
     parts = _projected(attention, x)
-    width = attention.proj.in_features // attention.num_heads
+    width = _width(attention.proj) // attention.num_heads
     q, k, v = (t.reshape(*t.shape[:-1], -1, width).transpose(-3, -2) for t in parts)
     norms = (getattr(attention, f"{role}_norm", None) for role in "qk")
     q, k = (t if norm is None else norm(t) for t, norm in zip((q, k), norms, strict=True))
@@ -68,9 +99,18 @@ def _projected(attention: Any, x: Tensor) -> tuple[Tensor, ...]:
     fused: Any = getattr(attention, "qkv", None)
     if fused is None:
         return tuple(getattr(attention, f"{role}_proj")(x) for role in "qkv")
-    both: Tensor = fused(x)
+    pointwise = isinstance(fused, nn.Conv2d)
+    both: Tensor = fused(x.mT[..., None])[..., 0].mT if pointwise else fused(x)
     bias = _bias_apart(attention)
-    return (both if bias is None else both + bias).chunk(3, -1)
+    return _by_role(attention, both if bias is None else both + bias, both.ndim - 1)
+
+
+def _by_role(attention: Any, joint: Tensor, axis: int) -> tuple[Tensor, ...]:
+    """Part what is joined along an axis into queries, keys and values; MaxViT's come by head."""
+    if getattr(attention, "head_first", False):
+        apart = joint.unflatten(axis, (attention.num_heads, 3, -1))
+        joint = apart.transpose(axis, axis + 1).flatten(axis, axis + 2)
+    return joint.chunk(3, axis)
 
 
 def _bias_apart(attention: Any) -> Tensor | None:
@@ -79,9 +119,25 @@ def _bias_apart(attention: Any) -> Tensor | None:
     return None if q is None or v is None else torch.cat((q, torch.zeros_like(q), v))
 
 
-def first_projection(attention: Any) -> Any:
+def _first(attention: Any) -> Any:
     """Return the projection of queries, which may be that of keys and values too."""
     return _sized(attention, "q_proj" if getattr(attention, "qkv", None) is None else "qkv")
+
+
+def _width(projection: Any) -> int:
+    """Return how wide the tokens are that a linear map or a 1x1 convolution takes."""
+    conv = isinstance(projection, nn.Conv2d)
+    return int(projection.in_channels if conv else projection.in_features)
+
+
+def width_of(attention: Any) -> int:
+    """Return how wide the tokens are that an attention takes."""
+    return _width(_first(attention))
+
+
+def keeps_width(attention: Any) -> bool:
+    """Whether an attention returns tokens as wide as it takes."""
+    return len(_sized(attention, "proj").weight) == width_of(attention)
 
 
 def projections_of(attention: Any) -> dict[str, Any]:
@@ -89,15 +145,15 @@ def projections_of(attention: Any) -> dict[str, Any]:
 
     The width of a head is among them only where heads do not share the model's.
     """
-    first, proj = first_projection(attention), _sized(attention, "proj")
+    first, proj = _first(attention), _sized(attention, "proj")
     options = {
         "qkv_bias": first.bias is not None or _bias_apart(attention) is not None,
         "proj_bias": proj.bias is not None,
         "attn_drop": attention.attn_drop.p,
         "proj_drop": attention.proj_drop.p,
     }
-    if proj.in_features != first.in_features:
-        options["head_dim"] = proj.in_features // attention.num_heads
+    if _width(proj) != _width(first):
+        options["head_dim"] = _width(proj) // attention.num_heads
     return options
 
 
@@ -138,13 +194,13 @@ def own_weights(attention: Any) -> dict[str, Tensor]:
     if fused is None:
         weights, biases = _apart(attention)
     else:
-        weights = list(_linear(attention, "qkv").weight.detach().chunk(3))
+        weights = list(_by_role(attention, _linear(attention, "qkv").weight.detach().flatten(1), 0))
         bias = fused.bias if fused.bias is not None else _bias_apart(attention)
-        biases = [None] * 3 if bias is None else list(bias.detach().chunk(3))
+        biases = [None] * 3 if bias is None else list(_by_role(attention, bias.detach(), 0))
     found = {f"{role}.weight": w for role, w in zip("qkv", weights, strict=True)}
     found |= {f"{role}.bias": b for role, b in zip("qkv", biases, strict=True) if b is not None}
     proj = _linear(attention, "proj")
-    found["proj.weight"] = proj.weight.detach()
+    found["proj.weight"] = proj.weight.detach().flatten(1)
     if proj.bias is not None:
         found["proj.bias"] = proj.bias.detach()
     return found
@@ -175,22 +231,21 @@ def _spread(rows: Tensor, width: int, groups: int) -> Tensor:
 
 
 def _linear(attention: nn.Module, name: str) -> nn.Linear:
-    """Return a projection that is ``nn.Linear`` itself; parametrized weights are weights.
+    """Return a projection that is a linear map or 1x1 convolution; parametrized are weights, too.
 
     A subclass may add something in its forward, as adapters of low rank do.
     """
-    linear = getattr(attention, name)
-    if not isinstance(linear, nn.Linear) or patched(linear):
+    linear: Any = getattr(attention, name)
+    kind = parametrize.type_before_parametrizations(linear)
+    if kind not in (nn.Linear, nn.Conv2d) or patched(linear):
         raise _no_linear(attention, name)
-    if parametrize.type_before_parametrizations(linear) is not nn.Linear:
-        raise _no_linear(attention, name)
-    return linear
+    return linear  # type: ignore[no-any-return]
 
 
 def _sized(attention: nn.Module, name: str) -> Any:
     """Return a projection that says its width, be it one that wraps a linear map."""
     linear = getattr(attention, name)
-    if not hasattr(linear, "in_features"):
+    if not hasattr(linear, "in_features") and not isinstance(linear, nn.Conv2d):
         raise _no_linear(attention, name)
     return linear
 

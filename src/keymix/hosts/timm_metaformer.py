@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from timm.layers import LayerNorm, LayerNorm2d, Mlp, trunc_normal_
+from timm.layers import LayerNorm, LayerNorm2d, Mlp
 from timm.models.metaformer import (
     Attention,
     LayerNorm2dNoBias,
@@ -26,10 +26,11 @@ from torch import Tensor, nn
 
 from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts.attention_inputs import Reading
-from keymix.hosts.base import UNKNOWN, Place, patched
+from keymix.hosts.base import UNKNOWN, Place, draw_truncated, patched
+from keymix.hosts.call_grid import patches_of
 from keymix.hosts.hosted import GridMixer
 from keymix.hosts.stages import StageHost
-from keymix.hosts.timm_heads import own_weights, read_call
+from keymix.hosts.timm_heads import own_weights, projections_of, read_call
 from keymix.mixers.base import Grid, Site, TokenMixer, to_image, to_tokens
 from keymix.mixers.map_mixer import MapMixer
 
@@ -287,9 +288,7 @@ class TimmMetaFormer(StageHost):
         mine = mixer.modules() if mixer.mixer_name in FORMS else mixer.projections
         for part in mine:
             if isinstance(part, nn.Linear | nn.Conv2d):
-                trunc_normal_(part.weight, std=0.02)
-                if part.bias is not None:
-                    nn.init.zeros_(part.bias)
+                draw_truncated(part)
         stage_path, _, index = place.path.removesuffix(".token_mixer").rpartition(".blocks.")
         stage: Any = model.get_submodule(stage_path)
         block = grid_blocks(stage, int(index))
@@ -345,25 +344,12 @@ def image_size(model: nn.Module) -> Grid:
 def stage_grids(model: nn.Module, image: Grid) -> list[Grid]:
     """Grid of every stage, for images of this height and width in pixels."""
     assert isinstance(model, MetaFormer)
-    grids, grid = [], _after(model.stem.conv, image)
+    grids, grid = [], patches_of(model.stem.conv, image)
     for stage in model.stages:
         conv = getattr(stage.downsample, "conv", None)
-        grid = _after(conv, grid) if conv is not None else grid
-        if min(grid) < 1:
-            raise UserError(
-                f"images of {image[0]}x{image[1]} pixels are too small for this MetaFormer"
-            )
+        grid = patches_of(conv, grid) if conv is not None else grid
         grids.append(grid)
     return grids
-
-
-def _after(conv: Any, grid: Grid) -> Grid:
-    """Grid that a convolution makes of another."""
-    sides = [
-        (side + 2 * conv.padding[axis] - conv.kernel_size[axis]) // conv.stride[axis] + 1
-        for axis, side in enumerate(grid)
-    ]
-    return sides[0], sides[1]
 
 
 def _on_images(mixer: type[TokenMixer]) -> bool:
@@ -386,7 +372,7 @@ def _place(s: int, i: int, grid: Grid, model: MetaFormer) -> Place:
         return BlockPlace(**{**vars(before), "site": site, "refused": refused})
     dim = len(block.norm1.weight)
     if isinstance(mixer, Attention):
-        heads, defaults = mixer.num_heads, _of_attention(mixer)
+        heads, defaults = mixer.num_heads, {"head_dim": mixer.head_dim, **projections_of(mixer)}
     else:
         head_dim = getattr(model, "head_dim", HEAD_DIM)
         heads = max(dim // head_dim, 1)
@@ -405,16 +391,6 @@ def _place(s: int, i: int, grid: Grid, model: MetaFormer) -> Place:
         forms=FORMS,
         refused=refused,
     )
-
-
-def _of_attention(attention: Attention) -> Mapping[str, Any]:
-    return {
-        "head_dim": attention.head_dim,
-        "qkv_bias": attention.qkv.bias is not None,
-        "proj_bias": attention.proj.bias is not None,
-        "attn_drop": attention.attn_drop.p,
-        "proj_drop": attention.proj_drop.p,
-    }
 
 
 HOSTS = (TimmMetaFormer(),)

@@ -15,7 +15,7 @@ from keymix.hosts.attention_inputs import Reading
 from keymix.hosts.base import UNKNOWN, Place, patched
 from keymix.hosts.blocks import BlockHost, Facts
 from keymix.hosts.call_grid import CallGrid
-from keymix.hosts.hosted import HostedMixer
+from keymix.hosts.hosted import HostedMixer, additive_mask
 from keymix.hosts.timm_heads import named_call
 from keymix.mixers.base import Grid, TokenMixer
 from keymix.mixers.map_mixer import MapMixer
@@ -55,9 +55,8 @@ def tokens_of(
 
 def _bias(mask: Tensor | None, x: Tensor) -> Tensor | None:
     """Turn a boolean mask (True: may not attend, as PyTorch has it here) into a bias."""
-    if mask is None or mask.dtype != torch.bool:
-        return mask
-    return x.new_zeros(mask.shape).masked_fill(mask, -torch.inf)
+    boolean = mask is not None and mask.dtype == torch.bool
+    return additive_mask(~mask, x) if mask is not None and boolean else mask
 
 
 class HostedSelfAttention(HostedMixer):

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import linear, pad
 from torchvision.models.swin_transformer import (
     ShiftedWindowAttention,
     ShiftedWindowAttentionV2,
@@ -18,42 +16,36 @@ from torchvision.models.swin_transformer import (
 )
 
 from keymix.errors import UserError
-from keymix.hosts.attention_inputs import Layout, Reading
+from keymix.hosts.attention_inputs import Reading
 from keymix.hosts.base import UNKNOWN, Place, patched
+from keymix.hosts.blocks import Facts
 from keymix.hosts.call_grid import ConvGrid, attach_call_hook, call_hook_of, given_size, patches_of
 from keymix.hosts.timm_heads import own_weights
-from keymix.hosts.windows import MASKED, HostedWindows, SwinHost, window_grid
-from keymix.mixers.base import Grid, Site, TokenMixer
-from keymix.mixers.resize import GridBound, counted
+from keymix.hosts.windows import Cut, HostedWindows, SwinHost, read_windows
+from keymix.mixers.base import Grid, TokenMixer
 
 PUBLISHED = (224, 224)  # what torchvision's weights of Swin-T, -S and -B are cropped to
+ONE_SIZE = (
+    "those a window one size, which is said as model.image_size = (height, width) before mixers "
+    "are put, or followed by keymix.hosts.find_host(model).update_grids(model) where they have "
+    "resize='interpolate'"
+)
 
 
-@dataclass(frozen=True)
-class Cut:
-    """One way of cutting a feature map ``grid`` into windows of ``window`` tokens.
+class MapCut(Cut):
+    """A cut of a feature map as torchvision's ``shifted_window_attention`` makes it.
 
-    The map is padded with zeros at the right and the bottom until windows fill it, rolled up and
-    left by the shift (nought on an axis that one window covers), and cut, as torchvision's
-    ``shifted_window_attention`` does.
+    The map is padded with zeros, then rolled up and left by the shift (nought on an axis that one
+    window covers), then cut.
     """
 
-    grid: Grid
-    window: Grid
-    shift: Grid
-
     @classmethod
-    def of(cls, grid: Grid, window: Grid, shift: Grid) -> Cut:
+    def of(cls, grid: Grid, window: Grid, shift: Grid) -> MapCut:
         """Return the cut of a map; one window that covers the map cancels the block's shift."""
         down, across = (
             0 if side <= width else by for side, width, by in zip(grid, window, shift, strict=True)
         )
         return cls(grid, window, (down, across))
-
-    @property
-    def windows(self) -> Grid:
-        """Rows and columns of windows."""
-        return window_grid(self.grid, self.window)
 
     @property
     def padded(self) -> Grid:
@@ -95,7 +87,7 @@ class Cut:
                 region = (place >= side - width).to(like) + (place >= side - by).to(like)
                 shape = (1, side, 1, 1) if axis == 0 else (1, 1, side, 1)
                 regions = regions + region.reshape(shape) * 3**axis
-        marks = Cut(self.padded, self.window, (0, 0)).apart(regions)[0, :, :, 0]
+        marks = MapCut(self.padded, self.window, (0, 0)).apart(regions)[0, :, :, 0]
         across = marks[:, :, None] != marks[:, None, :]
         return like.new_zeros(across.shape).masked_fill(across, value)
 
@@ -106,87 +98,60 @@ class HostedShiftedWindows(HostedWindows):
     Shift, padding and windows are torchvision's; tokens of padding are mixed like others, as they
     are there. The mask is minus infinity where torchvision adds -100, so that nothing crosses the
     edges whatever the logits. Images may be of any size, as long as no key is bound to a window.
-
-    ``shift`` is the block's.
     """
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # a map, as torchvision calls
         """Mix the tokens of every window of a map ``[B, H, W, C]``."""
-        cut = Cut.of((x.shape[1], x.shape[2]), self.window_size, self.shift)
-        self._check(cut)
+        cut = MapCut.of((x.shape[1], x.shape[2]), self.window_size, self.shift)
+        shared = "put_mixers(…, host=TorchvisionSwin(shared_keys=True))"
+        self.refuse_other(cut.windows, any(cut.shift), shared, ONE_SIZE)
         self.window_grid = cut.windows
         out: Tensor = self.mixer(cut.apart(x), bias=self.bias(cut.mask(x)))
         return cut.together(out).contiguous()
 
-    def _check(self, cut: Cut) -> None:
-        mixer, windows = self.mixer, cut.windows
-        if any(cut.shift) and not mixer.claims.maskable:
-            raise UserError(f"mixer {mixer.mixer_name!r} cannot serve an image so large: {MASKED}")
-        if not isinstance(mixer, GridBound) or not mixer.own_windows:
-            return
-        site, remedy = mixer.site, "before mixers are put"
-        if mixer.resize == "interpolate":
-            remedy = "and then keymix.hosts.find_host(model).update_grids(model)"
-        if windows != site.window_grid:
-            raise UserError(
-                f"mixer {mixer.mixer_name!r} {mixer.holds} in each of "
-                f"{counted(site.windows, site.window_grid)}, and this image has "
-                f"{counted(math.prod(windows), windows)}; keys that all windows share serve any "
-                "image (put_mixers(…, host=TorchvisionSwin(shared_keys=True))), and those a window "
-                f"one size, which is said as model.image_size = (height, width) {remedy}"
-            )
-
 
 class TorchvisionSwin(SwinHost):
-    """torchvision's SwinTransformer, version 1.
+    """torchvision's SwinTransformer, versions 1 and 2.
 
     The model takes images of any size and stores none, but keys per window need the number of
     windows. It is that of ``model.image_size``, a side or (height, width) in pixels, if the model
     was given one; else that of its last call, if :meth:`follow_calls` recorded it; else of 224x224.
     After another ``image_size``, ``find_host(model).update_grids(model)`` resizes keys that were
     built with ``resize="interpolate"``.
-
-    Swin V2 is refused: its attention compares directions, by a scale that it learns.
     """
 
     name = "torchvision SwinTransformer"
+    hosted = HostedShiftedWindows
+    pads_first = True
 
     def serves(self, model: nn.Module) -> bool:
         """Whether it is torchvision's class."""
         return isinstance(model, SwinTransformer)
 
-    def places(self, model: nn.Module) -> list[Place]:
-        """One place per block; its stage is that of the feature map."""
+    def cuts(self, model: nn.Module, *, called: bool) -> Iterator[tuple[int, str, Any, Cut]]:
+        """Yield every attention; its stage is that of the feature map."""
         if not isinstance(model, SwinTransformer):
             raise UserError(f"{type(model).__name__} is not torchvision's SwinTransformer")
-        grids = _grids(model, given=True)
-        places = []
-        for stage, path, attention in _attentions(model):
-            cut = _cut(attention, grids[stage])
-            if isinstance(attention, HostedShiftedWindows):
-                place = attention.place
-            else:
-                place = _native_place(path, stage, attention, cut.window)
-            places.append(self.in_windows(place, attention, cut.window, cut.windows, cut.shift))
-        return places
+        grids = _grids(model, given=not called)
+        for s in range(1, len(model.features), 2):  # stages alternate with downsampling
+            for i, block in enumerate(model.features[s]):
+                path = f"features.{s}.{i}.attn"
+                own = _checked(path, getattr(block, "attn", None))
+                yield s // 2, path, own, MapCut.of(grids[s // 2], *_sides(own))
+
+    def facts(self, attention: Any) -> Facts:
+        """Describe the host's own attention."""
+        options = {
+            "qkv_bias": attention.qkv.bias is not None,
+            "proj_bias": attention.proj.bias is not None,
+            "attn_drop": attention.attention_dropout,
+            "proj_drop": attention.dropout,
+        }
+        return Facts(dim=attention.qkv.in_features, num_heads=attention.num_heads, options=options)
 
     def put(self, model: nn.Module, place: Place, mixer: TokenMixer) -> None:
-        """Put the mixer there, its projections initialised as torchvision's Swin draws its own."""
-        for linear in mixer.projections:
-            nn.init.trunc_normal_(linear.weight, std=0.02)
-            if linear.bias is not None:
-                nn.init.zeros_(linear.bias)
-        before: Any = model.get_submodule(place.path)
-        hosted = HostedShiftedWindows(
-            mixer,
-            place,
-            table=before.relative_position_bias_table,
-            one_table=False,
-            windows=_cut(before, _grids(model, given=True)[place.stage]).windows,
-            shift=_sides(before)[1],
-            shared_keys=self.shares(before),
-        )
-        model.set_submodule(place.path, hosted.train(before.training))
+        """Put the mixer there, and follow the model's calls."""
+        super().put(model, place, mixer)
         self.follow_calls(model)
 
     def follow_calls(self, model: nn.Module) -> None:
@@ -203,78 +168,46 @@ class TorchvisionSwin(SwinHost):
         """
         own: Any = _checked("attn", attention)
         x: Tensor = args[0] if args else kwargs["x"]
-        cut = _cut(own, (x.shape[1], x.shape[2]))
+        cut = MapCut.of((x.shape[1], x.shape[2]), *_sides(own))
+        joint = linear(cut.apart(x), own.qkv.weight, _bias(own))
         q, k, v = (
             t.reshape(*t.shape[:-1], own.num_heads, -1).transpose(-3, -2)
-            for t in own.qkv(cut.apart(x)).chunk(3, -1)
+            for t in joint.chunk(3, -1)
         )
-        bias, mask = own.get_relative_position_bias()[0], cut.mask(x, -100.0)
-        return Reading(
-            q=q,
-            k=k,
-            v=v,
-            scale=q.shape[-1] ** -0.5,
-            bias=bias if mask is None else bias + mask[:, None],
-        )
+        return read_windows(own, q, k, v, cut.mask(x, -100.0))
 
     def weights(self, attention: nn.Module) -> dict[str, Tensor]:
         """Return the projections; ``qkv`` is split."""
         own: Any = _checked("attn", attention)
-        return own_weights(own)
-
-    def layout(self, model: nn.Module, place: Place) -> Layout:
-        """Say where the tokens of a place were in the model's last call."""
-        assert isinstance(model, SwinTransformer)
-        cut = _cut(model.get_submodule(place.path), _grids(model, given=False)[place.stage])
-        return Layout(
-            grid=cut.grid,
-            key_grid=cut.grid,
-            window=cut.window,
-            windows=cut.windows,
-            shift=cut.shift,
-            pads_first=True,
-        )
+        found, bias = own_weights(own), _bias(own)
+        return found if bias is None else found | {"k.bias": bias.detach().chunk(3)[1]}
 
 
-def _native_place(path: str, stage: int, attention: Any, window: Grid) -> Place:
-    """Describe the host's own attention."""
-    site = Site(dim=attention.qkv.in_features, num_heads=attention.num_heads, grid=window)
-    defaults = {
-        "qkv_bias": attention.qkv.bias is not None,
-        "proj_bias": attention.proj.bias is not None,
-        "attn_drop": attention.attention_dropout,
-        "proj_drop": attention.dropout,
-    }
-    return Place(path=path, stage=stage, site=site, defaults=defaults)
-
-
-def _attentions(model: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
-    """Yield stage, path and module of every attention; stages alternate with downsampling."""
-    features: Any = model.features
-    for s in range(1, len(features), 2):
-        for i, block in enumerate(features[s]):
-            path = f"features.{s}.{i}.attn"
-            yield s // 2, path, _checked(path, getattr(block, "attn", None))
+def _bias(attention: Any) -> Tensor | None:
+    """Return the bias of queries, keys and values; Swin V2 takes that of keys for nought."""
+    bias: Tensor | None = attention.qkv.bias
+    if bias is None or not isinstance(attention, ShiftedWindowAttentionV2):
+        return bias
+    q, k, v = bias.chunk(3)
+    return torch.cat((q, torch.zeros_like(k), v))
 
 
 def _checked(path: str, attention: Any) -> nn.Module:
-    """Refuse what is not Swin V1's attention."""
+    """Refuse what is not Swin's attention."""
     name = type(attention).__name__
-    if type(attention) in (ShiftedWindowAttention, HostedShiftedWindows):
-        assert isinstance(attention, nn.Module)
-        if patched(attention):
-            raise UserError(f"the forward of {path} ({name}) was replaced: {UNKNOWN}")
-        return attention
-    if isinstance(attention, ShiftedWindowAttentionV2):
+    if type(attention) not in (
+        ShiftedWindowAttention,
+        ShiftedWindowAttentionV2,
+        HostedShiftedWindows,
+    ):
         raise UserError(
-            f"{path} is torchvision's {name}: Swin V2 compares queries and keys by their cosine, "
-            "with a scale that it learns and positions from a network, and no mixer in its place "
-            "would; take a Swin V1 (swin_t, swin_s, swin_b)"
+            f"{path} is {name}, not torchvision's ShiftedWindowAttention, so what a mixer in its "
+            "place would lose is not known"
         )
-    raise UserError(
-        f"{path} is {name}, not torchvision's ShiftedWindowAttention, so what a mixer in its place "
-        "would lose is not known"
-    )
+    assert isinstance(attention, nn.Module)
+    if patched(attention):
+        raise UserError(f"the forward of {path} ({name}) was replaced: {UNKNOWN}")
+    return attention
 
 
 def _sides(attention: Any) -> tuple[Grid, Grid]:
@@ -283,10 +216,6 @@ def _sides(attention: Any) -> tuple[Grid, Grid]:
         return attention.window_size, attention.shift
     window, shift = attention.window_size, attention.shift_size
     return (window[0], window[1]), (shift[0], shift[1])
-
-
-def _cut(attention: nn.Module, grid: Grid) -> Cut:
-    return Cut.of(grid, *_sides(attention))
 
 
 def _grids(model: SwinTransformer, *, given: bool) -> list[Grid]:

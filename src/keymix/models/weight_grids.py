@@ -7,19 +7,17 @@ The grid of its positions follows from its image size, or else from their number
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from timm.layers import resize_rel_pos_bias_table
 from torch import Tensor, nn
 
 from keymix.arguments import whole_size
 from keymix.errors import UserError
 from keymix.hosts.base import encoder_of, find_mixers
-from keymix.hosts.windows import HostedWindows, window_grid
+from keymix.hosts.windows import HostedWindows, table_rows, window_grid
 from keymix.mixers.base import Grid, TokenMixer
 from keymix.mixers.resize import GridBound
 from keymix.mixers.static_key import LearnedKeys
@@ -89,12 +87,12 @@ class Geometry:
         """Return the window that a table of ``rows`` rows is for; ``mine`` is the model's there."""
         there: Any = None if self.model is None else self.model.get_submodule(path)
         known = None if there is None else tuple(there.window_size)
-        if rows == _rows(mine) and (mine[0] == mine[1] or known == mine):
+        if rows == table_rows(mine) and (mine[0] == mine[1] or known == mine):
             return mine
         side = math.isqrt(rows)
-        if rows != _rows(mine) and side * side == rows and side % 2:
+        if rows != table_rows(mine) and side * side == rows and side % 2:
             return (side + 1) // 2, (side + 1) // 2
-        if known is not None and _rows((known[0], known[1])) == rows:
+        if known is not None and table_rows((known[0], known[1])) == rows:
             return known[0], known[1]
         table = f"{path}.relative_position_bias_table has {rows} rows"
         if known is not None and self.size is not None:
@@ -107,23 +105,6 @@ class Geometry:
             f"{table}, which fit more than one window (the model's is {mine[0]}x{mine[1]}); "
             f"{_REMEDY}, or build the model with window_size=, that of their windows"
         )
-
-
-def _rows(window: Grid) -> int:
-    return (2 * window[0] - 1) * (2 * window[1] - 1)
-
-
-def resized_table(table: Tensor, old: Grid, new: Grid) -> Tensor:
-    """Resample a table ``[(2 h - 1) (2 w - 1), heads]`` for other windows, as timm does."""
-    if old == new:
-        return table
-    shape = (_rows(new), table.shape[1])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # torch's on timm's interpolation
-        moved: Tensor = resize_rel_pos_bias_table(
-            table, new_window_size=new, new_bias_shape=shape, old_window_size=old
-        )
-    return moved
 
 
 def geometry_at(model: nn.Module, img_size: Any) -> Geometry:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from keymix.errors import UserError, one_line
 from keymix.hosts.base import Host, encoder_of, find_host, find_mixers
+from keymix.hosts.windows import resized_table
 from keymix.layers.folding import refuse_folded
 from keymix.mixers.base import Grid
 from keymix.models.preprocessing import describe_loaded
@@ -22,7 +23,6 @@ from keymix.models.weight_grids import (
     adapted_mixer,
     geometry_at,
     pointwise,
-    resized_table,
     windowed,
 )
 from keymix.models.weight_source import Source, read_source, unwrapped

@@ -77,7 +77,7 @@ def scale_of(layer: Layer) -> float:
             return 1.0
         gain: float | Tensor = layer.mixer.gain()
         return float(gain)
-    for name in ("scale", "scaling"):  # timm's word, Hugging Face's
+    for name in ("scale", "scaling", "scale_factor"):  # timm's, Hugging Face's, torchvision's
         value = getattr(layer.module, name, None)
         if isinstance(value, float):
             return value
