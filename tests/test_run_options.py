@@ -17,7 +17,7 @@ TESTS = Path(__file__).parent
 @pytest.mark.parametrize(
     ("path", "options", "said"),
     [
-        ("contract", ["--device", "cuda"], "--device cuda: PyTorch finds no CUDA device here"),
+        ("test_each.py", ["--device", "cuda"], "--device cuda: PyTorch finds no CUDA device here"),
         (
             "test_each.py",
             ["--precision", "32"],

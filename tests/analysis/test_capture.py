@@ -267,20 +267,6 @@ def test_mixers_outside_of_any_host_are_read_too() -> None:
     assert maps.layouts["1"] == Layout(grid=(2, 3), key_grid=(2, 3), prefix=1, class_token=True)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"heads": "all"}, "heads='all' must be one of each, mean"),
-        ({"windows": "whole"}, "windows='whole' must be"),
-        ({"queries": "class"}, "queries='class' must be"),
-        ({"stage": "first"}, "stage='first' must be"),
-    ],
-)
-def test_options_that_do_not_exist_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        attention_maps(vit(), images(16, 24), **options)
-
-
 def torchvisions() -> nn.Module:
     return VisionTransformer(
         image_size=16, patch_size=8, num_layers=1, num_heads=2, hidden_dim=8, mlp_dim=8
@@ -299,14 +285,3 @@ def test_images_that_the_model_cannot_take_are_named(made: Callable[[], nn.Modul
     with pytest.raises(UserError, match="cannot take images"):
         keymix.collapse(model, torch.randn(1, 3, 20, 20))
     assert [len(m._forward_hooks) for m in model.modules()] == before
-
-
-def test_what_fails_in_the_reading_is_not_reported_as_bad_images(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fails(*_: object, **named: object) -> None:
-        raise RuntimeError("a fault of ours")
-
-    monkeypatch.setattr("keymix.analysis.capture.Seat.map", fails)
-    with pytest.raises(RuntimeError, match=r"^a fault of ours$"):
-        attention_maps(vit(), torch.randn(1, 3, 16, 24))

@@ -381,22 +381,6 @@ def test_blocks_are_the_items_of_a_list_and_outputs_become_tokens() -> None:
         tokens_of(torch.zeros(2, 3), 5, None)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"threshold": 1.0}, "threshold=1.0 is a cosine"),
-        ({"similar": 80.0}, "similar=80.0 is a share"),
-        ({"unique": -0.1}, "unique=-0.1 is a share"),
-        ({"nearest": 0}, "nearest=0 must be at least 1"),
-        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
-        ({"layers": "7"}, "this model has 4"),
-    ],
-)
-def test_bad_values_are_refused(options: dict, said: str, images: Tensor) -> None:
-    with pytest.raises(UserError, match=said):
-        collapse(vit(), images, **options)
-
-
 def test_no_images_and_images_of_two_sizes_are_refused(images: Tensor) -> None:
     with pytest.raises(UserError, match="at least one image"):
         collapse(vit(), [])

@@ -40,20 +40,6 @@ few_sizes = pytest.mark.usefixtures("_few_sizes")
 
 
 @pytest.mark.slow
-def test_every_registered_mixer_is_in_every_table(study: Complexity) -> None:
-    names = list_mixers()
-    assert [entry.label for entry in study.mixers] == names
-    assert [row.mixer for row in study.weights] == names
-    for points, wanted in (
-        (study.by_tokens, len(study.setting.sweep_tokens)),
-        (study.by_dim, len(study.setting.sweep_dims)),
-    ):
-        assert {p.mixer for p in points} == set(names)
-        for name in names:
-            assert len([p for p in points if p.mixer == name]) == wanted
-
-
-@pytest.mark.slow
 def test_what_a_further_token_costs_is_counted(study: Complexity) -> None:
     grown = {row.mixer: row.params_a_token for row in study.weights}
     assert grown["static_key"] == 24

@@ -6,9 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from each import together
 from keymix.analysis.mixer_alone import AttentionOperation
-from keymix.errors import UserError
 from keymix.studies.memory import measure
 from keymix.studies.memory.measure import memory_growth, peak_bytes
 
@@ -91,25 +89,6 @@ def test_parts_come_one_a_side_and_progress_grows() -> None:
     shares = [share for _, share in lines]
     assert shares == sorted(shares)
     assert lines[0][0] == "sqrt(N) = 1: qk_token"
-
-
-@together
-@pytest.mark.parametrize(
-    ("call", "match"),
-    [
-        ({"mixers": "pooling"}, "'pooling' has no attention of its own"),
-        ({"mixers": "qkta,identity"}, "'identity' has no attention"),
-        ({"mixers": "qkat"}, "qkat"),
-        ({"sides": ()}, "sides= names no number"),
-        ({"sides": (0,)}, "sides=0"),
-        ({"dim": 0}, "dim=0"),
-        ({"num_heads": 7}, "num_heads=7"),
-        ({"device": "meta"}, "device 'meta'"),
-    ],
-)
-def test_mistakes_are_reported_in_one_line(call: dict, match: str) -> None:
-    with pytest.raises(UserError, match=match):
-        list(memory_growth(**{"mixers": "qkta", "sides": (2,), **call}))
 
 
 def test_a_cpu_measures_less_of_the_table_unless_asked() -> None:

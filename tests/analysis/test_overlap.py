@@ -169,23 +169,6 @@ def test_dice_is_f1_over_all_pixels():
     np.testing.assert_allclose(dice(counts), theirs, rtol=1e-12)
 
 
-@together
-@pytest.mark.parametrize(
-    ("predicted", "target", "multilabel", "named"),
-    [
-        ([[[0, 1]]], [[[0, 1, 1]]], False, "not one"),
-        ([[0, 1]], [[0, 1]], False, "not one"),
-        ([[[[0, 1]]]], [[[[0, 1]]]], True, "planes"),
-        ([[[0, 4]]], [[[0, 1]]], False, "predicted has values outside 0..3"),
-        ([[[0, 1]]], [[[-1, 1]]], False, "target has values outside 0..3"),
-        ([[[[2]]] * 4], [[[[1]]] * 4], True, "predicted has values outside 0..1"),
-    ],
-)
-def test_what_is_no_mask_is_refused(predicted, target, multilabel, named):
-    with pytest.raises(ValueError, match=named):
-        counts_of(predicted, target, multilabel=multilabel)
-
-
 def brute_force(predicted, truth, spacing):
     """The definition, pair by pair, in float64."""
     first, second = (np.argwhere(m) * np.array(spacing, np.float64) for m in (predicted, truth))

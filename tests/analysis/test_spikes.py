@@ -12,12 +12,10 @@ from spiking_nets import images, small_net
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from each import together
 from keymix.analysis.counting import count
 from keymix.analysis.energy import ENERGIES, Energy, energy_of
 from keymix.analysis.spikes_operations import LARGEST, Values
 from keymix.analysis.spikes_record import Operation
-from keymix.errors import UserError
 from keymix.studies.spikes.measure import spike_study
 from keymix.studies.spikes.result import Spikes
 
@@ -290,30 +288,3 @@ def test_energies_are_those_of_the_source() -> None:
     study = spike_study(small_net(), images(1), energy="int8")
     macs, acs = study.macs, sum(op.acs for op in study.operations)
     assert study.energy[1] == pytest.approx(0.23 * macs + 0.03 * acs)
-
-
-@together
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (lambda: spike_study(nn.Linear(2, 2), images()), "Linear has no spiking neurons; choose"),
-        (lambda: spike_study(small_net(), images(), energy="fp23"), "unknown energy 'fp23'"),
-        (lambda: energy_of("1,x"), "give pJ of a multiply-add and of an addition"),
-        (lambda: energy_of("-1,2"), "give pJ of a multiply-add and of an addition"),
-        (
-            lambda: spike_study(small_net(), images(), batch_norm="none"),
-            "batch_norm='none' must be",
-        ),
-        (
-            lambda: spike_study(small_net(), images(), batch_size=0),
-            "batch_size=0 must be at least 1",
-        ),
-        (lambda: spike_study(small_net(), []), "needs at least one image"),
-        (lambda: spike_study(small_net(), [images()[0, 0]]), r"hold <Tensor of shape \(\d, \d\)>"),
-        (lambda: spike_study(small_net(), images()[:, :2]), "SmallNet cannot take images of shape"),
-    ],
-)
-def test_mistakes_are_one_line(call, said: str) -> None:
-    with pytest.raises(UserError, match=said) as raised:
-        call()
-    assert "\n" not in str(raised.value)

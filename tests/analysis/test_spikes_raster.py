@@ -10,7 +10,6 @@ from torch import nn
 
 from keymix.analysis.attention import masks_tokens, token_masks
 from keymix.analysis.spikes import spike_rasters
-from keymix.analysis.spikes_record import Raster
 from keymix.errors import NoAttentionMap, UserError
 
 MIXER = "stages.0.blocks.0.attn.mixer"
@@ -67,23 +66,6 @@ def test_the_segment_is_in_the_middle_unless_given() -> None:
 
 def test_models_without_token_attention_have_none() -> None:
     assert spike_rasters(small_net("qk_channel"), images()[0]) == ()
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"head": 2}, "head=2: there are 2, numbered from 0"),
-        ({"step": 3}, "step=3: there are 3, numbered from 0"),
-        ({"tokens": (10, 5)}, "must lie within the 12 tokens"),
-        ({"layers": "stages.3.*"}, "unknown layer"),
-    ],
-)
-def test_mistakes_are_one_line(options: dict[str, object], said: str) -> None:
-    def read() -> tuple[Raster, ...]:
-        return spike_rasters(small_net(), images()[0], **options)
-
-    with pytest.raises(UserError, match=said):
-        read()
 
 
 def test_layers_that_are_not_there_are_said_so() -> None:

@@ -67,15 +67,14 @@ def test_a_case_stands_beside_its_reference_softmax_and_timm(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["model", "step"])
 def test_models_stand_beside_the_libraries_that_are_installed(
-    part: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "vit_pytorch" else find(name)
     )
-    words = f"--parts {part} --measures forward training --families vit_448 deepvit"
+    words = "--parts model --measures forward training --families vit_448 deepvit"
     found = [row[:2] for row in rows(words, capsys)]
     vit = ["softmax", "static_key", "static_key(key_grid=1/16)", "identity"]
     deepvit = ["re_attention(norm=layer)", "re_attention", "softmax"]

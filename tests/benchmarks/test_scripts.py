@@ -20,7 +20,6 @@ from keymix.analysis.timing import Paired, Samples
 LOADERS = ["keymix", "DataLoader, 0 workers", "DataLoader, 2 workers"]
 STEPS = ["waiting", "step, ms", "step / keymix"]
 RUNS: dict[str, tuple[str, list[str]]] = {  # options, and the first cells of the rows
-    "capture": ("--side 8 --depth 1 --mixers static_key", ["static_key"]),
     "data_path": (
         "--model vit_micro_p4_32 --batch-size 8 --steps 2 --repeats 1",
         [
@@ -35,13 +34,6 @@ RUNS: dict[str, tuple[str, list[str]]] = {  # options, and the first cells of th
     ),
     "few_tokens": ("--rounds 1 --sides 2", ["to 49,152"]),
     "folding": ("--models re_attention plain* --rounds 1", ["re_attention", "plain_convnet"]),
-    "mixers": (
-        "--tokens 16 --repeats 1 --mixers pooling static_key(key_grid=1/4)",
-        [
-            *("softmax", "softmax (reference)", "pooling"),
-            *("static_key(key_grid=1/4)", "static_key(key_grid=1/4) (reference)"),
-        ],
-    ),
     "plain_baselines": (
         "--data digits --limit 300 --epochs 1 --seeds 1",
         ["logistic regression", "convolutions"],
@@ -49,10 +41,6 @@ RUNS: dict[str, tuple[str, list[str]]] = {  # options, and the first cells of th
     "softmax": (
         "--side 2 --rounds 1",
         [width for width in ("ViT-Ti", "ViT-S", "ViT-B") for _ in range(2)],
-    ),
-    "training_loop": (
-        "--limit 200 --repeats 1",
-        ["keymix", "bare", "besides", "keymix / bare"],
     ),
 }
 

@@ -16,8 +16,8 @@ from PIL import Image
 from keymix.analysis.attention import attention_maps
 from keymix.analysis.capture import At
 from keymix.analysis.rollout import attention_rollout
-from keymix.cli import analyze, main
-from keymix.errors import NoAttentionMap, UserError
+from keymix.cli import analyze
+from keymix.errors import UserError
 from keymix.records import from_json
 from keymix.studies.attention.overlays import Cell, Drawn, Range, Row, shaded
 from keymix.studies.attention.result import Attention, AttentionRecord
@@ -220,61 +220,6 @@ def test_a_look_is_replaced_only_when_asked_and_takes_its_pictures_along(
         run(*some, "--images", photos)
     run(*some, "--images", photos / "jay.png", "--overwrite")
     assert sorted(p.name for p in out.glob("*.png")) == ["attention-01-jay-mean.png", "mine.png"]
-
-
-def test_a_damaged_image_is_left_out_and_reported(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (photos / "bad.png").write_bytes(b"no image")
-    out = tmp_path / "looks"
-    words = [NAME, "--layers", "0", "--images", str(photos), "--out", str(out)]
-    assert analyze.main(["attention", *words]) == 2
-    (shown,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
-    assert "bad.png" in shown
-    record, _ = read(out)
-    assert [Path(name).name for name in record["left_out"]] == ["bad.png"]
-    assert len(record["images"]) == 2
-    assert "bad.png" in (out / "attention.html").read_text()
-
-
-@pytest.mark.parametrize(
-    ("words", "error", "said"),
-    [
-        ([NAME, "--queries", "class"], UserError, "--queries: 'class': give cls, mean"),
-        ([NAME, "--queries", "1,2,3"], UserError, "give cls, mean, row,column"),
-        ([NAME, "--queries", "6,0"], UserError, "lies outside"),
-        ([NAME, "--queries", "cls"], UserError, "no class token passes through layer blocks.0"),
-        ([NAME, "--layers", "9"], UserError, "layers='9': this model has 4 layers"),
-        ([NAME, "--layers", "block.0"], UserError, "unknown layer 'block.0'"),
-        ([NAME, "--view", "matrix", "--rollout"], UserError, "leave --queries and --rollout out"),
-        ([NAME, "--pretrained", "--mixers", "ska"], UserError, "leave --mixers out"),
-        ([NAME, "--mixers", "identity"], NoAttentionMap, "no layer has a map"),
-        ([NAME, "--mixers", "softmx"], UserError, "Did you mean 'softmax'"),
-        (["swin_micro_p2_32", "--rollout"], UserError, "no rollout: rollout multiplies maps"),
-        (["resnet18"], UserError, "no adapter knows"),
-    ],
-)
-def test_mistakes_are_reported_before_a_folder_is_left(
-    words: list[str], error: type[UserError], said: str, photos: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "looks"
-    with pytest.raises(error) as raised:
-        run(*words, "--images", photos, "--out", out)
-    assert said in str(raised.value)
-    assert "\n" not in str(raised.value)
-    assert not out.exists()
-
-
-def test_weights_that_nobody_has_are_one_line(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["analyze", "attention", NAME, "--pretrained", "--images", str(photos)]
-    assert main([*words, "--out", str(tmp_path / "looks")]) == 2
-    text = capsys.readouterr().err
-    assert text.splitlines()[-1].startswith("keymix: error: ")
-    assert f"{NAME} has no weights" in text or f"weights of '{NAME}' cannot be loaded" in text
-    assert "Traceback" not in text
-    assert not (tmp_path / "looks").exists()
 
 
 def test_a_picture_shows_more_where_more_is() -> None:

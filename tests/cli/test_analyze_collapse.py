@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 from written_run import written_run
 
 from keymix.cli import analyze, console
@@ -88,39 +87,6 @@ def test_a_folder_gets_the_page_the_record_and_the_charts(run: Path, tmp_path: P
         analyze.main(["collapse", *words])
     assert analyze.main(["collapse", NAME, *DIGITS, "--out", str(out), "--overwrite"]) == 0
     assert "collapse-theta-deep.svg" not in {path.name for path in out.iterdir()}
-
-
-def test_a_damaged_image_is_named_and_the_others_are_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Image.new("L", (12, 12)).save(tmp_path / "a.png")
-    (tmp_path / "b.png").write_bytes(b"nothing")
-    assert analyze.main(["collapse", NAME, "--images", str(tmp_path), "--json"]) == 2
-    said = capsys.readouterr()
-    assert "b.png" in said.err
-    (study,) = json.loads(said.out)["studies"]
-    assert study["images"] == 1
-    assert list(study["left_out"]) == [str(tmp_path / "b.png")]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([NAME], "brings no images: give --images"),
-        ([NAME, *DIGITS, "--treshold", "1"], "unknown option '--treshold'. Did you mean"),
-        ([NAME, *DIGITS, "--threshold", "2"], "threshold=2.0 is a cosine"),
-        ([NAME, *DIGITS, "--nearest", "0"], "nearest=0 must be at least 1"),
-        ([NAME, *DIGITS, "--layers", "head.*"], "unknown layer 'head.*'"),
-        (["resnet18", *DIGITS], "no adapter knows timm.models.resnet.ResNet"),
-        (["no/run", *DIGITS], "there is no run 'no/run'"),
-        ([], "MODEL"),
-    ],
-)
-def test_mistakes_are_one_line(words: list[str], said: str) -> None:
-    with pytest.raises(UserError) as raised:
-        analyze.main(["collapse", *words])
-    assert said in str(raised.value)
-    assert "\n" not in str(raised.value)
 
 
 def test_folders_that_hold_other_things_are_refused(tmp_path: Path) -> None:

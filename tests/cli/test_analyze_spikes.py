@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from keymix.cli import analyze, console
@@ -174,42 +173,6 @@ def test_a_folder_gets_the_page_the_record_tables_and_charts(run: Path, tmp_path
     assert not (out / "spikes-old.svg").exists()
 
 
-def test_a_damaged_image_is_named_and_the_others_are_read(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "a.png").write_bytes(b"nothing")
-    Image.new("L", (12, 12), 200).save(tmp_path / "b.png")
-    assert analyze.main(["spikes", str(run), "--images", str(tmp_path), "--json"]) == 2
-    said = capsys.readouterr()
-    assert "a.png" in said.err
-    (study,) = json.loads(said.out)["studies"]
-    assert (study["images"], study["raster_image"]) == (1, "b.png")
-    assert list(study["left_out"]) == [str(tmp_path / "a.png")]
-    with pytest.raises(UserError, match=r"a\.png"):
-        analyze.main(["spikes", str(run), "--images", str(tmp_path), "--raster-image", "0"])
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["vit_nano_p2_12", *DIGITS], "has no spiking neurons; choose a model that has"),
-        (["RUN", *DIGITS, "--time-steps", "0"], "time_steps=0"),
-        (["RUN", *DIGITS, "--energy", "fp8"], "unknown energy 'fp8'"),
-        (["RUN", *DIGITS, "--tokens", "5"], "give the first token and how many"),
-        (["RUN", *DIGITS, "--tokens", "140,9"], "must lie within the 144 tokens"),
-        (["RUN", *DIGITS, "--raster-image", "3"], "there are 3, numbered from 0"),
-        (["RUN", *DIGITS, "--head", "2"], "head=2: there are 2"),
-        (["RUN", *DIGITS, "--hea", "2"], "unknown option '--hea'. Did you mean '--head'"),
-        ([], "MODEL"),
-    ],
-)
-def test_mistakes_are_one_line(run: Path, words: list[str], said: str) -> None:
-    with pytest.raises(UserError) as raised:
-        analyze.main(["spikes", *(str(run) if word == "RUN" else word for word in words)])
-    assert said in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
 def test_a_model_of_fixed_steps_says_so() -> None:
     class Fixed(torch.nn.Module):
         v_threshold = 1.0
@@ -274,14 +237,3 @@ def test_a_run_on_events_is_shown_frames_of_its_recordings(
     for images, said in (("digits", "digits.* holds images"), ("absent", "no recording or")):
         with pytest.raises(UserError, match=said):
             studied("--images", images)
-
-
-def test_a_broken_recording_is_named_and_the_others_are_read(
-    run_on_events: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "a.aedat").write_bytes(b"nothing")
-    np.savez(tmp_path / "b.npz", t=[1, 2], x=[3, 4], y=[5, 6], p=[0, 1])
-    assert analyze.main(["spikes", str(run_on_events), "--images", str(tmp_path)]) == 2
-    text = capsys.readouterr().err
-    assert "reading 2 recordings with moving" in text
-    assert f"{tmp_path}/a.aedat: the header is broken" in text

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from broken_mixers import BROKEN, GOOD, HEAD, MEAN, forward, written
+from broken_mixers import BROKEN, GOOD, HEAD, MEAN, written
 from keymix.cli import main
 from keymix.mixers.user_mixers import RULES
 
@@ -99,49 +99,3 @@ def test_an_option_without_a_default_is_given_by_mixer(
     code, out, _ = checked(capsys, file, "--mixer", "mine(gain=2)")
     assert code == 0
     assert "options\tyes" in out
-
-
-@pytest.mark.parametrize(
-    ("text", "more", "culprit"),
-    [
-        ("x = 1\n", (), "registers no mixer"),
-        ("def f(:\n", (), "SyntaxError"),
-        ("raise RuntimeError('seven')\n", (), "RuntimeError: seven"),
-        (GOOD["a mean"], ("--mixer", "softmax"), "softmax"),
-        (GOOD["a mean"], ("--mixer", "nosuch"), "nosuch"),
-        (GOOD["a mean"].replace('"mine"', '"softmax"'), (), "softmax"),
-    ],
-)
-def test_a_file_that_cannot_be_checked_is_answered_in_one_line(
-    text: str,
-    more: tuple[str, ...],
-    culprit: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    code, out, err = checked(capsys, written(tmp_path, text), *more)
-    assert (code, out) == (2, "")
-    assert len(err.splitlines()) == 1
-    assert culprit in err
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["compare", "--mixers", "mhsa,mine", "--no-controls", "--seeds", "1", "--epochs", "1"],
-        ["train", "digits_vit", "--mixer", "mine", "--schedule.epochs", "1"],
-        ["count", "vit_nano_p2_12", "--mixers", "mine"],
-    ],
-    ids=lambda words: words[0],
-)
-def test_other_verbs_refuse_it_before_anything_is_written(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = written(tmp_path, forward("return self.proj(x.mean(-2))"))
-    out = tmp_path / "out"
-    where = [] if words[0] == "count" else ["--out", str(out)]
-    assert main([*words, "--import", str(file), *where]) == 2
-    errors = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
-    assert len(errors) == 1
-    assert "breaks the rule 'shape'" in errors[0]
-    assert not (out / "runs").exists()

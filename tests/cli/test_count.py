@@ -34,16 +34,6 @@ def test_a_pipe_gets_tab_separated_lines_that_add_up(capsys: pytest.CaptureFixtu
     assert "blocks.3" in [row[0] for row in body]
 
 
-def test_depth_chooses_how_much_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = {
-        depth: [row[0] for row in rows(run(capsys, "vit_nano_p2_12", "--depth", depth))]
-        for depth in "10"
-    }
-    assert "blocks" in shown["1"]
-    assert not any("." in path for path in shown["1"])
-    assert "blocks.3.attn.mixer.qkv" in shown["0"]
-
-
 def test_json_is_the_whole_record(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("vit_micro_p4_32", "--mixers", "ska", "--input-size", "3,48,64", "--json")
     record = json.loads(run(capsys, *words))
@@ -102,26 +92,6 @@ def test_any_timm_model_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
     assert small["input_size"] == [1, 32, 32]
 
 
-def test_a_model_that_cannot_run_is_one_line(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    file = tmp_path / "narrow.py"
-    file.write_text(
-        "import timm\n"
-        "from torch import nn\n"
-        "class Narrow(nn.Conv2d):\n"
-        "    pretrained_cfg = {'input_size': (3, 8, 8)}\n"
-        "@timm.models.register_model\n"
-        "def narrow_for_count(pretrained=False, **given):\n"
-        "    return Narrow(4, 2, 3)\n"
-    )
-    assert main(["count", "narrow_for_count", "--import", str(file)]) == 2
-    error = capsys.readouterr().err
-    assert "'narrow_for_count'" in error
-    assert "--input-size" in error
-    assert error.count("\n") == 1
-
-
 @pytest.mark.parametrize("error", ["TypeError", "ValueError", "AssertionError", "RuntimeError"])
 def test_a_forward_that_fails_is_one_line(
     error: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -142,28 +112,6 @@ def test_a_forward_that_fails_is_one_line(
     text = capsys.readouterr().err
     assert "it takes no image" in text
     assert text.count("\n") == 1
-
-
-def test_a_mixer_that_looks_at_numbers_is_counted(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    file = tmp_path / "looks.py"
-    file.write_text(
-        "import torch\n"
-        "from keymix import TokenMixer, Traits, register_mixer\n"
-        "@register_mixer('looks_for_count')\n"
-        "class Looks(TokenMixer):\n"
-        "    traits = Traits(mixes_prefix=False)\n"
-        "    def __init__(self, site, *, width: int = 1):\n"
-        "        super().__init__(site)\n"
-        "        self.most = torch.ones(width).max().item()\n"
-        "    def forward(self, x, grid=None, bias=None):\n"
-        "        return self.most * x\n"
-    )
-    mixers = "looks_for_count(width=5000),identity"
-    words = ("vit_nano_p2_12", "--num-classes", "3", "--import", str(file), "--mixers", mixers)
-    _, own, identity = rows(run(capsys, *words))
-    assert own[1:4] == identity[1:4]
 
 
 def test_a_mixer_of_ones_own_is_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -231,16 +179,6 @@ def test_a_mistake_is_reported_in_one_line(
     assert error.startswith("keymix: error: ")
     assert message in error
     assert error.count("\n") == 1
-
-
-def test_the_note_on_time_steps_speaks_of_spikes_where_there_are_some(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for name, spikes in (("plain_convnet", False), ("qkformer_micro_32", True)):
-        assert main(["count", name, "--time-steps", "3"]) == 0
-        note = capsys.readouterr().err
-        assert "over all T=3 time steps" in note
-        assert ("spike" in note) is spikes
 
 
 def test_arguments_of_the_model_reach_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -108,25 +105,6 @@ def test_long_work_is_reported_where_there_is_no_terminal(
     assert "24 of 24 images checked" in err
 
 
-def _name_that_is_no_utf8(photos: Path) -> None:
-    try:
-        (photos / "cat" / os.fsdecode(b"\xff.png")).write_bytes(b"x")
-    except OSError:
-        pytest.skip("this file system takes names in UTF-8 only")
-
-
-def test_a_name_that_is_no_utf8_is_reported(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _name_that_is_no_utf8(photos)
-    written = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="utf-8"))
-    report = photos.with_name("report.json")
-    assert main(["data", "check", str(photos), "--out", str(report)]) == 1
-    sys.stdout.flush()
-    assert b"cat/\\udcff.png: not an image" in written.getvalue()
-    (finding,) = json.loads(report.read_text(encoding="utf-8"))["findings"]
-    assert finding["where"][0]["id"] == str(photos / "cat" / "\udcff.png")
-
-
 def test_names_with_control_characters_drive_no_terminal(
     photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,17 +118,6 @@ def test_names_with_control_characters_drive_no_terminal(
     text = capsys.readouterr().err
     assert r"br\nok\x1b[2Jen.png" in text
     assert len(text.splitlines()) == 1
-
-
-def test_classes_with_control_characters_drive_no_terminal(
-    photos: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (photos / "cat").rename(photos / "c\x1b]0;x\x07\nat")
-    assert main(["data", "check", str(photos)]) == 0
-    text = capsys.readouterr().out
-    assert r"c\x1b]0;x\x07\nat" in text
-    assert not {"\x1b", "\x07"} & set(text)
-    assert all("\t" in line for line in text.splitlines())
 
 
 @pytest.fixture
@@ -178,50 +145,3 @@ def test_masks_are_reported_class_by_class(scans: Path, capsys: pytest.CaptureFi
         "odd images",
         "classes or cases with too few images",
     }
-
-
-def test_options_of_masks_change_what_is_reported(
-    scans: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--masks", "multilabel", "--stack", "3", "--test-fraction", "0.3", "--json"]
-    code, out, _ = run(capsys, "check", f"uwgi:{scans}", *words)
-    stored = json.loads(out)
-    assert code == 0
-    assert stored["masks"]["kind"] == "multilabel"
-    assert list(stored["classes"]) == ["large_bowel", "small_bowel", "stomach"]
-    assert stored["cases"] == {"train": 5, "val": 1, "test": 2}
-    code, out, _ = run(capsys, "check", f"uwgi:{scans}", "--split-by", "slice")
-    assert code == 1
-    assert "falsifies results: cases in more than one split (" in out
-
-
-def test_a_set_that_cannot_be_split_is_reported_whole(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root = write_uwgi(tmp_path / "one", cases=1, slices=2)
-    code, out, _ = run(capsys, "check", str(root))
-    assert code == 1
-    assert "sets or splits that cannot be trained on (1)" in out.splitlines()[0]
-    (stomach,) = [line for line in out.splitlines() if line.startswith("class\tstomach: ")]
-    assert stomach.endswith("of pixels, in images of train 1")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["digits", "--masks", "multilabel"], "data digits holds no masks"),
-        (["uwgi:scans", "--masks", "both"], "unknown task.options.masks 'both'"),
-        (["uwgi:scans", "--stack", "2"], "data.stack = 2: must be an odd number"),
-        (["uwgi:scans", "--split-by", "slices"], "Did you mean 'slice'?"),
-        (["uwgi:scans", "--test-fraction", "2"], "data.test_fraction = 2.0: must be a number"),
-        (["uwgi:scans", "--time-steps", "4"], "data.time_steps = 4"),
-        (["uwgi:scans"], "there is no 'scans'. Check the path."),
-    ],
-)
-def test_mistakes_with_masks_are_reported_in_one_line(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, err = run(capsys, "check", *words)
-    assert (code, out) == (2, "")
-    assert message in err
-    assert err.count("\n") == 1

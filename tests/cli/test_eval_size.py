@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 
 from keymix.cli import main
 from keymix.cli.console import parse_size
@@ -63,33 +62,6 @@ def test_the_table_says_the_pixels(run: Path, capsys: pytest.CaptureFixture[str]
     assert row[heads.index("pixels")] == "16x20"
 
 
-def test_predict_takes_what_eval_takes(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Image.new("L", (30, 20), 90).save(tmp_path / "grey.png")
-    words = ["predict", str(run), str(tmp_path), "--format", "json"]
-    seen = set()
-    for given in ([], ["--image-size", "12"], ["--image-size", "16,20", "--resize", "pool_values"]):
-        capsys.readouterr()
-        assert main([*words, *given]) == 0
-        seen.add(capsys.readouterr().out)
-    assert len(seen) == 2  # 12 is the run's own size
-    for given, expected in (
-        (["--image-size", "16"], "--resize interpolate or pool_values"),
-        (["--resize", "interpolate"], "give --image-size too"),
-        (["--image-size", "wide"], "--image-size wide"),
-        (
-            ["--image-size", "1000000", "--resize", "pool_values"],
-            "out of memory for images of 1000",
-        ),
-    ):
-        for verb in (words[:3], ["eval", str(run)]):
-            assert main([*verb, *given]) == 2
-            said = capsys.readouterr().err
-            assert expected in said
-            assert said.count("\n") == 1
-
-
 def test_the_scores_are_those_of_the_model_that_took_the_size(run: Path) -> None:
     from keymix import data
     from keymix.train.runs import load_run
@@ -105,29 +77,6 @@ def test_the_scores_are_those_of_the_model_that_took_the_size(run: Path) -> None
     right = (model(images).argmax(1) == loaded.test.labels).float().mean()
     scores = evaluate(opened, image_size=(16, 16), resize="interpolate")
     assert scores["top1"] == pytest.approx(float(right))
-
-
-@pytest.mark.parametrize(
-    ("words", "names"),
-    [
-        (["--image-size", "16"], ["static_key", "(3, 3)", "--resize interpolate or pool"]),
-        (["--image-size", "15"], ["15x15", "patches of 4x4", "12 or 16"]),
-        (["--image-size", "1"], ["patches of 4x4", "take 4"]),
-        (["--image-size", "wide"], ["--image-size wide", "height,width"]),
-        (["--image-size", "0"], ["--image-size 0"]),
-        (["--image-size", "16,16,16"], ["--image-size 16,16,16"]),
-        (["--resize", "interpolate"], ["--resize interpolate", "--image-size"]),
-        (["--image-size", "16", "--resize", "stretch"], ["stretch", "pool_values"]),
-    ],
-)
-def test_mistakes_are_one_line(
-    run: Path, words: list[str], names: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["eval", str(run), *words]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1
-    assert all(name in said.err for name in names), said.err
 
 
 def test_help_explains_the_policies(capsys: pytest.CaptureFixture[str]) -> None:

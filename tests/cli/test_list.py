@@ -66,16 +66,6 @@ def test_patterns_match_names_and_aliases(capsys: pytest.CaptureFixture[str]) ->
     assert kinds == {"models", "mixers", "recipes"}
 
 
-def test_mixers_of_spikes_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
-    marked = [line for line in run(capsys, "mixers").splitlines() if line.endswith("(spiking)")]
-    assert [line.split("\t")[0] for line in marked] == [
-        "qk_channel",
-        "qk_token",
-        "spike_driven",
-        "spiking_self",
-    ]
-
-
 def test_json_is_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads(run(capsys, "mixers", "softmax", "--json"))
     assert [(r["name"], r["aliases"], r["domain"]) for r in rows] == [
@@ -98,23 +88,6 @@ def test_data_sets_report_how_to_write_them_and_whether_they_download(
     assert rows["cifar10[:ROOT]"][1] == rows["hf:OWNER/NAME"][1] == "a download"
     assert rows["digits"][1] == rows["imagenet:PATH"][1] == "this machine"
     assert run(capsys, "data", "svhn").splitlines()[1].startswith("svhn[:ROOT]\t")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["modles"], "Did you mean 'models'"),
-        (["mixers", "sofmax"], "Did you mean 'softmax'"),
-        (["models", "*nothing*"], "nothing matches '*nothing*'"),
-    ],
-)
-def test_a_mistake_is_reported_in_one_line(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["list", *words]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
 
 
 def test_list_answers_at_once() -> None:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +22,6 @@ from keymix.studies.inputs import (
     one_size,
     warn_of_random,
 )
-from keymix.train import files
 
 NAME = "vit_nano_p2_12"
 
@@ -81,18 +78,6 @@ def test_a_model_whose_images_cannot_be_shown_is_refused(
         load_models(["vit_micro_p4_32"])
 
 
-@pytest.mark.parametrize(("name", "value"), [("crop_pct", 0), ("mean", [0.1, 0.2, 0.3])])
-def test_a_run_whose_images_cannot_be_shown_is_refused(
-    name: str, value: object, run: Path, tmp_path: Path
-) -> None:
-    state, facts = files.read_weights(run / files.weights_file("last"))
-    crafted = shutil.copytree(run, tmp_path / "crafted")
-    wrong = replace(facts, data=replace(facts.data, **{name: value}))
-    files.write_weights(crafted / files.weights_file("last"), state, wrong)
-    with pytest.raises(UserError, match=f"crafted.*{name}"):
-        load_models([str(crafted)])
-
-
 def test_pictures_are_resized_cropped_and_normalised_for_the_model(photos: Path) -> None:
     (one,) = load_models(["vit_micro_p4_32"])
     images = load_images(one, [str(photos / "1.png")], limit=4)
@@ -140,60 +125,6 @@ def test_labels_distinguish_models(run: Path) -> None:
     models = load_models([str(run), NAME, f"{run}/"])
     assert models[1].label == NAME
     assert models[0].label != models[2].label
-
-
-@pytest.mark.parametrize(
-    ("names", "words", "said"),
-    [
-        (["no/such"], None, "there is no run 'no/such'"),
-        (["vit_nano_p2_21"], None, "unknown model 'vit_nano_p2_21'. Did you mean"),
-        ([NAME, NAME], None, "given twice"),
-        ([NAME], None, "brings no images: give --images"),
-        ([NAME], ["nowhere"], "no image or folder 'nowhere'; a data spec"),
-        ([NAME], ["digits", "cifar10"], "no image or folder 'digits'; a data spec"),
-        ([NAME], ["folder:nowhere"], "there is no 'nowhere'"),
-    ],
-)
-def test_mistakes_are_one_line(
-    names: list[str], words: list[str] | None, said: str, tmp_path: Path, monkeypatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError) as raised:
-        load_images(load_models(names)[0], words, limit=4)
-    assert said in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
-def test_a_folder_that_is_no_run_and_a_limit_of_nought_are_refused(
-    tmp_path: Path, monkeypatch, run: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("empty").mkdir()
-    with pytest.raises(UserError, match="'empty' is no run's folder"):
-        load_models(["empty"])
-    with pytest.raises(UserError, match="holds no images"):
-        load_images(load_models([NAME])[0], ["empty"], limit=4)
-    with pytest.raises(UserError, match="--limit 0"):
-        load_images(load_models([NAME])[0], ["digits"], limit=0)
-    with pytest.raises(UserError, match="here all are runs"):
-        load_models([str(run)], pretrained=True)
-
-
-def test_weights_that_cannot_be_had_are_refused_in_one_line(monkeypatch) -> None:
-    with pytest.raises(UserError, match=f"{NAME} has no weights of its own to download"):
-        load_models([NAME], pretrained=True)
-
-    def offline(*_: object, **__: object) -> None:
-        raise OSError("no route to host\nand a second line")
-
-    monkeypatch.setattr("keymix.models.pretrained.get_hf_file_metadata", offline)
-    with pytest.raises(UserError) as raised:
-        load_models(["vit_small_patch16_224"], pretrained=True)
-    message = str(raised.value)
-    assert message.startswith(
-        "weights of 'vit_small_patch16_224' cannot be fetched (no route to host)"
-    )
-    assert "\n" not in message
 
 
 def test_images_of_unequal_sizes_are_filled_up_with_their_mean() -> None:

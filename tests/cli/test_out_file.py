@@ -52,23 +52,3 @@ def test_a_file_that_cannot_be_written_whole_leaves_the_old_one(
     assert "cannot write 'out'" in capsys.readouterr().err
     assert (place / "out").read_bytes() == before
     assert sorted(path.name for path in place.iterdir()) == ["out", "photos", "run"]
-
-
-@pytest.mark.parametrize("words", COMMANDS, ids=["predict", "data check"])
-@pytest.mark.parametrize(
-    ("out", "more"), [("taken", []), ("photos", ["--overwrite"]), ("no/file", [])]
-)
-def test_what_cannot_become_a_file_is_refused_before_the_work(
-    words: list[str],
-    out: str,
-    more: list[str],
-    place: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    (place / "taken").write_text("of before")
-    monkeypatch.setattr("keymix.train.predict.predict", lambda *_, **__: pytest.fail("it worked"))
-    monkeypatch.setattr("keymix.data.check.check", lambda *_, **__: pytest.fail("it worked"))
-    assert main([*words, "--out", out, *more]) == 2
-    assert out in capsys.readouterr().err
-    assert (place / "taken").read_text() == "of before"

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from written_run import written_run
 
 from keymix.cli import main
 from keymix.tasks.segmentation.answers import ANSWERS
@@ -120,70 +119,3 @@ def test_csv_is_a_line_an_organ(
     for row in rows:
         known = row["id"] != "lone"
         assert row["area_mm2"] == (str(2.25 * int(row["pixels"])) if known else "")
-
-
-def test_a_broken_image_is_named_and_the_others_are_answered(
-    masks_run: str, scans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "broken.png").write_bytes(b"not an image")
-    good = next(scans.rglob("slice_0001_*.png"))
-    assert main(["predict", masks_run, "broken.png", str(good)]) == 2
-    said = capsys.readouterr()
-    assert len(said.out.splitlines()) == 1 + len(ORGANS)
-    errors = [line for line in said.err.splitlines() if line.startswith("keymix: error: ")]
-    assert len(errors) == 1
-    assert "broken.png" in errors[0]
-    assert len(list((tmp_path / "predictions" / "overlays").iterdir())) == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["--top", "3"], "--top 3 is not for the run"),
-        (["--json", "--format", "csv"], "--format csv"),
-        (["--time-steps", "4"], "--time-steps 4 is not for the run"),
-        (["--score-threshold", "0.3"], "--score-threshold 0.3 is not for the run"),
-        (["gone.png"], "gone.png"),
-        (["lone.png", "--split", "val"], "not both"),
-        (["--data", "digits"], "digits"),
-        (["--split", "all"], "--split"),
-        (["--out", "lone.png"], "is a file"),
-        (["--out", "full"], "full"),
-        (["--out", "full", "--overwrite"], "not empty"),
-        (["--resize", "interpolate"], "--image-size"),
-    ],
-)
-def test_mistakes_are_one_line_and_nothing_is_written(
-    words: list[str],
-    named: str,
-    masks_run: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thesis.tex").write_text("all of it")
-    Image.new("L", (20, 20)).save(tmp_path / "lone.png")
-    before = sorted(tmp_path.rglob("*"))
-    assert main(["predict", masks_run, *words]) == 2
-    said = capsys.readouterr()
-    assert said.err.count("\n") == 1
-    assert named in said.err
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_options_of_masks_are_refused_where_a_run_classifies(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = str(written_run(tmp_path / "digits", depth=1))
-    Image.new("L", (12, 12)).save(tmp_path / "0.png")
-    for words, named in (
-        (["--data", "digits"], "--data digits is not for the run"),
-        (["0.png", "--split", "val"], "--split val is not for the run"),
-        (["0.png", "--per-image"], "--per-image is not for the run"),
-        (["0.png", "--score-threshold", "0"], "--score-threshold 0.0 is not for the run"),
-        ([], "no IMAGE"),
-    ):
-        assert main(["predict", run, *words]) == 2
-        said = capsys.readouterr().err
-        assert named in said
-        assert said.count("\n") == 1

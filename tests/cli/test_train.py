@@ -275,21 +275,6 @@ def test_predict_names_the_broken_image_and_answers_the_others(
     assert said.err.count("\n") == 1
 
 
-def test_truncated_weights_are_one_line(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import shutil
-
-    copy = tmp_path / "copy"
-    shutil.copytree(trained, copy)
-    weights = copy / "weights_last.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    assert main(["eval", str(copy)]) == 2
-    said = capsys.readouterr()
-    assert "weights_last.safetensors" in said.err
-    assert said.err.count("\n") == 1
-
-
 def test_users_own_mixer_is_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text(

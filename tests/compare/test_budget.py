@@ -25,7 +25,6 @@ from keymix.data import load
 from keymix.errors import UserError
 from keymix.recipes import get
 from keymix.tasks.classification.training import ClassificationTask
-from keymix.train.callbacks import roughly
 from keymix.train.recipe import Recipe, replace_path
 
 SIZES = {"train": 640, "val": 64, "test": 64}
@@ -267,18 +266,6 @@ def test_a_comparison_follows_the_plan_that_its_folder_has(
 
 
 # ---- the time left --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.2, "1 s"), (7.4, "7 s"), (43, "45 s"), (96, "1 min 40 s"), (118, "2 min"),
-        (297, "5 min"), (1440, "24 min"),
-        (3600, "1 h"), (4000, "1 h 5 min"), (40_000, "11 h"),
-    ],
-)  # fmt: skip
-def test_durations_are_no_more_precise_than_an_estimate(seconds: float, text: str) -> None:
-    assert roughly(seconds) == text
 
 
 def test_the_time_left_follows_the_pace_of_all_epochs_so_far() -> None:

@@ -237,23 +237,6 @@ def test_a_failing_run_is_recorded_and_the_others_go_on(tmp_path):
     assert "a bug of mine" in page
 
 
-@pytest.mark.slow
-def test_interrupting_ends_the_workers_and_leaves_what_is_finished(tmp_path):
-    seen: list[str] = []
-
-    def watch(event: Event) -> None:
-        seen.append(event.kind)
-        if event.kind == "done":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        small(tmp_path / "out", processes=2, progress=watch)
-    finished = list((tmp_path / "out").glob("runs/*/seed0/summary.json"))
-    assert finished
-    result = small(tmp_path / "out", processes=1)
-    assert not result.failed
-
-
 def test_no_run_finished_is_an_error_with_the_reason(tmp_path):
     path = brittle(tmp_path, "always", 'raise RuntimeError("no luck")')
     second = brittle(tmp_path, "second", 'raise RuntimeError("no luck")')

@@ -14,12 +14,10 @@ import pytest
 from few_digits import small
 
 from keymix.cli.comparison import plain, print_result
-from keymix.compare import folder
 from keymix.compare.events import Event
 from keymix.compare.results import checked_data
 from keymix.compare.run import Comparison, rebuild
 from keymix.data import load
-from keymix.errors import UserError
 from keymix.report.checked import Checked
 from keymix.report.comparison_page import render
 from keymix.report.words import said
@@ -132,21 +130,3 @@ def test_what_was_not_looked_at_is_said(done: Comparison) -> None:
     (line,) = said("data_check", checked, done.record.data)
     assert "copies among 37 of 42 images" in line
     assert "copies among 37 of 42 images" in render(replace(done.record, data_check=checked))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"not_looked_at": None},
-        {"too_narrow": "yes"},
-        {"findings": [{"level": "x"}]},
-        {"findings": [{"level": "warning", "what": "a", "remedy": "", "count": "9", "where": []}]},
-    ],
-)
-def test_a_damaged_record_of_it_is_named(done: Comparison, tmp_path: Path, change) -> None:
-    record = json.loads((done.out / folder.PLAN).read_text(encoding="utf-8"))
-    checked = {"findings": [], "too_narrow": False, "looked_at": {}, "not_looked_at": []} | change
-    text = json.dumps(record | {"checked": checked})
-    (tmp_path / folder.PLAN).write_text(text, encoding="utf-8")
-    with pytest.raises(UserError, match=rf"checked\.{next(iter(change))}"):
-        folder.read(tmp_path)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from keymix.compare import folder, worker
-from keymix.compare.events import Course, Event
+from keymix.compare.events import Event
 from keymix.compare.execute import train_runs
 from keymix.compare.runs import ERROR, Finished, OpenRun, log_of, read_error, read_runs
 from keymix.data import load
@@ -88,28 +88,3 @@ def test_a_full_disk_ends_the_comparison(out: Path, monkeypatch: pytest.MonkeyPa
         trained(out)
     assert not (out / "runs/softmax/seed0" / ERROR).exists()
     assert not (out / "runs/static_key").exists()
-
-
-def test_epochs_that_a_run_drops_and_trains_again_are_reported_again(out: Path) -> None:
-    """A run that resumes begins with the lines up to its checkpoint."""
-    plan, events = folder.read(out).plan, list[Event]()
-    course = Course(plan, load("digits", limit=100).task.score, events.append)
-    metrics = plan.folder(*plan.pairs[0]) / METRICS
-    metrics.parent.mkdir(parents=True)
-
-    def seen(*epochs: int, rest: str = "") -> list[int]:
-        losses = {"train_loss": 0.5, "val_loss": 0.5, "seconds": 1.0}
-        lines = [{"epoch": e, "val_top1": e / 10, **losses} for e in epochs]
-        metrics.write_text("".join(json.dumps(line) + "\n" for line in lines) + rest)
-        events.clear()
-        course.look()
-        return [event.epoch - 1 for event in events]
-
-    seen(0, 1)
-    course.start(0)
-    assert seen(0, 1, 2) == [2]
-    assert seen(0, 1, 2) == []
-    assert seen(0) == []
-    assert seen(0, 1, rest='{"epoch": 2, "val_') == [1]
-    assert seen(0, 1, 2) == [2]
-    assert seen(0, 1, 2) == []

@@ -249,7 +249,7 @@ def test_references_join_are_outside_tests_and_survive_a_rebuild(
 ) -> None:
     for width in sizes:
         sizes[width] = (width / 6) ** 3
-    done = small(tmp_path / "out", reference=True, seeds=3)
+    done = small(tmp_path / "out", reference=True)
     record = done.record
     assert record.labels == ["softmax", "static_key", "identity", "plain network"]
     (network,) = [m for m in record.mixers if m.reference]
@@ -265,7 +265,7 @@ def test_references_join_are_outside_tests_and_survive_a_rebuild(
     assert curves.count(">logistic regression</text>") == 1  # in the chart of validation alone
     assert known_references(done.out, record.data).answers
     sizes.clear()  # a second call measures nothing
-    again = small(tmp_path / "out", reference=True, seeds=3)
+    again = small(tmp_path / "out", reference=True)
     assert again.record.outcome == record.outcome
     assert rebuild(done.out).record.references == record.references
     page = done.report.read_text(encoding="utf-8")

@@ -85,20 +85,6 @@ def test_a_run_that_failed_elsewhere_is_not_tried_again(out: Path) -> None:
     assert not (place / SUMMARY).exists()
 
 
-def test_a_run_that_another_process_took_first_comes_back(
-    out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between the look at its lock and its start."""
-    there = iter([True])
-    free = Lock.free
-    monkeypatch.setattr(Lock, "free", lambda lock: next(there, False) or free(lock))
-    _, *events = trained(out, lambda: None)
-    assert [(each.kind, each.seed) for each in events] == [
-        ("start", 0), ("elsewhere", 0), ("start", 1), ("done", 1), ("note", 0), ("start", 0),
-        ("done", 0),
-    ]  # fmt: skip
-
-
 def test_overwrite_deletes_nothing_below_a_process(out: Path) -> None:
     (out / "runs/softmax/seed0").mkdir(parents=True)
     lock = Lock(out / "runs/softmax/seed0")

@@ -16,12 +16,12 @@ from few_digits import small
 
 from keymix.cli import main
 from keymix.compare import folder
-from keymix.compare.folder import FORMAT, write_record
+from keymix.compare.folder import write_record
 from keymix.compare.run import rebuild
 from keymix.compare.runs import DAMAGED
 from keymix.compare.worker import move_away
 from keymix.errors import KeymixWarning, UserError
-from keymix.records import FormatError, to_json
+from keymix.records import to_json
 from keymix.train.checkpoints import DamagedRun
 
 TIMELY = ("created",)
@@ -67,16 +67,6 @@ def test_it_is_the_same_but_for_the_time_and_costs_that_were_lost(done, lost):
     for label, cost in found["costs"].items():
         assert cost["macs"] == first["costs"][label]["macs"]
         assert "latency_ms" not in cost
-
-
-@pytest.mark.parametrize("number", [2, None])
-def test_a_folder_of_another_format_is_refused_by_both_numbers(done, number):
-    changed(done / "plan.json", lambda v: v.update(format=number))
-    match = rf"plan\.json' has .*{number or 'no format'}, .* format {FORMAT}"
-    with pytest.raises(FormatError, match=match):
-        rebuild(done)
-    with pytest.raises(FormatError, match=match):
-        small(done, seeds=2, epochs=2)
 
 
 def test_missing_runs_have_their_reasons_and_read_when_they_are_there(done, tmp_path):
@@ -151,25 +141,6 @@ def test_other_environments_are_reported(done):
     assert "commit" in again.differing
     places = {(run["mixer"], run["seed"]): run["trained_with"] for run in record["runs"]}
     assert record["trained_with"][places["softmax", 1]]["commit"] == "b" * 40
-
-
-def no_images(config: Any) -> None:
-    raise UserError(f"data {config.spec!r}: the disk is not there")
-
-
-def test_without_its_images_the_kept_maps_stay_for_the_same_weights(done, monkeypatch):
-    before = small(done, seeds=2, epochs=2).pictures
-    monkeypatch.setattr("keymix.compare.pictures.load_data", no_images)
-    same = rebuild(done)
-    assert same.notes == ()
-    assert same.pictures == before
-    weights = done / "runs/softmax/seed0/weights_last.safetensors"
-    other = done / "runs/softmax/seed1/weights_last.safetensors"
-    weights.write_bytes(other.read_bytes())
-    result = rebuild(done)
-    assert "the disk is not there" in result.notes[0]
-    assert result.pictures.attention is None
-    assert "Attention maps" in (done / "report.html").read_text("utf-8").partition("</main>")[0]
 
 
 @pytest.mark.parametrize("place", ["nowhere", "runs/softmax/seed0", "results.csv"])

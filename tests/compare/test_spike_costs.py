@@ -22,7 +22,6 @@ from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.records import to_json
 from keymix.report.frames import RESULTS, SPIKES, STEPS
-from keymix.report.record import opened
 from keymix.train.runs import load_run
 
 pytestmark = pytest.mark.slow
@@ -171,23 +170,6 @@ def test_multiply_adds_say_that_they_are_dense_and_of_how_many_steps(with_ann, c
     assert steps == {"qk_token": 2, "spiking_self": 2, ANN: 1}
 
 
-def test_mixers_that_guess_are_named_by_the_number_of_images(with_ann):
-    from keymix.report.sections.spikes import FAILING, notes
-
-    record = to_json(with_ann.record)
-    record["test_images"] = 10_000
-    for row, top1 in zip(record["outcome"]["last"], (0.105, 0.108, 0.5), strict=True):
-        row["top1"]["mean"] = top1
-    found = notes(opened(record, where="it"))
-    assert found[f"Right no more often than by chance: {FAILING}"] == [
-        record["outcome"]["last"][0]["mixer"]
-    ]
-    for run in record["runs"]:
-        if run["mixer"] == "qk_token":
-            run["spikes"]["silent"] = 0.95
-    assert notes(opened(record, where="it"))[f"Hardly a neuron fires: {FAILING}"] == ["qk_token"]
-
-
 def test_spikes_are_read_once_and_again_for_other_weights(copied, monkeypatch):
     studied: list[str] = []
     really = pictures._spikes
@@ -205,33 +187,6 @@ def test_spikes_are_read_once_and_again_for_other_weights(copied, monkeypatch):
     assert studied == ["runs/qk_token/seed1"]
     assert other["runs/qk_token/seed1"] == other["runs/qk_token/seed0"]
     assert again["runs/qk_token/seed1"] != other["runs/qk_token/seed1"]
-
-
-def test_a_rebuilt_page_has_the_same_and_leaves_out_what_cannot_be_read(
-    copied, with_ann, monkeypatch
-):
-    assert rebuild(copied).record.spikes == with_ann.record.spikes
-    (copied / "pictures.json").unlink()
-
-    def gone(config: Any) -> None:
-        raise UserError("the images are elsewhere")
-
-    monkeypatch.setattr(pictures, "load_data", gone)
-    found = rebuild(copied)
-    assert found.record.spikes["qk_token"]["energy_uj"].n == 0
-    assert "the images are elsewhere" in " ".join(found.notes)
-    assert tuple(rows_of(copied)[0]) == (*RESULTS, STEPS, *SPIKES)
-
-
-def test_a_study_that_fails_is_a_note_and_the_comparison_stands(copied, monkeypatch):
-    def fails(*_: Any, **__: Any) -> Any:
-        raise UserError("an operation that nobody priced")
-
-    monkeypatch.setattr(pictures, "read_spikes", fails)
-    (copied / "pictures.json").unlink()
-    found = spiking(copied, seeds=2)
-    assert spikes_of(found)["runs/qk_token/seed0"]["notes"] == ["an operation that nobody priced"]
-    assert "an operation that nobody priced" in found.report.read_text(encoding="utf-8")
 
 
 def test_bounds_are_in_their_order(with_ann, monkeypatch):

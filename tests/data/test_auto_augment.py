@@ -115,20 +115,6 @@ def test_rows_and_columns_of_a_window_are_drawn_apart() -> None:
     assert seen.max() <= 36
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"auto_augment": "rand-x9"}, "rand-x9.*rand-m9-mstd0.5-inc1"),
-        ({"auto_augment": "rand-m9-tnothing"}, "tnothing.*rand-m9-mstd0.5-inc1"),
-        ({"auto_augment": CONFIG, "rand_augment": (2, 9)}, "together"),
-        ({"erasing_fill": "noize"}, "noize.*noise"),
-    ],
-)
-def test_bad_values_are_refused(options: dict, says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        Augment(**options)
-
-
 def test_sets_it_cannot_serve_are_refused(make_folder) -> None:
     digits = load("digits", limit=50)
     with pytest.raises(UserError, match=r"kept in memory.*augment\.rand_augment"):

@@ -29,13 +29,11 @@ from PIL import Image
 from scan_sets import add_scan, lines_of, mask_set, scan_path, scan_set, write_rows
 
 from each import together
-from keymix import recipes
 from keymix.data import load
 from keymix.data.check import check, quick_check
 from keymix.data.findings import IN_SEQUENCES, KINDS, NOTE, STOPS, Report
 from keymix.data.specs import Options
 from keymix.errors import UserError
-from keymix.train.validate import training_batches
 
 SMALL = "very small"
 TWO_SPLITS = {"train/a": 9, "train/b": 9, "test/a": 3, "test/b": 3}
@@ -368,15 +366,6 @@ def test_a_clean_folder_is_fit(make_folder) -> None:
     assert steps[-1] == (22, 22)
 
 
-def test_classes_of_masks_are_not_counted_where_one_cannot_be_read(tmp_path: Path) -> None:
-    root = mask_set(tmp_path / "m", {"": 12})
-    assert "classes" in check(f"masks:{root}").facts
-    next((root / "masks").iterdir()).write_bytes(b"x")
-    report = check(f"masks:{root}")
-    assert not report.fit
-    assert "classes" not in report.facts
-
-
 def test_masks_are_reported_class_by_class(tmp_path: Path) -> None:
     spec = f"uwgi:{scans(tmp_path / 'uw')}"
     report, data = check(spec), load(spec, val_fraction=1 / 6)
@@ -395,14 +384,6 @@ def test_masks_are_reported_class_by_class(tmp_path: Path) -> None:
     write(tmp_path / "uw" / "train.csv", [*rows, *lines_of("case4_day0_slice_0004")])
     report = check(spec, Options(masks="multilabel", stack=3))
     assert (report.facts["masks"]["kind"], report.facts["masks"]["empty"]) == ("multilabel", 1)
-
-
-def test_slices_of_stacks_are_copies_whatever_is_next_to_them(tmp_path: Path) -> None:
-    root = scans(tmp_path / "uw")
-    shutil.copy(scan_path(root, 1, 0, 1, (6, 9)), scan_path(root, 2, 0, 2, (6, 9)))
-    (line,) = where(check(f"uwgi:{root}", Options(stack=3)), "conflict")
-    assert "case1_day0/scans/slice_0001" in line
-    assert "case2_day0/scans/slice_0002" in line
 
 
 def test_ignored_pixels_do_not_count(tmp_path: Path) -> None:
@@ -495,32 +476,6 @@ def test_sets_that_cannot_be_opened_or_split_are_reported(tmp_path: Path) -> Non
         assert culprit in " ".join(finding.where)
 
 
-@pytest.mark.parametrize(
-    ("split", "values", "culprit"),
-    [
-        ("", (0,), "training images has a pixel of a class that counts"),
-        ("", (0, 255), "write 1 for the class"),
-        ("", (1, 255), "are of the class 'leaf'"),
-        ("test", (255,), "of the 3 test images are ignored"),
-    ],
-)
-def test_the_check_and_training_refuse_the_same_masks(
-    tmp_path: Path, split: str, values: tuple[int, ...], culprit: str
-) -> None:
-    root = mask_set(tmp_path / "m", {"": 12} if not split else {"train": 9, "val": 3, "test": 3})
-    rng = np.random.default_rng(0)
-    for path in (root / split / "masks").iterdir():
-        pixels = rng.choice(np.array(values, dtype=np.uint8), (6, 9))
-        pixels.flat[: len(values)] = values
-        Image.fromarray(pixels).save(path)
-    (line, *_) = where(check(str(root)), "unfit")
-    assert culprit in line
-    data = load(f"masks:{root}", val_fraction=1 / 6)
-    with pytest.raises(UserError) as error:
-        training_batches(recipes.get("small_masks_setr"), data)
-    assert str(error.value).endswith(line)
-
-
 def test_copies_that_carving_would_tear_apart_are_leaks(make_folder) -> None:
     root = make_folder({"a": 30, "b": 30})
     data = load(f"folder:{root}")
@@ -537,22 +492,6 @@ def test_copies_that_carving_would_tear_apart_are_leaks(make_folder) -> None:
 def test_a_mistake_in_the_command_is_the_user_s(what: str) -> None:
     with pytest.raises(UserError):
         check(what)
-
-
-@pytest.mark.parametrize(
-    ("counts", "settings", "message"),
-    [
-        ({"": 9}, {"stack": 3}, "have no neighbours"),
-        ({"": 9}, {"masks": "multilabel"}, "no folders for the classes"),
-        ({"": 9}, {"split_by": "day"}, "unknown data.split_by 'day'"),
-        ({"train": 9, "test": 3}, {"test_fraction": 0.5}, r"test_fraction = 0\.5"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(
-    tmp_path: Path, counts: dict[str, int], settings: dict, message: str
-) -> None:
-    with pytest.raises(UserError, match=message):
-        check(str(mask_set(tmp_path / "set", counts)), Options(**settings))
 
 
 def test_a_few_encoded_images_are_in_memory_at_a_time(make_parquet, monkeypatch) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from coco_sets import CATEGORIES, write
+from coco_sets import write
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -55,19 +55,6 @@ def test_classes_are_in_the_order_of_their_ids(data: ImageData) -> None:
     assert data.classes == ("ant", "cat", "dog")
     assert data.record().class_ids == (3, 7, 90)
     assert data.task.name == "detection"
-
-
-def test_notes_and_errors_name_no_strata(tmp_path: Path) -> None:
-    spec = f"coco:{write(tmp_path / 'set', {'train2017': 6})}"
-    words = [*load(spec).facts.notes]
-    assert any(note.startswith("test = 1 ") for note in words)
-    with pytest.raises(UserError, match="limit=1") as below:
-        load(spec, limit=1)
-    with pytest.raises(UserError, match="none is left for") as few:
-        load(f"coco:{write(tmp_path / 'few', {'train2017': 2})}")
-    for text in (*words, str(below.value), str(few.value)):
-        assert "stratified" not in text
-        assert "per class" not in text
 
 
 def test_val_is_test_and_validation_is_split_from_train(data: ImageData) -> None:
@@ -403,35 +390,6 @@ def test_other_layouts(tmp_path: Path, layout: str) -> None:
     assert [len(split) for split in found.splits] == [7, 1, 3]
     if layout != "train.json":
         assert kind_of(root) == "coco"
-
-
-def test_what_is_looked_for_is_said(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"instances_train2017.json"):
-        load(f"coco:{tmp_path / 'empty'}")
-    with pytest.raises(UserError, match="nowhere"):
-        load(f"coco:{tmp_path / 'nowhere'}")
-    root = write(tmp_path / "set")
-    (root / "train2017").rename(root / "photos")
-    with pytest.raises(UserError, match=r"train2017/ nor .*images/train2017/"):
-        load(f"coco:{root}")
-    (root / "photos").rename(root / "train2017")
-    notes = root / "annotations"
-    (notes / "instances_train2014.json").write_text("{}")
-    with pytest.raises(UserError, match=r"several annotation files for train: .*2014.*2017"):
-        load(f"coco:{root}")
-
-
-def test_limit_and_classes_of_one_name(tmp_path: Path) -> None:
-    def rename(found: dict[str, Any]) -> None:
-        found["categories"] = [{**each, "name": "pet"} for each in found["categories"][:2]] + [
-            CATEGORIES[2]
-        ]
-
-    root = write(tmp_path / "set", {"train2017": 12}, change=rename)
-    data = load(f"coco:{root}", limit=6, image_size=WITHIN)
-    assert sum(len(split) for split in data.splits[:2]) == 6
-    assert data.classes == ("pet (3)", "pet (7)", "dog")
 
 
 def test_boxes_are_cut_at_the_border_for_training_alone(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import io
 import re
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from torchvision.transforms import v2
 import keymix
 from keymix.data.decode import FORMATS, convert, fit, open_image, pixels_of, read_image
 from keymix.data.files import SUFFIXES
-from keymix.errors import KeymixWarning, UserError
+from keymix.errors import UserError
 
 
 def saved(image: Image.Image, path: Path, **options: object) -> Path:
@@ -165,21 +164,6 @@ def test_a_phone_s_photo_of_several_pictures_is_read(tmp_path: Path) -> None:
 def test_every_suffix_is_read(tmp_path: Path, suffix: str) -> None:
     image = picture(0, (8, 8)).convert({".pbm": "1", ".pgm": "L"}.get(suffix, "RGB"))
     assert read_image(saved(image, tmp_path / f"a{suffix}"), 8).shape == (3, 8, 8)
-
-
-def test_a_very_large_image_is_named_in_a_warning_of_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = saved(picture(0, (16, 16)), tmp_path / "wide.png")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 200)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        read_image(path, 4)
-    (ours,) = [str(each.message) for each in caught if each.category is KeymixWarning]
-    assert f"{path} has 16x16 pixels" in ours
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    with pytest.raises(UserError, match=r"wide\.png"):
-        read_image(path, 4)
 
 
 def test_an_image_of_the_size_is_left_alone() -> None:

@@ -10,12 +10,10 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from each import together
 from keymix.data import ImageData, load
 from keymix.data.record import DataRecord
 from keymix.data.sample import Faults
 from keymix.data.sources.digits import open_digits
-from keymix.errors import UserError
 from keymix.records import from_json, to_json
 
 
@@ -103,20 +101,3 @@ def test_another_size_is_resized() -> None:
     data = load("digits", image_size=(24, 16), limit=40)
     assert data.image_size == (24, 16)
     assert data.train.read(0).shape == (1, 24, 16)
-
-
-@together
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"limit": 19}, "limit=19 is below two images per class. Give at least 20"),
-        ({"val_fraction": 0.0}, "val_fraction=0.0"),
-        ({"val_fraction": 1.0}, "val_fraction=1.0"),
-        ({"image_size": 0}, "image_size=0"),
-        ({"image_size": (12, 12, 3)}, "image_size="),
-    ],
-)
-def test_bad_values_are_named(options: dict, message: str) -> None:
-    with pytest.raises(UserError) as caught:
-        load("digits", **options)
-    assert message in str(caught.value)

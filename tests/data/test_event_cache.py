@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import pickle
 import re
@@ -17,8 +16,8 @@ from event_files import random_events, write_dvs128, write_folder, write_npz
 from keymix.data import load
 from keymix.data.dataset import ImageData
 from keymix.data.events import cache, integrate, read_events
-from keymix.data.events.cache import Frames, Recorded, few_events
-from keymix.data.sample import BadSampleError, Faults, Row, digest_of, size_of
+from keymix.data.events.cache import Frames, Recorded
+from keymix.data.sample import Faults, Row, digest_of
 from keymix.data.specs import Options, parse
 from keymix.errors import UserError
 
@@ -163,64 +162,3 @@ def test_frames_travel_to_workers_by_their_path(root: Path) -> None:
     entry, argument = parse("moving_digits:100")
     kept = [*entry.open(argument, Faults()).rows]  # in memory alone
     assert (pickle.loads(pickle.dumps(kept))[3].image() == kept[3].image()).all()
-
-
-def test_frames_lie_where_they_can_and_are_found_next_to_the_data(
-    root: Path, made: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = opened(root)
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
-    assert opened(root).record() == before.record()
-    assert len(made) == 24
-    opened(root, time_steps=5)  # nobody made these
-    assert len([*(tmp_path / "user" / "keymix").rglob("frames-T5*/frames.npy")]) == 1
-    monkeypatch.setenv("KEYMIX_CACHE", str(tmp_path / "kept"))
-    opened(root)
-    (folder,) = (tmp_path / "kept").iterdir()
-    assert folder.name.startswith("mine-")
-    assert len(made) == 3 * 24
-
-
-def test_no_room_is_one_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", full)
-        with pytest.raises(UserError, match=r"No space left .*KEYMIX_CACHE"):
-            opened(root)
-    assert not kept(root, "*")
-    (root.parent / "file").touch()
-    monkeypatch.setenv("KEYMIX_CACHE", str(root.parent / "file"))
-    with pytest.raises(UserError, match="KEYMIX_CACHE"):
-        opened(root)
-
-
-def test_what_is_wrong_with_a_recording_is_remembered(root: Path, made: list[int]) -> None:
-    write_npz(root / "b" / "005.npz", [(5, 1, 1, 1), (4, 1, 1, 1)], (16, 16))
-    for _ in range(2):
-        with pytest.raises(UserError, match=rf"{root}/b/005\.npz: event 1 .*skip_corrupt"):
-            opened(root)
-    record = opened(root, skip_corrupt=True).record()
-    assert len(made) == 23
-    broken = rows(root)[17].image
-    for work in (broken, lambda: size_of(broken)):
-        with pytest.raises(BadSampleError) as caught:
-            work()
-        assert [each.culprit for each in caught.value.faults] == [f"{root}/b/005.npz"]
-    assert size_of(rows(root)[16].image) == (16, 16)
-    assert [each.id for each in record.left_out] == [f"{root}/b/005.npz"]
-    assert str(root) not in record.left_out[0].reason
-
-
-def test_few_events_are_reported_by_a_warm_cache_too(root: Path, made: list[int]) -> None:
-    for name, count in (("a/003", 3), ("b/005", 1), ("b/006", 4)):
-        write_npz(root / f"{name}.npz", random_events(count, seed=count, side=16))
-    cold, warm = (few_events(opened(root)) for _ in range(2))
-    assert re.match(rf"recordings .* T = 4: 2 of 24 \(first: {root}/(a/003|b/005)\.npz\)", cold)
-    assert warm == cold
-    assert len(made) == 24
-    assert not few_events(opened(root, time_steps=1))
-    loaded = load("moving_digits:100", time_steps=2000)  # kept in memory alone
-    assert re.match(r"recordings of fewer events than T = 2000: \d+ of 100", few_events(loaded))

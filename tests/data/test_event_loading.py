@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from keymix.cli.recipe_options import typed
 from keymix.data import Augment, Loader, load
-from keymix.data.augment import check_augment
 from keymix.data.dataset import ImageData
 from keymix.data.frame_augment import OPERATIONS, augmented_frames
-from keymix.data.kinds import RECORDING
 from keymix.data.mixing import Mixing
 from keymix.data.random_parameters import flips
 from keymix.data.streams import Stream, uniforms
@@ -170,26 +166,6 @@ def test_frames_are_mixed_as_images_are(mixing: dict[str, float]) -> None:
         alone, same = mix(frames[:, t].contiguous(), targets, index, 1)
         assert (made[:, t] == alone).all()
         assert (shares == same).all()
-
-
-@pytest.mark.parametrize(
-    ("augment", "name", "off"),
-    [
-        (Augment(crop_padding=1), "crop_padding", "0"),
-        (Augment(rand_augment=(1, 9)), "rand_augment", "0,0"),
-        (Augment(rand_augment_first=True), "rand_augment_first", "false"),
-        (Augment(auto_augment="rand-m9"), "auto_augment", "''"),
-        (Augment(erasing=0.1), "erasing", "0"),
-    ],
-)
-def test_augmentation_of_images_is_refused_for_frames(
-    data: ImageData, augment: Augment, name: str, off: str
-) -> None:
-    remedy = rf"Set it to {off}, or take a recipe for frames of events, such as moving_"
-    with pytest.raises(UserError, match=rf"^augment\.{name}=.* {remedy}"):
-        Loader(data.train, data, batch_size=4, train=True, augment=augment)
-    (value,) = typed({f"augment.{name}": off.strip("'")}).values()
-    check_augment(replace(augment, **{name: value}), RECORDING)
 
 
 def test_augmentation_of_frames_is_refused_for_images() -> None:

@@ -184,38 +184,12 @@ def test_bad_labels_are_named_with_their_line(tmp_path: Path, table: str, expect
     assert "user01_led" in line
 
 
-def test_lists_labels_and_recordings_need_each_other(tmp_path: Path) -> None:
-    root = write_dvs128(tmp_path) / "DvsGesture"
-    shutil.copy(root / "user01_led_labels.csv", root / "user05_lab_labels.csv")
-    assert "user05_lab_labels.csv" in refusal(f"dvs128:{root}")
-    (root / "user05_lab_labels.csv").unlink()
-    tests = root / "trials_to_test.txt"
-    kept = tests.read_text()
-    tests.write_text(f"{kept}user01_led.aedat\n")  # would be trained and tested on
-    assert refusal(f"dvs128:{root}").startswith(f"{tests}: user01_led.aedat: it is listed already")
-    tests.write_text(kept)
-    for name in ("user02_led_labels.csv", "user02_led.aedat"):
-        (root / name).unlink()
-        assert f"{name}: it is missing" in refusal(f"dvs128:{root}")
-
-
 def test_notes_report_of_people_and_of_recordings_in_no_list(tmp_path: Path) -> None:
     root = write_dvs128(tmp_path) / "DvsGesture"
     shutil.copy(root / "user01_led.aedat", root / "user30_led.aedat")
     people, unlisted = load(f"dvs128:{root}").record().notes
     assert people.startswith("validation is split off from training: the same people are in both")
     assert unlisted == "recordings in neither list, left out: user30_led.aedat"
-
-
-def test_an_event_far_outside_makes_no_sensor(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        for i in range(6):
-            write_npz(tmp_path / name / f"{i}.npz", [(0, i, 3, 1)], None)
-    for x in (40_000, 2**40):
-        write_npz(tmp_path / "b" / "2.npz", [(0, 2, 2, 1), (3, x, 1, 1)], None)
-        assert refusal(f"events:{tmp_path}").startswith(
-            f"{tmp_path}/b/2.npz: event 1 at x={x}, y=1 is outside the sensor of 6 columns"
-        )
 
 
 def test_an_own_folder_is_read_with_and_without_splits(tmp_path: Path) -> None:
@@ -244,39 +218,6 @@ def test_an_own_folder_without_sensor_takes_the_least_that_fits(tmp_path: Path) 
     assert kept.stat().st_mtime_ns == written
     write_npz(tmp_path / "b" / "7.npz", [(0, 19, 3, 1)], None)
     assert load(f"events:{tmp_path}").image_size == (11, 20)
-
-
-def test_an_own_folder_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    root = write_folder(tmp_path / "e", {"a": 5, "b": 5})
-    (root / "c").mkdir()
-    assert "class 'c' has no .npz files" in refusal(f"events:{root}")
-    (root / "c").rmdir()
-    shutil.move(root / "b", tmp_path / "b")
-    assert "has one class only (a)" in refusal(f"events:{root}")
-    shutil.move(tmp_path / "b", root / "b")
-    odd = write_npz(root / "b" / "odd.npz", random_events(4, side=8), (8, 8))
-    text = refusal(f"events:{root}")
-    assert "Keep recordings of one sensor together" in text
-    odd.unlink()
-    write_npz(
-        root / "b" / "empty.npz",
-        [(0, 0, 0, 0)],
-        t=np.zeros(0, int),
-        x=np.zeros(0, int),
-        y=np.zeros(0, int),
-        p=np.zeros(0, int),
-    )
-    assert "empty.npz: the recording holds no event" in refusal(f"events:{root}")
-
-
-def test_settings_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    for name, value in (("time_steps", 4), ("frames_by", "time"), ("event_split", "tebn")):
-        assert f"data.{name} = {value!r}: data digits" in refusal("digits", **{name: value})
-    root = write_folder(tmp_path, {"a": 12, "b": 12})
-    assert "has no named splits" in refusal(f"events:{root}", event_split="tebn")
-    assert "unknown data.frames_by 'tim'" in refusal(f"events:{root}", frames_by="tim")
-    assert "larger than the sensor" in refusal(f"events:{root}", image_size=17)
-    assert "below two recordings per class" in refusal("moving_digits:100", limit=12)
 
 
 def test_a_check_says_recordings_and_takes_the_frames_of_training(

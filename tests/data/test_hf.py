@@ -169,25 +169,3 @@ def test_what_the_cache_lacks_is_named(make_parquet, cache: Path, made, words) -
         (snapshot / "data" / "train-00001-of-00002.parquet").symlink_to(cache / "gone")
     line = refusal(REPO)
     assert all(word in line for word in (REPO, *words))
-
-
-@pytest.mark.parametrize("kind", [errors.RepositoryNotFoundError, errors.GatedRepoError])
-def test_a_set_that_the_hub_refuses_is_named(cache, monkeypatch, kind: type[Exception]) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise kind("401", response=SimpleNamespace(headers={}, request=None, status_code=401))
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", refuse)
-    assert f"https://huggingface.co/datasets/{REPO}" in refusal(REPO)
-    monkeypatch.undo()  # the client itself refuses other names, before it asks anyone
-    for argument in ("cifar10", "uoft-cs/", "/cifar10", "uoft-cs//x", "a b/c"):
-        assert "hf:" + argument in refusal(argument)
-
-
-def test_the_client_s_own_connection_error_falls_back_to_the_cache(
-    make_parquet, cache, monkeypatch
-) -> None:
-    put(cache, make_parquet(TWENTY))
-    monkeypatch.undo()
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
-    monkeypatch.setattr(hf, "HfApi", lambda: huggingface_hub.HfApi("http://127.0.0.1:9"))
-    assert sum(len(split) for split in load(f"hf:{REPO}").splits) == 20

@@ -318,17 +318,3 @@ def test_normalised_training_images_have_mean_0_and_deviation_1(digits: ImageDat
     images = torch.stack(list(served(train_loader(digits, None)).values()))
     assert images.mean().abs() < 1e-4
     assert (images.std() - 1).abs() < 1e-3
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"workers": -1}, "workers=-1"),
-        ({"rank": 2, "world_size": 2}, "rank=2"),
-        ({"batch_size": 181, "drop_last": True}, "leaves no full batch of the 180 images of train"),
-    ],
-)
-def test_bad_values_are_named(digits: ImageData, options: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        train_loader(digits, None, **options)

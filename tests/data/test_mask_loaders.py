@@ -10,8 +10,7 @@ import torch
 from scan_tables import MULTILABEL, Scans, data_of, scans_of
 
 from keymix.data import Augment, ImageData, Loader
-from keymix.data.augment import check_augment
-from keymix.data.kinds import IMAGE, MASK, RECORDING, MaskKind
+from keymix.data.kinds import MaskKind
 from keymix.errors import UserError
 
 FIVE = Augment(
@@ -151,17 +150,6 @@ def test_what_would_not_move_masks_along_is_refused(
         loader(data, replace(FIVE, **{field: value}))
     with pytest.raises(UserError, match="snn_wide=True does not fit images with masks"):
         loader(data, Augment(snn_wide=True))
-
-
-@pytest.mark.parametrize(
-    "field", ["vertical_flip", "shift_scale_rotate", "coarse_dropout", "brightness_contrast"]
-)
-def test_augmentations_of_masks_are_refused_elsewhere(field: str) -> None:
-    chosen = Augment(**{field: True})
-    for kind in (IMAGE, RECORDING):
-        with pytest.raises(UserError, match=f"augment.{field}=True does not fit"):
-            check_augment(chosen, kind)
-    check_augment(chosen, IMAGE, MASK)
 
 
 @pytest.mark.gpu

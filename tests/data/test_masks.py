@@ -177,28 +177,6 @@ def test_a_mistake_of_the_folder_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"stack": 3}, r"data\.stack = 3: images of masks:.* have no neighbours"),
-        (
-            {"masks": "multilabel"},
-            r"task\.options\.masks = 'multilabel': .* has no folders for the classes",
-        ),
-        ({"masks": "many"}, r"unknown task\.options\.masks 'many'"),
-        ({"split_by": "day"}, r"unknown data\.split_by 'day'"),
-        ({"test_fraction": 1.0}, r"test_fraction=1\.0 is not between 0 and 1"),
-        ({"limit": 1}, r"limit=1 is below two images"),
-    ],
-)
-def test_a_setting_that_does_not_fit_is_refused(
-    tmp_path: Path, options: dict[str, Any], expected: str
-) -> None:
-    root = mask_set(tmp_path / "set", {"": 9})
-    with pytest.raises(UserError, match=expected):
-        load(f"masks:{root}", **options)
-
-
 def groups(root: Path, rows: list[list[str]]) -> Path:
     write_rows(root / "groups.csv", rows, ("image", "group"))
     return root
@@ -210,36 +188,3 @@ def test_a_group_stays_in_one_split(tmp_path: Path) -> None:
     data = load(f"masks:{root}", val_fraction=0.3, test_fraction=0.3)
     assert data.record().cases == {"train": 2, "val": 1, "test": 1}
     assert [len(split) for split in data.splits] == [6, 3, 3]
-
-
-def test_a_group_in_two_given_splits_is_refused_unless_images_are_split(tmp_path: Path) -> None:
-    root = mask_set(tmp_path / "set", {"train": 3, "test": 3})
-    (root / "test" / "images" / "p1.png").rename(root / "test" / "images" / "q1.png")
-    (root / "test" / "masks" / "p1.png").rename(root / "test" / "masks" / "q1.png")
-    groups(root, [["p0", "a"], ["p1", "b"], ["p2", "c"], ["q1", "c"]])
-    faults = Faults(collect=True)
-    open_masks(str(root), faults)
-    # p0 is in both folders, c twice in test; each is reported once
-    assert [fault.culprit for fault in faults.found] == ["case 'a'", "case 'c'"]
-    with pytest.raises(UserError, match=r"case 'a': it is in train .* and in test"):
-        load(f"masks:{root}")
-    assert len(load(f"masks:{root}", split_by="slice").test) == 3
-
-
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        ([["p0", "a"], ["p1", "a"]], "has no group for 1 images: p2. Add their rows."),
-        ([["p0", "a"], ["p9", "a"]], "line 3: there is no image 'p9'."),
-        ([["p0", ""], ["p1", "a"]], "line 2: image 'p0' has no group."),
-        ([["p0", "a"], ["p0", "b"]], "line 3: image 'p0' is in 'b', but in 'a' by line 2."),
-    ],
-)
-def test_mistakes_in_a_list_of_groups_are_named(
-    tmp_path: Path, rows: list[list[str]], expected: str
-) -> None:
-    root = groups(mask_set(tmp_path / "set", {"": 3}), rows)
-    with pytest.raises(UserError) as caught:
-        load(f"masks:{root}")
-    assert str(caught.value).startswith(f"{root}/groups.csv")
-    assert expected in str(caught.value)

@@ -125,30 +125,6 @@ def errs(folder: Path, message: str, **options: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "words"),
-    [
-        ([0, 1, 2, 0], "row 2: the label is 2"),
-        ([0, 1, None, 0], "row 2: the label is missing"),
-        ([0.0, 1.0], "'label' are such as"),
-        ([None, None], "no row of train has a label"),
-        ([-1, -1], "no row of train has a label"),
-        ([[0], [1]], "'label' are such as '[0]'"),
-        (pa.array([0.5, 1.5]).dictionary_encode(), "'label' are such as"),
-        ([1] * 8, "one class only"),
-        (pa.array([], pa.int64()), "no row of train has a label"),
-        (None, "has no labels (columns: image"),
-    ],
-    ids=str,
-)
-def test_labels_that_name_no_class_are_refused(make_parquet, labels: Any, words: str) -> None:
-    images = [encoded(i) for i in range(4 if labels is None else len(labels))]
-    images = pa.array(images, pa.binary())
-    folder = make_parquet(labels, count=4, images=images)
-    errs(folder, words)
-    assert not check(f"parquet:{folder}").fit
-
-
-@pytest.mark.parametrize(
     ("labels", "classes"),
     [
         (pa.array([True, False]), ("False", "True")),

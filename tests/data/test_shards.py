@@ -14,7 +14,6 @@ import pytest
 import torch
 from pictures import encoded
 
-from keymix.cli import main
 from keymix.data import Augment, ImageData, Loader, Row, load, sharding, shards
 from keymix.data.check import check
 from keymix.data.headers import read_headers
@@ -263,27 +262,6 @@ def test_without_datasets_it_says_what_to_install(folders, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     said = refusal(lambda: load(f"stream:{folders['parquet']}"))
     assert "keymix[stream]" in said
-
-
-def test_encoded_images_are_not_encoded_again(make_folder, tmp_path: Path, capsys) -> None:
-    photos = make_folder({"a": 20, "b": 15}, (40, 30))
-    out = tmp_path / "out" / "shards"
-    assert main(["data", "shard", str(photos), "--out", str(out), "--images-per-shard", "10"]) == 0
-    said = capsys.readouterr().out
-    assert said == (
-        "wrote 25 train images in 3, 3 val images in 1, 7 test images in 1 parquet shards; "
-        f"next: keymix train RECIPE --data stream:{out}\n"
-    )
-    stream = load(f"stream:{out}", image_size=160).train.stream
-    assert stream is not None
-    assert [each.images for each in stream.shards] == [10, 10, 5]
-    assert sum(stream.of.of_class) == 25
-    stored = {file.read_bytes() for file in photos.rglob("*.png")}
-    rows = stream.fetch(np.arange(25))
-    assert {row.image.source for row in rows.values()} < stored
-    assert load(f"parquet:{out}").classes == ("a", "b")  # a map serves as well
-    assert main(["data", "shard", str(photos), "--out", str(out)]) == 2
-    assert "--overwrite" in capsys.readouterr().err
 
 
 def test_shards_are_written_whole_or_not_at_all(make_folder, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from pictures import encoded
 
 from keymix.cli import main
 from keymix.data import ImageData, Loader, load
-from keymix.data.sample import size_of
 from keymix.errors import UserError
 
 
@@ -90,23 +89,6 @@ def test_at_most_fifty_are_named(make_folder) -> None:
         (root / "a" / f"{i:03d}.png").write_bytes(b"")
     record = load(f"folder:{root}", skip_corrupt=True).record()
     assert (len(record.left_out), record.left_out_count) == (50, 60)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("keep", [0.3, 0.6, 0.9, 0.97])
-def test_jpeg_decoded_small_is_found_truncated_like_one_decoded_whole(
-    make_folder, real_data: Path, keep: float
-) -> None:
-    photo = min((real_data / "imagenet-samples").rglob("*.JPEG"), key=lambda p: p.stat().st_size)
-    root = make_folder({"a": 5, "b": 5}, (132, 132))
-    for i in range(3):
-        (root / "a" / f"photo{i}.jpg").write_bytes(photo.read_bytes())
-    whole = load(f"folder:{root}", val_fraction=0.2)
-    for split in whole.splits:
-        assert all(size_of(row.image, decode=True) for row in split.rows)
-    truncate(root / "a" / "photo1.jpg", keep)
-    record = load(f"folder:{root}", val_fraction=0.2, skip_corrupt=True).record()
-    assert [Path(each.id).name for each in record.left_out] == ["photo1.jpg"]
 
 
 def test_a_class_without_training_images_is_an_error(make_folder) -> None:

@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 
 from keymix.data import load
-from keymix.data.sources import torchvision_sets
 from keymix.errors import UserError
 
 NAMES = ["cifar10", "cifar100", "svhn", "fashion_mnist"]
@@ -103,18 +102,6 @@ def test_svhn_s_ten_is_zero_and_its_extra_set_is_not_used(online, tmp_path: Path
     assert "the extra training images of SVHN are not used" in data.record().notes
 
 
-def test_without_a_root_the_cache_folder_is_used(
-    online, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    online("cifar10")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    load("cifar10")
-    assert (tmp_path / "cache" / "keymix" / "cifar-10-batches-py").is_dir()
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert torchvision_sets.cache_folder() == tmp_path / "home" / ".cache" / "keymix"
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_archives_put_there_by_hand_serve_without_a_network(
     offline, tmp_path: Path, name: str
@@ -131,17 +118,6 @@ def test_archives_put_there_by_hand_serve_without_a_network(
     assert str(victim) in refusal(f"{name}:{root}")
     shutil.copy(files[0], victim)
     assert len(load(f"{name}:{root}").test) == archives.TEST
-
-
-def test_a_whole_folder_is_left_alone(offline, tmp_path: Path) -> None:
-    """It may be another's, and read-only: no lock is taken, nothing is written."""
-    root = tmp_path / "root"
-    shutil.copy(offline("cifar10")[0], place("cifar10", root))
-    load(f"cifar10:{root}")
-    (root / ".cifar10.lock").unlink(missing_ok=True)
-    before = sorted(root.rglob("*"))
-    load(f"cifar10:{root}")
-    assert sorted(root.rglob("*")) == before
 
 
 def test_processes_that_start_together_download_once(online, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -182,81 +181,7 @@ def ids(data: ImageData) -> set[str]:
     return {row.name for split in data.splits for row in split.rows}
 
 
-def test_a_neighbour_that_is_broken_or_of_another_size_is_a_fault(tmp_path: Path) -> None:
-    root = scan_set(tmp_path, {1: 1})
-    add_scan(root, 1, 0, 2, np.zeros((5, 9), dtype=np.uint16))
-    (fault,) = faults_of(root, stack=3)
-    assert fault.culprit == str(scan_path(root, 1, 0, 2, (5, 9)))
-    assert not faults_of(root, stack=1)
-    with pytest.raises(UserError, match="slice_0002_9_5"):
-        rows_of(root, stack=3)[0].image()
-    scan_path(root, 1, 0, 2, (5, 9)).write_bytes(b"no image")
-    (fault,) = faults_of(root, stack=3)
-    assert fault.culprit == str(scan_path(root, 1, 0, 2, (5, 9)))
-
-
-def test_all_faults_of_a_slice_are_found(tmp_path: Path) -> None:
-    root = one_slice(tmp_path, large_bowel="1", small_bowel="99 1")
-    scan_path(root, 1, 0, 1, (6, 9)).write_bytes(b"no image")
-    found = [Path(fault.culprit).name for fault in faults_of(root)]
-    assert found == [
-        "train.csv: line 2",
-        "train.csv: line 3",
-        scan_path(root, 1, 0, 1, (6, 9)).name,
-    ]
-
-
 # mistakes of the table as a whole: the line, after the folder
-OF_THE_TABLE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "id": (
-        rewrite(lambda rows: [["case1_slice_0001", "stomach", ""], *rows]),
-        "train.csv: line 2: id 'case1_slice_0001' is not like case101_day20_slice_0078.",
-    ),
-    "cells": (
-        rewrite(lambda rows: [["case1_day0_slice_0001"], *rows]),
-        "train.csv: line 2: it has 1 cells, not 3: 'case1_day0_slice_0001'.",
-    ),
-    "columns": (
-        lambda root: write_rows(root / "train.csv", [["a", "b", "c"]], ("id", "class", "rle")),
-        "train.csv: the first line has no column segmentation; it is 'id,class,rle'. Name the "
-        "columns id,class,segmentation.",
-    ),
-    "no rows": (rewrite(lambda rows: []), "train.csv has no rows below its first line."),
-    "nothing": (
-        lambda root: (root / "train.csv").write_text(""),
-        "train.csv: the first line has no column id; it is ''.",
-    ),
-    "bytes": (
-        lambda root: (root / "train.csv").write_bytes(b"id,class,segmentation\n\xff\xfe\n"),
-        "train.csv is not UTF-8 text",
-    ),
-    "quotes": (
-        lambda root: (root / "train.csv").write_text('id,class,segmentation\na,b,"c\n'),
-        "train.csv: line 2: unexpected end of data.",
-    ),
-}
-
-
-@pytest.mark.parametrize("what", OF_THE_TABLE)
-def test_a_mistake_of_the_table_is_one_line(tmp_path: Path, what: str) -> None:
-    spoil, expected = OF_THE_TABLE[what]
-    root = scan_set(tmp_path, {1: 2, 2: 2, 3: 2})
-    spoil(root)
-    with pytest.raises(UserError) as caught:
-        load(f"uwgi:{root}")
-    assert str(caught.value).startswith(f"{root}/{expected}")
-    assert "\n" not in str(caught.value)
-
-
-def test_rows_that_cannot_be_read_are_collected(tmp_path: Path) -> None:
-    root = scan_set(tmp_path, {1: 2})
-    rewrite(lambda rows: [["x", "stomach", ""], *rows, ["y"]])(root)
-    faults = Faults(collect=True)
-    source = open_uwgi(str(root), faults)
-    lines = {f"{root}/train.csv: line 2", f"{root}/train.csv: line 9"}
-    assert {fault.culprit for fault in faults.found} == lines
-    assert len(faults.found) == 2
-    assert len(source.rows) == 2
 
 
 def test_columns_may_stand_in_any_order_and_runs_be_long(tmp_path: Path) -> None:
@@ -268,15 +193,6 @@ def test_columns_may_stand_in_any_order_and_runs_be_long(tmp_path: Path) -> None
     write_rows(tmp_path / "train.csv", rows, ("segmentation", "more", "class", "id"))
     assert rows_of(tmp_path)[0].read_target().sum() == 3 * side * side // 2
     assert csv.field_size_limit() == 131_072
-
-
-@pytest.mark.parametrize("spec", ["uwgi:none", "uwgi:."])
-def test_a_folder_that_is_none_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"there is no 'none'|is not a folder with train\.csv"):
-        load(spec)
 
 
 def pinned(root: Path, head: str, rows: Sequence[Sequence[str]]) -> Path:
@@ -321,25 +237,6 @@ def test_a_case_in_two_splits_is_refused_unless_slices_are_split(tmp_path: Path)
     assert "case1" in data.test.groups
     notes = data.record().notes
     assert [note for note in notes if note.startswith("split by slice: ") and "case1" in note]
-
-
-@pytest.mark.parametrize(
-    ("head", "rows", "culprit"),
-    [
-        ("case", [*CASES, ["case1", "test"]], "line 5: 'case1'"),
-        ("id", [*SLICES, [SLICES[0][0], "val"]], "line 8: 'case1_day0_slice_0001'"),
-        ("case", [*CASES, ["case9", "test"]], "line 5: 'case9'"),
-        ("case", [*CASES[:2], ["case3", "dev"], ["case3", "test"]], "line 4: split 'dev'"),
-        ("case", CASES[:2], "2 slices: case3_day0_slice_0001, case3_day0_slice_0002"),
-    ],
-)
-def test_mistakes_in_a_list_of_splits_are_named(
-    tmp_path: Path, head: str, rows: list[list[str]], culprit: str
-) -> None:
-    root = pinned(tmp_path, head, rows)
-    with pytest.raises(UserError, match=re.escape(culprit)) as caught:
-        load(f"uwgi:{root}", split_by="slice")
-    assert str(root / "splits.csv") in str(caught.value)
 
 
 def test_the_fingerprint_differs_where_a_slice_is_left_out(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from ward import NAME, PLACE, refuse_secrets, write_ward
 
@@ -94,12 +93,7 @@ def test_the_command_shows_its_checks_and_refuses_what_is_there(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("format", "ending", "int8"),
-    [
-        ("onnx", ".onnx", False),
-        ("onnx", ".onnx", True),
-        ("torch", ".pt2", False),
-    ],
+    ("format", "ending", "int8"), [("onnx", ".onnx", True), ("torch", ".pt2", False)]
 )
 def test_a_file_holds_no_path_and_no_name(
     ward: Path, tmp_path: Path, format: Any, ending: str, int8: bool
@@ -216,4 +210,3 @@ def test_data_that_are_gone_are_named_with_the_remedy(ward: Path, tmp_path: Path
     recipe.write_text(recipe.read_text("utf-8").replace(f"{PLACE}/photos", "gone"), "utf-8")
     with pytest.raises(UserError, match=r"gone.*--images"):
         keymix.export(tmp_path / "run", tmp_path / "model.onnx")
-    keymix.export(tmp_path / "run", tmp_path / "model.onnx", images=torch.randn(4, 3, 12, 12))

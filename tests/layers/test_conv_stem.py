@@ -79,16 +79,3 @@ def test_another_image_size_is_taken() -> None:
     stem.set_input_size(patch_size=16)
     with refused("cannot change its patch size"):
         stem.set_input_size((48, 64), patch_size=8)
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"patch_size": 5, "img_size": 10}, "even"),
-        ({"img_size": 40}, "take 32 or 48"),
-        ({"dynamic_img_pad": True}, "dynamic_img_pad"),
-    ],
-)
-def test_what_it_cannot_do_is_refused(options, match) -> None:
-    with refused(match):
-        ConvStem(**{"img_size": 32, "patch_size": 16, **options})

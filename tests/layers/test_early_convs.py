@@ -79,25 +79,6 @@ def test_it_costs_what_its_docstring_says(patch: int) -> None:
     assert found == per_pixel * 64**2
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"patch_size": 6, "img_size": 60}, "patch_size=6: .*2, 4, 8, 16 or 32"),
-        ({"patch_size": (4, 12), "img_size": 48}, r"patch_size=\(4, 12\): .*take one of these"),
-        ({"patch_size": 1}, "patch_size=1: "),
-        ({"stem": "convs"}, "unknown stem 'convs'. Did you mean 'conv'"),
-        ({"stem": 3}, "stem=3 must be text"),
-        ({"shifted_patches": True}, "stem='conv' and shifted_patches=True .*leave one"),
-        ({"shifts": "axes"}, "shifts='axes' is of models with shifted patches"),
-        ({"img_size": 34}, "images of 34x34: .*take 32 or 36"),
-        ({"dynamic_img_pad": True}, "a stem of strided convolutions does not take dynamic"),
-    ],
-)
-def test_what_it_cannot_be_is_refused(options: dict[str, Any], says: str) -> None:
-    with torch.device("meta"), refused(says):
-        vit(**options)
-
-
 def test_without_a_name_the_patches_are_timms() -> None:
     assert type(vit(stem=None).patch_embed) is not EarlyConvs
     assert (

@@ -228,19 +228,6 @@ def test_numbers_out_of_range_are_refused(change, words) -> None:
         LIF(**change)
 
 
-def test_other_bad_numbers_are_refused() -> None:
-    with refused(r"init_tau=0\.5"):
-        ParametricLIF(init_tau=0.5)
-    with refused("tau=1"):
-        Neurons(tau=1.0)
-    with refused(r"unknown neuron 'lift'.*lif"):
-        neuron_maker("lift")
-    with refused("step_mode='x'"):
-        LIF().step_mode = "x"
-    with refused("alpha=-1"):
-        Surrogate("atan", -1.0)
-
-
 @pytest.mark.parametrize(
     ("kind", "kinds"), [("lif", LIF), ("if", IF), ("plif", ParametricLIF), ("relu", nn.ReLU)]
 )
@@ -306,17 +293,6 @@ def test_an_error_on_the_way_leaves_no_state() -> None:
     with pytest.raises(RuntimeError, match="stop"):
         made(torch.ones(3, 2))
     assert made.neuron.sum == 0
-
-
-def test_makers_of_something_else_are_refused() -> None:
-    with refused("LIF is not what makes neurons"):
-        neuron_maker(LIF())
-    with refused("takes no v_threshold"):
-        neuron_maker(nn.ReLU)()
-    with refused("made a str"):
-        neuron_maker(lambda v_threshold: "spikes")()
-    with refused("is not what makes neurons"):
-        neuron_maker(3)
 
 
 def test_what_has_no_step_mode_takes_no_single_steps() -> None:

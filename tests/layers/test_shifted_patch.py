@@ -9,7 +9,6 @@ import torch
 
 from each import together
 from keymix.layers.patches import SHIFTS, ShiftedPatchEmbed
-from keymix.models import create_model
 from mixer_cases import refused, stir
 from tolerances import close, differs
 
@@ -87,20 +86,6 @@ def test_half_of_an_oblong_patch_is_half_of_each_side() -> None:
     marked[..., 5, 5] = 1
     found = [tuple(copy[0, 0].nonzero()[0].tolist()) for copy in layer._copies(marked)]
     assert sorted(found) == [(2, 4), (2, 6), (8, 4), (8, 6)]
-
-
-def test_shifts_that_are_none_are_refused() -> None:
-    with refused("unknown shifts 'axis'.*'axes'"):
-        ShiftedPatchEmbed(8, 4, 3, 10, shifts="axis")
-    with refused("unknown shifts 'half-patch'.*'half_patch'"):
-        create_model("vit_small_spt_p4_32", shifts="half-patch")
-    with refused("shifts=1 must be text"):
-        create_model("vit_small_spt_p4_32", shifts=1)
-    with refused("shifts='axes'.*shifted patches"):
-        create_model("vit_small_p4_32", shifts="axes")
-    for patch in (1, (1, 4), (4, 1)):
-        with refused("half_patch.*larger patches"):
-            ShiftedPatchEmbed(8, patch, 3, 10, shifts="half_patch")
 
 
 def test_another_image_size_is_taken() -> None:

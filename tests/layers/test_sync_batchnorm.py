@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from commands import PATIENCE, forkserver
 from each import each
 from keymix.layers.cvt_stage import CvTStage, RoleProjections
 from keymix.layers.neurons import Neurons
@@ -224,7 +225,12 @@ def worker(rank: int, folder: Path) -> None:
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes found."""
     folder = tmp_path_factory.mktemp("ranks")
-    torch.multiprocessing.spawn(worker, (folder,), nprocs=2)
+    processes = [forkserver().Process(target=worker, args=(rank, folder)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(PATIENCE)
+        assert process.exitcode == 0
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 

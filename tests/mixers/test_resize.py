@@ -196,7 +196,7 @@ def test_a_call_keeps_no_memory_of_its_grid(name: str) -> None:
 
 
 @pytest.mark.slow
-@every_keyed
+@pytest.mark.parametrize("name", ["static_key"])
 @every_policy
 def test_a_resized_call_compiles_in_one_graph(name: str, resize: str, shapes_checked: bool) -> None:
     if shapes_checked:

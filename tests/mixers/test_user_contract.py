@@ -146,26 +146,6 @@ def test_what_ends_the_work_is_let_through(
         create_mixer("mine", **SITE)
 
 
-def test_a_value_that_is_refused_by_an_error_of_ones_own_is_no_value(tmp_path: Path) -> None:
-    text = MEAN.replace("(self, site):", "(self, site, *, width: int = 3):")
-    text = text.replace("super()", "if width != 3: raise Own(width)\n        super()")
-    registry.import_file(written(tmp_path, HEAD + OWN + text))
-    rules = [rule for rule in user_mixers.RULES if rule.name == "options"]
-    (outcome,) = user_mixers.outcomes(user_mixers.Trial(registry.get_mixer_class("mine")), rules)
-    assert outcome.why is None
-
-
-def test_a_grid_that_is_refused_by_an_error_of_ones_own_hides_no_idle_option(
-    tmp_path: Path,
-) -> None:
-    text = MEAN.replace("(self, site):", "(self, site, *, width: int = 3):")
-    text = text.replace("return self", "if grid == (2, 5): raise Own(grid)\n        return self")
-    registry.import_file(written(tmp_path, HEAD + OWN + text))
-    rules = [rule for rule in user_mixers.RULES if rule.name == "options"]
-    (outcome,) = user_mixers.outcomes(user_mixers.Trial(registry.get_mixer_class("mine")), rules)
-    assert "'width'" in str(outcome.why)
-
-
 def test_modes_outside_do_not_reach_the_check(tmp_path: Path) -> None:
     registry.import_file(written(tmp_path, GOOD["a norm"]))
     with torch.autocast("cpu", torch.bfloat16), torch.device("meta"), torch.inference_mode():
@@ -199,17 +179,6 @@ def test_a_refusal_ends_the_check_of_no_other_rule(tmp_path: Path) -> None:
         create_mixer("mine", **SITE)
 
 
-def test_a_class_that_refuses_an_input_is_checked_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    registry.import_file(written(tmp_path, GOOD["a mean"].replace("return ", FLAT)))
-    create_mixer("mine", **SITE)
-    tried: list[Any] = []
-    monkeypatch.setattr(user_mixers, "outcomes", lambda *given: tried.append(given) or iter(()))
-    create_mixer("mine", **SITE)
-    assert not tried
-
-
 @pytest.mark.parametrize(
     ("init", "says"),
     [
@@ -225,23 +194,6 @@ def test_a_constructor_without_a_site_is_refused_when_it_registers(
         registry.import_file(written(tmp_path, text))
     assert says in str(caught.value)
     assert "mine" not in registry.list_mixers()
-
-
-@pytest.mark.slow
-def test_a_name_of_keymix_is_taken_even_before_its_mixers_are_loaded() -> None:
-    import subprocess
-    import sys
-
-    code = (
-        "from keymix import TokenMixer, register_mixer, UserError\n"
-        "class Mine(TokenMixer): pass\n"
-        "for name in ('softmax', 'ska'):\n"
-        "    try: register_mixer(name)(Mine)\n"
-        "    except UserError as error: assert 'is taken by keymix.mixers' in str(error), error\n"
-        "    else: raise SystemExit('not refused')\n"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
 
 
 def test_a_role_that_is_projected_for_nothing_is_named() -> None:

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from keymix.errors import Interrupted, UserError
+from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.mixers import registry
 from keymix.mixers.base import explain_backend
 from keymix.models import create_model
-from keymix.train.signals import interruptible
 from mixer_cases import make, tokens
 from tolerances import differs
 
@@ -90,18 +89,6 @@ def test_a_file_that_fails_is_answered_in_words(tmp_path: Path, text: str, says:
     assert says in str(caught.value) or "TypeCheckError" in str(caught.value)
     assert registry.list_mixers() == before
     assert registry.get_mixer_class("softmax").__module__ == "keymix.mixers.softmax"
-
-
-def test_a_file_that_raises_as_ctrl_c_does_is_named_and_ctrl_c_is_not(tmp_path: Path) -> None:
-    file = written(tmp_path, "raise KeyboardInterrupt", "broken.py")
-    with pytest.raises(KeyboardInterrupt):  # nothing tells who raised it
-        registry.import_file(file)
-    with interruptible(lambda: "it stands"):
-        with pytest.raises(UserError, match=r"--import .*broken.py: KeyboardInterrupt$"):
-            registry.import_file(file)
-        file.write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
-        with pytest.raises(Interrupted):
-            registry.import_file(file)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

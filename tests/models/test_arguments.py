@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 import timm
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from each import together
 from keymix import TokenMixer, Traits, register_mixer
-from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.mixers.base import Site
 from keymix.models import create_model, memory
@@ -162,24 +161,6 @@ def test_what_makes_a_model_is_taken(family: str, options: dict[str, Any]) -> No
         model(torch.empty(1, 3, 32, 32))
 
 
-@together
-@pytest.mark.parametrize("name", ["vit_nano_p2_12", "vit_tiny_patch16_224"])
-@pytest.mark.parametrize(
-    ("argument", "value"),
-    [
-        ("depth", 10**6),
-        ("embed_dim", 10**8),
-        ("num_heads", 10**6),
-        ("num_classes", 10**12),
-        ("in_chans", 10**6),
-        ("img_size", 10**7),
-    ],
-)
-def test_numbers_that_no_model_has_are_refused(name: str, argument: str, value: int) -> None:
-    with refused(f"^{argument}={value} must be at most|: {argument}={value} must be at most"):
-        create_model(name, **{argument: value})
-
-
 @pytest.mark.parametrize("name", ["vit_nano_p2_12", "vit_tiny_patch16_224"])
 def test_weights_beyond_memory_are_refused_before_they_are_made(name: str) -> None:
     with refused(f"model '{name}' with embed_dim=61440 has weights of .* GiB"):
@@ -241,45 +222,3 @@ def test_the_memory_of_a_control_group_counts(
     for text in ("max\n", str(10**30)):
         (tmp_path / "memory.max").write_text(text)
         assert memory.memory_of_this_machine() == whole
-
-
-@pytest.mark.slow
-@together
-@pytest.mark.parametrize("name", SHOWN.values())
-def test_a_last_layer_of_fewer_than_no_classes_is_refused(name: str) -> None:
-    with torch.device("meta"):
-        model: Any = timm.create_model(name)
-        with pytest.raises(UserError, match="num_classes=-3 must be a whole number of 0 or more"):
-            model.reset_classifier(-3)
-        model.reset_classifier(3)
-        found = model(torch.empty(1, *model.default_cfg["input_size"]))
-        if isinstance(found, torch.Tensor):
-            assert found.shape[:2] == (1, 3)
-        else:  # of a detector, which returns instances
-            assert model.num_classes == 3
-
-
-def test_the_cause_is_kept_and_an_error_without_a_users_value_is_not_the_users(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with pytest.raises(UserError, match="built with num_heads=0: ZeroDivision") as caught:
-        create_model("vit_tiny_patch16_224", num_heads=0)
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
-
-    def raised(error: BaseException, **options: Any) -> BaseException:
-        def broken(self: nn.Module, *args: object) -> None:
-            raise error
-
-        monkeypatch.setattr(family_of("cvt_micro_32")[0], "apply", broken)
-        try:
-            create_model("cvt_micro_32", **options)
-        except BaseException as found:
-            return found
-        pytest.fail("nothing was raised")
-
-    own = RuntimeError("a mistake of keymix")
-    assert raised(own) is own
-    assert raised(own, mixer="ska") is own
-    assert str(raised(own, drop_rate=0.1)).endswith("with drop_rate=0.1: RuntimeError: " + str(own))
-    for stop in (MemoryError(), torch.OutOfMemoryError(), KeyboardInterrupt()):
-        assert raised(stop, drop_rate=0.1) is stop

@@ -185,19 +185,3 @@ def test_drop_path_rises_over_the_blocks() -> None:
     model = small(drop_path_rate=0.3)
     rates = [getattr(b.drop_path1, "drop_prob", 0.0) for s in model.stages for b in s.blocks]
     assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3])
-
-
-@together
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"class_token": False}, "global_pool='token'.*class_token"),
-        ({"global_pool": "max"}, "unknown global_pool 'max'"),
-        ({"num_heads": (1, 5, 6)}, "dim=12.*num_heads=5"),
-        ({"img_size": 2}, "2x2 pixels are too small"),
-        ({"mixer": ["ska", "ska"]}, "2 mixers.*4, one per block, or 3, one per stage"),
-    ],
-)
-def test_bad_arguments_are_refused(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        create_model("cvt_13_32", **{**SMALL, **options})

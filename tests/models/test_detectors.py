@@ -226,18 +226,8 @@ def test_a_seed_draws_the_samples_and_evaluation_draws_nothing() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.slow
-def test_in_double_precision_all_is_double() -> None:
-    model = small(score_threshold=0.0).double()
-    found_losses = losses(model)
-    del found_losses["loss_objectness"]  # torchvision's own targets of it are in single precision
-    assert {loss.dtype for loss in found_losses.values()} == {torch.float64}
-    found = found_by(model, images(dtype=torch.float64))[0]
-    assert {found[key].dtype for key in ("boxes", "scores", "masks")} == {torch.float64}
-
-
 def test_boxes_stay_in_full_precision_under_autocast() -> None:
-    model = small(score_threshold=0.0, proposals=2)  # bfloat16 is slow on a CPU
+    model = small(score_threshold=0.0, proposals=2, samples=4)  # bfloat16 is slow on a CPU
     with torch.autocast("cpu", dtype=torch.bfloat16):
         in_bfloat16 = losses(model)
         found = found_by(model, images((40, 50)))[0]
@@ -247,30 +237,6 @@ def test_boxes_stay_in_full_precision_under_autocast() -> None:
     assert float(total(in_bfloat16)) == pytest.approx(float(total(full)), rel=0.05)
     total(in_bfloat16).backward()
     assert all(p.grad.isfinite().all() for p in model.parameters())
-
-
-def test_weights_make_a_round_trip() -> None:
-    model, other = (
-        small(score_threshold=0.0),
-        create_model(NAMES[0], **SMALL, score_threshold=0.0),
-    )
-    other.load_state_dict(model.state_dict())
-    assert not differs(found_by(other)[0]["scores"], found_by(model)[0]["scores"])
-
-
-@pytest.mark.slow
-def test_a_few_steps_lower_the_losses() -> None:
-    model = small()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    curve = []
-    for step in range(9):
-        loss = total(losses(model, step))
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        curve.append(float(loss.detach()))
-    assert sum(curve[-3:]) < 0.75 * sum(curve[:3]), curve
 
 
 # ---- the cascade --------------------------------------------------------------------------------
@@ -374,7 +340,7 @@ ANSWERS: dict[str, Tensor] = {}  # many options change the same detector
 
 def answer(options: dict[str, Any], *, train: bool) -> Tensor:
     """All numbers that a small detector gives, after the draws of a seed."""
-    base = {"score_threshold": 0.0, "detections": 30, **options}
+    base = {"score_threshold": 0.0, "detections": 8, **options}
     model = small(**base)
     if train:
         return total(losses(model)).detach()
@@ -391,7 +357,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
     "freeze_norm": ({"backbone": "test_resnet"}, {"freeze_norm": False}, True),
     "proposals": ({}, {"proposals": 5}, False),
     "samples": ({}, {"samples": 8}, True),
-    "score_threshold": ({}, {"score_threshold": 0.27}, False),
+    "score_threshold": ({}, {"score_threshold": 0.3}, False),
     "nms_threshold": ({}, {"nms_threshold": 0.9}, False),
     "detections": ({}, {"detections": 4}, False),
     "num_classes": ({}, {"num_classes": 4}, True),
@@ -466,8 +432,8 @@ def test_timm_makes_it_by_name_and_it_says_what_it_is(name: str) -> None:
     total(losses(model)).backward()
 
 
-@both
-def test_its_maps_are_those_of_its_backbone_and_end_in_its_pyramid(name: str) -> None:
+def test_its_maps_are_those_of_its_backbone_and_end_in_its_pyramid() -> None:
+    name = NAMES[0]
     model, x = small(name).eval(), torch.stack(images((64, 96), (64, 96)))
     final, maps = model.forward_intermediates(x)
     levels = model.forward_features(x)
@@ -527,10 +493,9 @@ def test_classes_can_be_reset(name: str) -> None:
     found_by(model)
 
 
-@both
-def test_weights_of_a_classifier_start_the_encoder(name: str) -> None:
+def test_weights_of_a_classifier_start_the_encoder() -> None:
     classifier = create_model("caformer_micro_32", img_size=64, num_classes=7)
-    model = small(name)
+    model = small()
     heads = {k: v.clone() for k, v in model.state_dict().items() if k.startswith("decoder.")}
     loaded = load_weights(model, classifier.state_dict())
     own = model.state_dict()
@@ -544,12 +509,8 @@ def test_weights_of_a_classifier_start_the_encoder(name: str) -> None:
 
 BACKBONES = {
     "cskaformer_s18": (64, 128, 320, 512),
-    "skaformer_s18": (64, 128, 320, 512),
-    "caformer_s18": (64, 128, 320, 512),
     "resnet50": (256, 512, 1024, 2048),
     "swin_tiny_patch4_window7_224": (96, 192, 384, 768),
-    "convnext_tiny": (96, 192, 384, 768),
-    "efficientnet_b0": (24, 40, 112, 320),
     "vit_small_patch16_224": (384,),
     "swin_micro_p2_32": None,
 }
@@ -594,20 +555,6 @@ def test_what_makes_no_detector_is_refused(case: str) -> None:
     options, culprit = REFUSED[case]
     with pytest.raises(UserError, match=culprit):
         create_model("mask_rcnn", **{**SMALL, **options})
-
-
-def test_what_is_no_batch_is_refused() -> None:
-    model, batch = small().train(), images()
-    with pytest.raises(UserError, match="instances"):
-        model(batch)
-    with pytest.raises(UserError, match="got 1"):
-        model(batch, instances(batch)[:1])
-    with pytest.raises(UserError, match="masks"):
-        model(batch, [{"boxes": t["boxes"], "labels": t["labels"]} for t in instances(batch)])
-    with pytest.raises(UserError, match="uint8"):
-        model.eval()([torch.zeros(3, 40, 40, dtype=torch.uint8)])
-    with pytest.raises(UserError, match="no images"):
-        model([])
 
 
 # ---- mixers, counts and attention ---------------------------------------------------------------
@@ -682,8 +629,6 @@ def test_heads_are_counted_at_their_most(name: str) -> None:
     conv = 9 * 14 * 14 * (16 * 256 + 3 * 256 * 256)
     mask = 10 * (conv + 28 * 28 * (256 * 256 + 256 * 4))
     assert heads == stages * (box + mask)
-    real = small(name, proposals=40, detections=10)
-    assert count(real, (3, 64, 96), task="detection").macs == counted.macs
 
 
 def test_attention_can_be_read() -> None:

@@ -66,7 +66,7 @@ def pair() -> tuple[Any, Any]:
         rpn_pre_nms_top_n_test=100,
         rpn_post_nms_top_n_test=100,
         box_batch_size_per_image=32,
-        box_detections_per_img=40,
+        box_detections_per_img=24,
     )
     theirs.transform.resize = lambda image, target: (image, target)
     drawn_norms(theirs)
@@ -74,7 +74,7 @@ def pair() -> tuple[Any, Any]:
         theirs.roi_heads.box_predictor.cls_score.weight.mul_(0.2)
         theirs.roi_heads.box_predictor.bbox_pred.weight.mul_(4)
         theirs.rpn.head.bbox_pred.weight.mul_(4)
-    few = {"proposals": 100, "samples": 32, "detections": 40}
+    few = {"proposals": 100, "samples": 32, "detections": 24}
     ours = create_model(
         "mask_rcnn", num_classes=CLASSES, score_threshold=0.05, nms_threshold=0.1, **few
     )

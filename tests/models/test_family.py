@@ -13,7 +13,6 @@ from keymix.hosts import find_mixers
 from keymix.mixers.base import TokenMixer
 from keymix.models import create_model
 from keymix.models.family import overridden
-from mixer_cases import refused
 
 FORMS = {
     "for all": lambda options: options,
@@ -54,16 +53,3 @@ def test_options_reach_one_stage_of_several(given: Any) -> None:
     shown = mixers("skaformer_s18", depths=(1, 1, 1, 1), mixer_options=given)
     assert [m.mixer_name for m in shown] == ["sep_conv", "static_key", "softmax", "softmax"]
     assert [m.attn_drop.p for m in shown[1:]] == [0.25, 0.0, 0.0]
-
-
-@pytest.mark.parametrize(
-    ("given", "match"),
-    [
-        ({"softmax": {"scale": False}}, "mixer_options: .softmax.*static_key"),
-        ([{}, {}], "2 mixer_options for 1 mixers"),
-        ({"static_key": {"activaton": "relu"}}, "activaton.*'activation'"),
-    ],
-)
-def test_options_that_do_not_fit_the_row_are_refused(given: Any, match: str) -> None:
-    with refused(match):
-        create_model("ska_vit_small_p4_32_wide", mixer_options=given)

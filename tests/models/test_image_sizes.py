@@ -113,14 +113,3 @@ def test_a_refused_size_changes_no_weight_no_grid_and_no_policy(
         assert now == sites
         assert {k: v.shape for k, v in after.items()} == {k: v.shape for k, v in state.items()}
         assert all(torch.equal(after[k], v) for k, v in state.items())
-
-
-@together
-@pytest.mark.parametrize("mixer", ["ska", "cska", "softmax"])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_batch_of_no_images_has_no_scores(name: str, mixer: str) -> None:
-    model = create_model(name, mixer=mixer, **FAMILIES[name]).eval()
-    assert model(torch.randn(0, 3, 32, 32)).shape == (0, 10)
-    if "swin" not in name:
-        set_image_size(model, 48, resize="pool_values")
-        assert model(torch.randn(0, 3, 48, 48)).shape == (0, 10)

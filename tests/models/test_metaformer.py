@@ -139,19 +139,3 @@ def test_what_is_read_out_is_known() -> None:
     features = model.forward_features(images())
     pooled = model.head.norm(features.amax((2, 3), keepdim=True)).flatten(1)
     close(model.forward_head(features, pre_logits=True), pooled)
-
-
-@together
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"mixer": ["ska", "ska"]}, "2 mixers.*5, one per block, or 4, one per stage"),
-        ({"token_mixers": nn.Identity}, "token_mixers.*mixer="),
-        ({"img_size": 2}, "2x2 pixels are too small"),
-        ({"kernel_size": 3}, "kernel_size"),
-        ({"mixer": "ska", "mixer_options": {"activation": "rulu"}}, "rulu"),
-    ],
-)
-def test_bad_arguments_are_refused(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        create_model("skaformer_s18", **{**SMALL, **options})

@@ -208,15 +208,6 @@ def test_bad_arguments_are_refused(options: dict[str, Any], says: str) -> None:
         nano(**options)
 
 
-def test_bad_names_are_refused() -> None:
-    with pytest.raises(UserError, match=r"unknown model 'vit_smal_p4_32'.*'vit_small_p4_32'"):
-        create_model("vit_smal_p4_32")
-    with pytest.raises(UserError, match=r"no adapter knows.*ResNet.*VisionTransformer"):
-        create_model("resnet18", mixer="ska")
-    with pytest.raises(UserError, match="no mixer"):
-        create_model("vit_tiny_patch16_224", mixer_options={"activation": "relu"}, depth=1)
-
-
 def test_options_join_those_of_the_name_and_another_mixer_leaves_them_behind() -> None:
     with torch.device("meta"):
         unscaled = create_model("ska_vit_small_p4_32_wide", mixer_options={"scale": False})

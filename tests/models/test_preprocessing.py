@@ -15,7 +15,6 @@ from torch import nn
 
 from each import together
 from keymix.data.record import DataRecord
-from keymix.errors import UserError
 from keymix.hosts.base import encoder_of
 from keymix.models import create_model, load_weights
 from keymix.models.preprocessing import describe, described, preprocessing_of
@@ -104,17 +103,6 @@ def test_the_encoder_of_a_dense_model_sees_the_same_images(name: str) -> None:
     assert model.get_submodule(infos[0]["module"]) is not None
 
 
-def test_the_pool_of_another_size_is_forgotten() -> None:
-    assert create_model("test_resnet").pretrained_cfg["pool_size"] == (5, 5)
-    assert made("test_resnet").pretrained_cfg["pool_size"] is None
-    same = create_model("test_resnet", img_size=160)
-    describe(same, preprocessing_of(trained_on(image_size=[160, 160])))
-    assert same.pretrained_cfg["pool_size"] == (5, 5)
-    other = create_model("test_resnet")
-    describe(other, preprocessing_of(trained_on()))
-    assert other.pretrained_cfg["pool_size"] is None
-
-
 def test_a_model_that_timm_did_not_build_is_left_alone() -> None:
     model = nn.Linear(2, 2)
     describe(model, preprocessing_of(trained_on()))
@@ -148,27 +136,6 @@ def test_a_runs_weights_bring_how_they_were_shown_images(tmp_path: Path) -> None
     assert resolve_model_data_config(bare) == SHOWN
     assert bare.pretrained_cfg["num_classes"] == 0
     assert "label_names" not in bare.pretrained_cfg
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"crop_pct": 0},
-        {"crop_pct": 1.5},
-        {"crop_pct": float("nan")},
-        {"mean": [0.5]},
-        {"mean": []},
-        {"std": [0.5] * 4},
-    ],
-)
-def test_images_that_cannot_be_shown_as_weights_say_are_refused(
-    wrong: dict[str, Any], tmp_path: Path
-) -> None:
-    (name,) = wrong
-    with pytest.raises(UserError, match=f"weights_last.*{name}"):
-        load_weights(made("vit_micro_p4_32"), saved(made("vit_micro_p4_32"), tmp_path, **wrong))
-    with pytest.raises(UserError, match=name):
-        preprocessing_of(trained_on(**wrong))
 
 
 def test_a_classifiers_weights_bring_it_into_an_encoder(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from huggingface_hub.errors import EntryNotFoundError, OfflineModeIsEnabled
+from huggingface_hub.errors import OfflineModeIsEnabled
 from safetensors.torch import save_file
 
 from keymix.errors import UserError
@@ -53,18 +52,6 @@ def test_the_hub_out_of_reach_is_one_line_and_asked_once(
     assert not caplog.records
 
 
-def test_what_fails_on_the_way_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Hub answers, or its cache has the weights, and then the fetching breaks off."""
-    logger = logging.getLogger("huggingface_hub")
-    for reach in (lambda *_, **__: None, raising(EntryNotFoundError("no such file"))):
-        monkeypatch.setattr(fetch, "get_hf_file_metadata", reach)
-        monkeypatch.setattr("timm.create_model", raising(ConnectionResetError("reset by peer")))
-        before = logger.level
-        with pytest.raises(UserError, match=rf"^weights of '{NAME}' .*\(reset by peer\)"):
-            create_model(NAME, pretrained=True)
-        assert logger.level == before
-
-
 def test_weights_in_the_cache_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "try_to_load_from_cache", lambda *_, **__: "model.safetensors")
     monkeypatch.setattr(fetch, "get_hf_file_metadata", raising(OSError("no network")))
@@ -100,18 +87,6 @@ def test_weights_that_are_here_need_no_network(source: str, tmp_path: Path) -> N
     }[source]
     model = create_model(NAME, pretrained=True, **SMALL, **given)
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
-
-
-@pytest.mark.usefixtures("no_network")
-def test_a_file_that_cannot_be_read_is_named_and_not_called_the_networks(tmp_path: Path) -> None:
-    (tmp_path / "damaged.safetensors").write_bytes(b"nothing")
-    for name in ("none.safetensors", "damaged.safetensors"):
-        overlay = {"file": str(tmp_path / name)}
-        with pytest.raises(UserError, match=name) as caught:
-            create_model(NAME, pretrained=True, pretrained_cfg_overlay=overlay, **SMALL)
-        assert "fetched" not in str(caught.value)
-    with pytest.raises(UserError, match=r"checkpoint_path=.*none"):
-        create_model(NAME, checkpoint_path=str(tmp_path / "none.pth"), **SMALL)
 
 
 def test_the_hub_is_asked_for_what_was_given_in_the_cache_that_was_given(

@@ -170,31 +170,6 @@ def test_what_a_mixer_refuses_changes_nothing() -> None:
     assert model(torch.randn(1, 3, 32, 24)).shape == (1, 4, 32, 24)
 
 
-@together
-@pytest.mark.parametrize(
-    ("name", "options", "says"),
-    [
-        ("setr_micro", {"img_size": 100}, "images of 100x100: .*take 96 or 104"),
-        ("setr_qkv", {"img_size": (224, 100)}, "images of 224x100: .*take 96 or 112"),
-        ("setr_qkv_ce", {"img_size": 100}, "images of 100x100: .*take 96 or 112"),
-        ("setr_qkv_ce", {"patch_size": 8}, "patch_size=8.*its reduction, 16.*leave it out"),
-        ("setr_micro", {"global_pool": "avg"}, "global_pool"),
-        ("setr_micro", {"mixer": "ssa"}, "spiking_self.*dense"),
-        ("setr", {"backbone": "resnet1"}, "resnet1"),
-        ("setr", {"backbone": "setr_kv"}, "'setr_kv' has a decoder itself"),
-        ("setr", {"backbone": "resnet18", "mixer": "kv"}, "no adapter knows timm.*ResNet"),
-        ("setr", {"backbone": "resnet18", "mixer_options": {"pos_dim": 4}}, "no mixer"),
-        ("setr", {"backbone": "resnet18", "out_index": 5}, "maps 0 to 4, reduced by 2, 4, 8, 16"),
-        ("setr", {"backbone_options": {"in_chans": 1}}, "'in_chans', which the model says"),
-        ("setr", {"backbone_options": {"depht": 1}}, "depht"),
-        ("setr", {"backbone": "vit_tiny_patch16_224", "img_size": 100}, "take 96 or 112"),
-    ],
-)
-def test_what_makes_no_model_is_refused(name: str, options: dict[str, Any], says: str) -> None:
-    with torch.device("meta"), refused(says):
-        create_model(name, **options)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("backbone", ["resnet18", "convnext_atto", "mobilenetv3_small_050"])
 def test_a_backbone_of_timms_learns(backbone: str) -> None:

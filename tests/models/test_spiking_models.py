@@ -264,17 +264,6 @@ def test_dropping_acts_in_training_alone(name: str, option: str) -> None:
     assert differs(found[0], plain.train()(x))
 
 
-def test_words_that_name_no_stem_are_refused() -> None:
-    with refused("stem 'vit'. Choose from peds, sps"):
-        create_model("spikformer_4_384", stem="vit")
-    with refused("stem_pool='before' is an option of stem='sps'"):
-        create_model("spikformer_4_384", stem="peds", stem_pool="before")
-    with refused("embed_dim=98 must be a multiple of 4"):
-        create_model(MICRO, embed_dim=98)
-    with refused("multiple of 4 with stem='peds'"):
-        create_model("spikformer_4_384", stem="peds", embed_dim=98)
-
-
 def test_features_without_a_classifier_keep_their_places() -> None:
     model = awake(num_classes=0, global_pool="")
     assert model(batch()).shape == (2, 32, 2, 3)

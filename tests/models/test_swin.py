@@ -275,15 +275,3 @@ def test_another_patch_size_keeps_the_reductions_true() -> None:
     model.set_input_size(patch_size=4, window_size=4)
     assert [info["reduction"] for info in model.feature_info] == [4, 8]
     assert [f.shape[-1] for f in model.forward_intermediates(image(32, 32))[1]] == [8, 4]
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"mixer": ["ska"] * 3}, "3 mixers.*4, one per block, or 2, one per stage"),
-        ({"no_such_argument": 1}, "no_such_argument"),
-    ],
-)
-def test_bad_arguments_are_refused(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        micro(**options)

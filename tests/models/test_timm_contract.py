@@ -85,7 +85,7 @@ def test_it_builds_without_memory_and_is_what_its_configuration_says(name: str) 
 
 
 @pytest.mark.slow
-@every_model
+@every_form
 def test_features_only_gives_the_maps_and_the_configuration_says_which_is_pooled(name: str) -> None:
     with torch.device("meta"):
         model = timm.create_model(name, features_only=True).eval()
@@ -245,36 +245,28 @@ def in_a_folder(model: nn.Module, folder: Path) -> str:
 
 @every_form
 def test_a_folder_of_timms_is_the_model(name: str, tmp_path_factory: Any) -> None:
-    for choice in ({}, other_choice(name)):
-        model = timm.create_model(name, **{**arguments(name), **choice})
-        stir(model)
-        if family_of(name).spiking:
-            wake(model, images(name))
-        saved = in_a_folder(model.eval(), tmp_path_factory.mktemp("saved"))
-        again = timm.create_model(saved, pretrained=True).eval()
-        x = images(name)
-        assert torch.equal(again(x), model(x))
-        assert differs(model(x)[0], model(x)[1])
-        kinds = [type(mixer) for mixer in find_mixers(model).values()]
-        assert [type(mixer) for mixer in find_mixers(again).values()] == kinds
-        if choice:
-            features = timm.create_model(saved, pretrained=True, features_only=True).eval()
-            wanted = model.forward_intermediates(
-                x, indices=[*features.feature_info.out_indices], intermediates_only=True
-            )
-            for found, own in zip(features(x), wanted, strict=True):
-                assert torch.equal(found, own)
-        else:
-            others = timm.create_model(saved, pretrained=True, num_classes=42)
-            kept = {
-                k: t
-                for k, t in model.state_dict().items()
-                if others.state_dict()[k].shape == t.shape
-            }
-            assert len(model.state_dict()) - len(kept) == 2  # weight and bias of the last layer
-            assert all(
-                torch.equal(others.state_dict()[key], tensor) for key, tensor in kept.items()
-            )
+    model = timm.create_model(name, **{**arguments(name), **other_choice(name)})
+    stir(model)
+    if family_of(name).spiking:
+        wake(model, images(name))
+    saved = in_a_folder(model.eval(), tmp_path_factory.mktemp("saved"))
+    again = timm.create_model(saved, pretrained=True).eval()
+    x = images(name)
+    y = model(x)
+    assert torch.equal(again(x), y)
+    assert differs(y[0], y[1])
+    kinds = [type(mixer) for mixer in find_mixers(model).values()]
+    assert [type(mixer) for mixer in find_mixers(again).values()] == kinds
+    features = timm.create_model(saved, pretrained=True, features_only=True).eval()
+    wanted = model.forward_intermediates(
+        x, indices=[*features.feature_info.out_indices], intermediates_only=True
+    )
+    for found, own in zip(features(x), wanted, strict=True):
+        assert torch.equal(found, own)
+    others = timm.create_model(saved, pretrained=True, num_classes=42).state_dict()
+    kept = {k: t for k, t in model.state_dict().items() if others[k].shape == t.shape}
+    assert len(model.state_dict()) - len(kept) == 2  # weight and bias of the last layer
+    assert all(torch.equal(others[key], tensor) for key, tensor in kept.items())
 
 
 @every_model

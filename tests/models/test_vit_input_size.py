@@ -146,22 +146,6 @@ def test_the_models_of_the_paper_take_another_size(name: str) -> None:
     assert plain(image(24, 20, 3)).shape == (2, 10)
 
 
-def test_one_mixer_that_refuses_keeps_all_as_they_are() -> None:
-    model = create_model(
-        "vit_nano_p2_12",
-        **SMALL,
-        mixer=["ska", "random"],
-        mixer_options=[{"resize": "interpolate"}, {}],
-    )
-    before = {k: v.clone() for k, v in model.state_dict().items()}
-    with pytest.raises(UserError, match=r"blocks\.1\.attn\.mixer: mixer 'random'"):
-        model.set_input_size((16, 20))
-    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
-    assert find_mixers(model)["blocks.0.attn.mixer"].site.grid == (6, 6)
-    with pytest.raises(UserError, match=r"images of 1x12: .*patches of 2x2.*take 2$"):
-        model.set_input_size((1, 12))
-
-
 def test_another_patch_size_is_another_grid() -> None:
     model = vit("static_key", {"resize": "interpolate"})
     model.set_input_size(patch_size=3)

@@ -127,15 +127,6 @@ def test_a_whole_map_goes_to_no_other_grid() -> None:
     assert len(loaded.missing) == len(loaded.unused) == 2 * len(mine.blocks[0].attn.state_dict())
 
 
-@together
-@pytest.mark.parametrize("size", [0, (32,), 3.5, (32, -1), "32"])
-def test_what_is_no_image_size_is_refused(size: Any, shapes_checked: bool) -> None:
-    if shapes_checked and not (isinstance(size, int) or size == (32, -1)):
-        pytest.skip("the shape checks refuse another kind of value first")
-    model = made("vit_micro_p4_32", 16)
-    assert "img_size=" in refused(model, model.state_dict(), img_size=size)
-
-
 def test_a_runs_weights_record_their_image_size(tmp_path: Path) -> None:
     theirs, mine = made("vit_micro_p4_32", (16, 64)), made("vit_micro_p4_32", (64, 16))
     data = {"image_size": [16, 64], "classes": ["a"], "in_chans": 3, "task": "classification"}

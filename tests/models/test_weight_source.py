@@ -42,14 +42,6 @@ def test_a_dict_of_other_things_names_the_first() -> None:
     assert "'epoch' is a int" in refused({"epoch": 1})
 
 
-class Inside(nn.Module):
-    """A model of a user's whose own names begin with ``model.``."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-
 @pytest.mark.parametrize("prefix", ["model.", "module.", "model.module.", "module.model."])
 def test_prefixes_of_wrappers_are_left_out(prefix: str, tmp_path: Path) -> None:
     torch.manual_seed(1)
@@ -73,15 +65,6 @@ def test_prefixes_of_wrappers_are_left_out(prefix: str, tmp_path: Path) -> None:
         assert set(loaded.copied) == set(state)
         assert loaded.missing == loaded.unused == ()
         assert all(torch.equal(model.state_dict()[name], t) for name, t in state.items())
-
-
-def test_names_that_begin_like_a_wrappers_prefix_stay() -> None:
-    state = vit(img_size=16).state_dict()
-    inside = Inside(vit(img_size=16))
-    wrapped = {f"model.{name}": tensor for name, tensor in state.items()}
-    assert load_weights(inside, wrapped).missing == ()
-    some = {**wrapped, "loss.weight": torch.ones(2)}  # not of all: the names are not a wrapper's
-    assert "none of its" in refused(some)
 
 
 @together

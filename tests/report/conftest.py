@@ -18,6 +18,19 @@ def driver() -> Iterator[Any]:
         yield browser
 
 
+@pytest.fixture
+def drawn() -> None:
+    """Let a test of a file without charts have them."""
+
+
+@pytest.fixture
+def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave charts empty, which take most of the time of a page, where a test reads its words."""
+    if "drawn" not in request.fixturenames:
+        empty = "<svg></svg>"
+        monkeypatch.setattr("keymix.report.svg._drawn", lambda draw, size, attributes: empty)
+
+
 @pytest.fixture(scope="session")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Write an ordinary page, one whose runs did not all finish, and a crowded one."""

@@ -16,6 +16,8 @@ from keymix.report.answer import Answer, answer
 from keymix.report.record import Finding, Results
 from keymix.report.sections.mixers import decision
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 def interval(difference: float, seeds: int, width: float = 0.01) -> Interval:
     return Interval(

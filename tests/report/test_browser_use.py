@@ -109,9 +109,8 @@ def test_on_a_phone_a_select_sorts_the_cards(driver, pages):
     assert texts(driver, ".t-costs tbody th bdi") == list(ACCURACY)
 
 
-@pytest.mark.parametrize("width", [WIDE, PHONE])
-def test_hundreds_of_classes_come_twenty_at_a_time_and_can_be_found(driver, pages, width):
-    visit(driver, pages["crowded"], width=width)
+def test_hundreds_of_classes_come_twenty_at_a_time_and_can_be_found(driver, pages):
+    visit(driver, pages["crowded"], width=PHONE)
     classes = crowded_record()["classes"]["names"]
     rows = ".by-class tbody tr > th"
     assert len(texts(driver, rows)) == 20
@@ -156,7 +155,7 @@ return [c.width, c.height, [...d].filter((_, i) => i % 4 === 3)];
 
 @pytest.mark.parametrize(
     ("mixer", "image", "layer", "head"),
-    [("static_key", 0, 3, 0), ("static_key", 2, 1, 3), ("key_value", 3, 0, 1)],
+    [("static_key", 2, 1, 3), ("key_value", 3, 0, 1)],
 )
 def test_the_picker_draws_the_map_that_was_asked_for(driver, pages, mixer, image, layer, head):
     visit(driver, pages["plain"])
@@ -248,7 +247,7 @@ def bits(run: dict[str, Any], images: int) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("only_a", "only_b", "images"),
-    [(0, 0, 13), (1, 0, 100), (3, 11, 361), (50, 50, 1003), (120, 190, 1001), (900, 2600, 10_000)],
+    [(0, 0, 13), (3, 11, 361), (900, 2600, 10_000)],
 )
 def test_two_runs_compare_as_scipy_says(driver, tmp_path, only_a, only_b, images):
     record = make_record(seeds=2, images=images)
@@ -351,11 +350,10 @@ return [...document.querySelectorAll("a[href], button, select, input, summary, [
 """
 
 
-@pytest.mark.parametrize("width", [WIDE, PHONE])
-def test_the_tab_key_reaches_every_control_in_reading_order(driver, pages, width):
-    visit(driver, pages["crowded"], width=width)
+def test_the_tab_key_reaches_every_control_in_reading_order(driver, pages):
+    visit(driver, pages["crowded"], width=WIDE)
     controls = driver.execute_script(CONTROLS)
-    assert len(controls) > (45 if width > PHONE else 25)
+    assert len(controls) > 45
     reached = []
     for _ in range(len(controls)):
         press(driver, TAB)

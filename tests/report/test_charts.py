@@ -256,15 +256,6 @@ def test_names_of_crowded_points_do_not_overlap(seed: int) -> None:
 # ---- curves ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("ys", "lowest"), [([0.0, 0.0], 0.0), ([0.01, 0.3], 0.0), ([-1, 2], None)])
-def test_an_axis_that_holds_zero_begins_there_unless_values_are_below(
-    ys: list[float], lowest: float | None
-) -> None:
-    low, high = axes(curves, [line_of(*ys)], **TITLES, holds=(0.0,)).get_ylim()
-    assert low == lowest if lowest is not None else low < -1
-    assert high >= max(ys)
-
-
 def test_an_axis_includes_what_it_holds_and_ends_at_what_values_can_be() -> None:
     near = axes(curves, [line_of(0.94, 0.96)], **TITLES)
     assert near.get_ylim()[0] > 0.9
@@ -293,29 +284,6 @@ def test_points_are_marked_while_they_are_few_and_epochs_are_whole() -> None:
     assert [each.get_marker() for each in hinted(one, "softmax")][1] == "o"
     ax = axes(curves, [line_of(1, 2, 3)], **TITLES)
     assert all(tick == round(tick) for tick in ax.get_xticks())
-
-
-def test_a_control_far_below_leaves_a_logarithmic_chart() -> None:
-    drawn = log_lines(softmax=[1, 10, 100], identity=[0.001] * 3, pooling=[0, 2, 9])
-    ax = axes(curves, drawn, **TITLES, log=True)
-    assert 0.1 <= ax.get_ylim()[0] < 1
-    assert not hinted(ax, "identity")
-    assert list(hinted(ax, "pooling")[0].get_ydata()[1:]) == [2, 9]
-    alone = axes(curves, log_lines(identity=[0, 0.1, 1]), **TITLES, log=True)
-    assert alone.get_ylim()[0] < 0.1
-
-
-@pytest.mark.parametrize(("low", "high"), [(1.2, 2.3), (0.16, 1.16), (49, 196), (1, 1e6)])
-def test_a_logarithmic_axis_has_a_few_round_ticks(low: float, high: float) -> None:
-    line = Line("ska", LOOKS["static_key"], [1, 2], [low, high])
-    ax = axes(curves, [line], **TITLES, log=True)
-    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
-    ends = ax.get_ylim()
-    found = [tick for tick in ax.get_yticks() if ends[0] <= tick <= ends[1]]
-    assert 2 <= len(found) <= 9
-    written = [text.get_text() for text in ax.get_yticklabels()]
-    assert len(set(written)) == len(written)
-    assert high < 1e6 or "100 k" in written
 
 
 # ---- intervals ------------------------------------------------------------------------------
@@ -383,15 +351,6 @@ def test_heat_maps_are_opaque_by_value_and_grey_where_there_is_none() -> None:
     plain = axes(heat_map, [[-0.5]], names=["a"], label="block").collections[0]
     plain.update_scalarmappable()
     assert plain.get_facecolor()[0][3] == 0
-
-
-def test_numbers_are_written_into_a_heat_map_only_where_they_fit() -> None:
-    def written(count: int) -> int:
-        names = [str(i) for i in range(count)]
-        values = [[0.25] * count] * count
-        return len(texts(axes(heat_map, values, names=names, label="head", numbers=True)))
-
-    assert (written(8), written(9)) == (64, 0)
 
 
 def test_a_raster_has_a_box_for_each_run_of_spikes() -> None:

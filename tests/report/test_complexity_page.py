@@ -11,7 +11,7 @@ import pytest
 from cost_record import CONTROLS, EVIL, MIXERS, SWEEP, TOKENS, cost_record, render, typed
 from test_html import read, words
 
-from keymix.analysis.timing import SHORT, WORDS
+from keymix.analysis.timing import WORDS
 from keymix.report.tables import Table
 
 
@@ -180,33 +180,3 @@ def test_multiples_of_softmax_have_a_column_a_size() -> None:
     lost = next(row for row in table.cells() if row[0] == EVIL)
     assert lost[3] == lost[6] == "–"
     assert "(2.94, 11.8, 47.0 ms; 14.7, 58.8, 235 MiB)" in table.title
-
-
-def test_a_latency_that_is_not_called_different_is_no_multiple() -> None:
-    record = cost_record()
-    mine = [row for row in record["scaling"] if row["mixer"] == "static_key"]
-    mine[0]["latency_verdict"], mine[1]["latency_verdict"] = "not distinguishable", "busy"
-    mine[2]["latency_verdict"] = "too few rounds"
-    made = by_key(record)
-    row = next(row for row in made["multiples"].cells() if row[0] == "static_key")
-    assert row[1:4] == ["n.d.", "busy", "few"]
-    (note,) = typed(record).notes
-    assert all(f"{SHORT[verdict]}: {WORDS[verdict]}" in note for verdict in SHORT)
-    assert note in words(render(record))
-    rows = [row for row in made["scaling"].cells() if row[0] == "static_key"]
-    at = made["scaling"].headings().index("× softmax")
-    assert [row[at] for row in rows][:3] == ["n.d.", "busy", "few"]
-    lines = list(csv.DictReader(io.StringIO(made["scaling"].csv())))
-    assert {"latency_ratio", "latency_p", "latency_verdict"} <= set(lines[0])
-    assert "n.d." in render(record)
-
-
-def test_without_softmax_there_are_no_multiples() -> None:
-    record = cost_record()
-    record["scaling"] = [
-        {**row, "latency_ratio": None, "peak_ratio": None}
-        for row in record["scaling"]
-        if row["mixer"] != "softmax"
-    ]
-    assert not by_key(record)["multiples"].shown
-    assert "as multiples" not in render(record)

@@ -20,9 +20,10 @@ from test_html import EVIL, read, words
 
 from keymix.analysis.mask_pictures import PALETTE, colours_of, rim
 from keymix.report.charts import looks
-from keymix.report.part import page_of
 from keymix.report.pictures import layer_uri
 from keymix.report.tables import plain_value
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 LOOKS = looks(list(LEVELS), baseline="softmax", controls=["identity"])
 
@@ -145,17 +146,6 @@ def test_pictures_have_the_truth_and_every_prediction_with_words(page):
     assert len(page) < 1_500_000
 
 
-def test_pictures_that_are_missing_are_named():
-    record = make_mask_record()
-    stored = record["galleries"]["masks"]
-    stored["missing"]["key_value"] = "its answers could not be read"
-    assert "its answers could not be read" in words(render(record))
-    record["galleries"] = {}
-    page = render(record)
-    assert "What they find" not in page
-    assert payload_of(page)["names"] is None
-
-
 def test_images_of_one_case_are_not_called_different_cases():
     record = make_mask_record()
     record["galleries"]["masks"]["about"]["distinct"] = False
@@ -219,17 +209,6 @@ def test_a_layer_fills_each_class_and_draws_rims_of_prediction_and_truth():
     assert drawn[0, 0, 3] == 0
 
 
-def test_large_masks_are_drawn_smaller_and_ignored_pixels_grey():
-    planes = np.zeros((1, 20, 30), dtype=bool)
-    planes[0, :10] = True
-    grey = np.zeros((20, 30), dtype=bool)
-    grey[12:] = True
-    drawn = pixels(layer_uri(planes, colours_of(1), grey=grey, most=15))
-    assert drawn.shape == (10, 15, 4)
-    assert tuple(drawn[9, 3]) == (128, 128, 128, 170)
-    assert tuple(drawn[2, 3, :3]) == PALETTE[0]
-
-
 def test_a_rim_is_what_has_a_neighbour_outside():
     mask = np.ones((4, 5), dtype=bool)
     mask[0, 0] = False
@@ -241,16 +220,3 @@ def test_colours_differ_beyond_the_palette():
     colours = colours_of(20)
     assert colours[:7] == list(PALETTE)
     assert len(set(colours)) == 20
-
-
-def test_classes_that_are_absent_or_never_found_are_named():
-    record = make_mask_record()
-    first = record["classes"]["names"][0]
-    record["classes"]["test_images"] = [0, *record["classes"]["test_images"][1:]]
-    for run in record["runs"]:
-        run["classes"]["score"][1] = 0.0
-    page = page_of(typed(record).task_kind).missing(typed(record))
-    assert page == (
-        f"No test image has {first}. No model finds any {record['classes']['names'][1]}."
-    )
-    assert page_of(typed(make_mask_record()).task_kind).missing(typed(make_mask_record())) == ""

@@ -34,8 +34,9 @@ from keymix.report.record import PackedMaps
 from keymix.report.sections import attention, learning, runs
 from keymix.report.sections.classes import ClassesView, classes_view
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 LOOKS = looks(list(ACCURACY), baseline="softmax", controls=["identity"])
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 ADDED = """
@@ -116,19 +117,6 @@ def test_the_largest_difference_comes_first_and_no_control_decides_it():
     ]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] < 0.3
-
-
-def test_without_the_baseline_s_runs_classes_have_accuracies_and_no_differences():
-    record = make_record(seeds=1)
-    lose(record, "softmax", 0, "missing", "it was not started")
-    found = classes_of(typed(record), LOOKS)
-    assert found.chart is None
-    for row in rows_of(found):
-        cells = [cell for key, cell in row.items() if key not in ("class", "test images")]
-        assert len(cells) == len(LOOKS) - 1
-        assert all(
-            cell.value is None and not cell.text.endswith("–</span></span>") for cell in cells
-        )
 
 
 def test_a_class_without_test_images_has_no_accuracy():

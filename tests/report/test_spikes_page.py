@@ -17,7 +17,6 @@ from spikes_record import (
     operation,
     raster,
     result,
-    silent,
     spikes_record,
     study,
 )
@@ -179,17 +178,6 @@ def test_the_answer_compares_with_the_network_without_spikes() -> None:
     assert answer_of(study("a", images=1)).endswith(", on one image")
     assert "2.0 times more than the same" in answer_of(of_energy("a", 55.2e6))
     assert "as much as the same" in answer_of(of_energy("a", 2e7, "counts"))
-
-
-def test_the_answer_says_when_the_energy_means_nothing() -> None:
-    chance = study("d")
-    chance.chance = 0.1
-    for found in (study("a", random=True), silent("b"), study("c", varies=False), chance):
-        assert "takes" in answer_of(found, study("x"))
-        assert "takes" not in answer_of(found)
-    assert answer_of(study("a", random=True), silent("b")) == (
-        "a has random weights, b hardly fires: the energy says nothing of a network that works"
-    )
 
 
 def test_the_answer_of_several_models_names_least_and_most() -> None:

@@ -77,24 +77,6 @@ def test_the_two_questions_are_answered_apart(five: Results) -> None:
     assert "one case alone" in say("detail", five, row(5, 0.01, 0.01, images=rough))
 
 
-@pytest.mark.parametrize(
-    ("broken", "unfit", "expected"),
-    [
-        (0, 0, ""),
-        (1, 0, "1 broken image left out"),
-        (0, 2, "2 unfit annotations left out"),
-        (1, 1, "1 broken image and 1 unfit annotation left out"),
-    ],
-)
-def test_what_could_not_be_read_is_counted_under_the_title(
-    five: Results, broken: int, unfit: int, expected: str
-) -> None:
-    data = replace(five.data, left_out_count=broken, annotations_left_out=unfit)
-    facts = said("facts", replace(five, data=data))
-    assert [fact for fact in facts if "left out" in fact] == [expected] * bool(expected)
-    assert facts[:2] == ["vit_nano_p2_12", "6 mixers × 5 seeds"]
-
-
 def test_recordings_are_called_so(five: Results) -> None:
     record = replace(five, data=replace(five.data, time_steps=4, left_out_count=2))
     assert "2 broken recordings left out" in said("facts", record)

@@ -28,7 +28,6 @@ from keymix.cli import main
 from keymix.compare.run import rebuild
 from keymix.data.loaders import Loader
 from keymix.errors import UserError
-from keymix.models.detectors import padded
 from keymix.recipes import get, names
 from keymix.records import from_json
 from keymix.report.by_class import OfRun
@@ -46,7 +45,6 @@ from keymix.train.files import weights_file
 from keymix.train.model import load_data
 from keymix.train.recipe import Recipe, replace_path
 from made_instances import CATEGORIES, write_instances
-from tolerances import close
 
 SCORES = [score.key for score in get_task("detection").scores]
 
@@ -111,29 +109,6 @@ def _one_thread() -> Iterator[None]:
 
 
 # ---- export ----------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_an_exported_run_gives_the_maps_of_its_pyramid_and_no_answers(
-    trained: Path, data: Path, tmp_path: Path, shapes_checked: bool
-) -> None:
-    if shapes_checked:
-        pytest.skip("exporters cannot see through the shape checks")
-    pytest.importorskip("onnxscript")
-    file = tmp_path / "model.onnx"
-    keymix.export(trained, file)  # tests/export lets sizes differ
-    run, loaded = keymix.load(trained), keymix.load(file)
-    photos = sorted(map(str, data.rglob("*.png")))[:3]
-    shown = [loaded.transform(photo) for photo in photos]
-    assert all(torch.equal(a, run.transform(b)) for a, b in zip(shown, photos, strict=True))
-    with torch.no_grad():
-        wanted = run.model.forward_features(padded(shown)[0])
-    for own, other in zip(wanted.values(), loaded.outputs(shown).values(), strict=True):
-        close(other, own)
-    with pytest.raises(UserError, match=r"model\.onnx.*pyramid"):
-        loaded.predict(photos[0])
-    assert main(["predict", str(file), photos[0], "--out", str(tmp_path / "out")]) == 2
-    assert not (tmp_path / "out").exists()
 
 
 # ---- train and evaluate ----------------------------------------------------------------------
@@ -347,17 +322,6 @@ def test_the_command_predicts_into_a_folder(
     assert drawn["0"] != drawn["1"]
     assert main([*given, "--score-threshold", "1.5"]) == 2
     assert "score_threshold" in capsys.readouterr().err
-
-
-def test_two_images_of_one_name_are_refused(trained: Path, data: Path, tmp_path: Path) -> None:
-    file = sorted((data / "val2017").iterdir())[0]
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        shutil.copy(file, tmp_path / name / file.name)
-    with pytest.raises(UserError, match=file.stem.lstrip("0")):
-        keymix.predict_instances(trained, [tmp_path / "a", tmp_path / "b"], out=tmp_path / "out")
-    with pytest.raises(UserError, match="score_threshold"):
-        keymix.predict_instances(trained, [file], out=tmp_path / "out", score_threshold=1.5)
 
 
 def test_tables_count_sure_detections() -> None:

@@ -335,8 +335,9 @@ def test_predict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_compare_and_report(tmp_path: Path) -> None:
-    found = compared(RECIPE, tmp_path / "out", __file__)
+def test_compare_in_processes_of_their_own_and_report(tmp_path: Path) -> None:
+    found = compared(RECIPE, tmp_path / "out", __file__, processes=2)
+    assert not found.failed
     assert {row.mixer for row in found.record.outcome.last} == {"softmax", "identity"}
     assert all(row.scores["f1"].mean is not None for row in found.record.outcome.last)
     assert all(cost.macs and cost.latency_ms for cost in found.record.costs.values())
@@ -344,12 +345,6 @@ def test_compare_and_report(tmp_path: Path) -> None:
     assert "F1" in page
     assert "accuracy" not in page
     assert rebuild(tmp_path / "out", imports=[__file__]).record.outcome == found.record.outcome
-
-
-@pytest.mark.slow
-def test_compare_in_processes_of_their_own(tmp_path: Path) -> None:
-    found = compared(RECIPE, tmp_path / "out", __file__, processes=2)
-    assert not found.failed
 
 
 def test_no_point_anywhere_is_seen() -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,10 +18,9 @@ from torch import Tensor, nn
 
 from keymix.analysis.answers import Answers, Arrays, FloatArray, IntArray, whole
 from keymix.data.record import DataRecord
-from keymix.errors import UserError
 from keymix.task import Score, Task
 from keymix.train import loop
-from keymix.train.nonfinite import Losses, Step
+from keymix.train.nonfinite import Losses
 from keymix.train.parts import AnswersPart, Evaluated, Prediction
 from keymix.train.recipe import Recipe
 from keymix.train.scoring import Inputs, Outputs
@@ -178,22 +176,6 @@ def test_a_list_of_images_is_not_compiled() -> None:
     model = Mean().eval()
     forward = TrainingForward(model, compile=True)
     assert torch.equal(forward(batch(0).images)[0], model(batch(0).images)[0])
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_a_batch_without_losses_of_images_is_named_whole(tmp_path: Path, late: bool) -> None:
-    losses = Losses(Mean(), lambda i: f"image {i}", tmp_path, late=late)
-    broken = torch.tensor(math.nan)
-    step = Step(epoch=0, step=1, rate=0.1, loss=broken, each=None, index=torch.arange(3))
-
-    def take() -> None:
-        losses.take(step)
-        losses.look()
-
-    with pytest.raises(UserError, match="the batch's images: image 0, image 1, image 2"):
-        take()
-    report = json.loads((tmp_path / "nonfinite.json").read_text())
-    assert report["images"] == [{"image": f"image {i}"} for i in range(3)]
 
 
 def test_predictions_of_any_fields_are_printed() -> None:

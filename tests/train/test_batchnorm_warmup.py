@@ -82,35 +82,6 @@ def test_count_of_a_resumed_model_goes_on() -> None:
         assert torch.equal(value, resumed.state_dict()[key]), key
 
 
-@pytest.mark.parametrize("calls", [0, 2])
-def test_norms_called_otherwise_are_as_pytorch_has_them(calls: int) -> None:
-    images = torch.randn(2, 3, 32, 32)
-    model, plain = spiking(), spiking()
-    for each in (model, plain):
-        each(images)
-    warmup = BatchNormWarmup(model)
-    with warmup.averaging():
-        for _ in range(calls):
-            model(images)
-    for _ in range(calls):
-        plain(images)
-    for key, value in plain.state_dict().items():
-        torch.testing.assert_close(model.state_dict()[key], value, rtol=1e-5, atol=1e-6)
-
-
-def test_loaded_statistics_without_a_count_are_kept() -> None:
-    images = torch.randn(2, 3, 32, 32)
-    model, plain = spiking(), spiking()
-    for each in (model, plain):
-        first_norm(each)[1].running_mean.fill_(7)
-    warmup = BatchNormWarmup(model)
-    with warmup.averaging():
-        model(images)
-    plain(images)
-    assert torch.equal(first_norm(model)[1].running_mean, first_norm(plain)[1].running_mean)
-    assert torch.equal(first_norm(model)[1].running_var, first_norm(plain)[1].running_var)
-
-
 def test_frozen_norms_and_other_models_are_left_alone() -> None:
     images = torch.randn(2, 3, 32, 32)
     model = spiking()

@@ -112,18 +112,6 @@ def digits(tiny_recipe: Recipe) -> ImageData:
     return load_data(tiny_recipe.data)
 
 
-@pytest.mark.parametrize(
-    ("changed", "culprit"),
-    [({"optim.accumulate": 6}, "optim.accumulate"), ({"augment.crop_padding": 12}, "augment.crop")],
-)
-def test_what_is_larger_than_the_data_is_refused(
-    changed: dict[str, Any], culprit: str, vary: Vary, digits: ImageData
-) -> None:
-    with pytest.raises(UserError, match=rf"^{culprit}\w* = "):
-        training_batches(vary(changed), digits)
-    training_batches(vary({"optim.accumulate": 5, "augment.crop_padding": 11}), digits)
-
-
 def test_a_batch_of_all_images_is_reported(vary: Vary, digits: ImageData) -> None:
     with pytest.warns(KeymixWarning, match=r"^data\.batch_size = 73: there are 72 training images"):
         training_batches(vary({"data.batch_size": 73}), digits)

@@ -81,27 +81,6 @@ def test_at_a_terminal_the_epochs_stay_above_the_bar(tiny: Recipe) -> None:
     assert "epoch 1/3  train loss 0.2500" in left_on_screen
 
 
-@pytest.mark.parametrize(
-    ("width", "gone"), [(140, ""), (100, "left"), (80, "lr"), (60, "images/s")]
-)
-def test_an_epochs_line_gives_way_by_importance(tiny: Recipe, width: int, gone: str) -> None:
-    clock, said = Clock(), StringIO()
-    console = Console(file=said, force_terminal=True, width=width, highlight=False)
-    shown = Display(console, clock=clock)
-    shown.on_train_start(planned(tiny, steps=2))
-    for step in (1, 2):
-        clock.now += 60
-        shown.on_step_end(step, 2.0)
-    shown.on_epoch_end(line(0))
-    shown.close()
-    row = next(each for each in said.getvalue().splitlines() if "epoch 1/3  train loss" in each)
-    text = row.rpartition("\x1b[2K")[2]
-    assert "val top-1 75.00%" in text
-    assert len(text) <= width
-    assert not gone or gone not in text
-    assert width < 140 or "min left" in text
-
-
 def test_resumed_run_says_where_it_goes_on(tiny: Recipe) -> None:
     assert planned(tiny, done=100).sentence().endswith("resumed at epoch 2")
     assert planned(tiny, done=142).sentence().endswith("resumed at epoch 2, step 43")

@@ -55,7 +55,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch, shapes_checked: bool) -> Iterator[li
         yield captured
 
 
-@pytest.mark.parametrize("fields", [{}, ALL, {"precision": "bf16"}])
+@pytest.mark.parametrize("fields", [ALL, {"precision": "bf16"}])
 def test_a_compiled_run_is_the_same_run(
     vary: Vary, tmp_path: Path, graphs: list[int], fields: dict[str, Any]
 ) -> None:
@@ -92,20 +92,10 @@ def test_a_batch_that_is_all_of_an_epoch_is_compiled(
     assert graphs == [72]
 
 
-def test_runs_of_one_process_are_compiled_each(
+def test_a_compiled_run_that_was_stopped_goes_on_to_the_bit(
     vary: Vary, tmp_path: Path, graphs: list[int]
 ) -> None:
-    for seed in (0, 1, 2):  # with a limit of one compilation a piece of code
-        recipe = vary({"seed": seed, "schedule.epochs": 1, "schedule.warmup_epochs": 0})
-        train(compiled(recipe), tmp_path / str(seed))
-    assert len(graphs) == 3
-
-
-@pytest.mark.parametrize("fields", [{}, ALL])
-def test_a_compiled_run_that_was_stopped_goes_on_to_the_bit(
-    vary: Vary, tmp_path: Path, graphs: list[int], fields: dict[str, Any]
-) -> None:
-    recipe = compiled(vary(fields))
+    recipe = compiled(vary(ALL))
     train(recipe, tmp_path / "whole")
     with during(7, signal.SIGTERM), pytest.raises(Interrupted):
         train(recipe, tmp_path / "cut")
@@ -135,33 +125,6 @@ def test_masks_are_learned_compiled(tmp_path: Path, masks_run: Path, graphs: lis
     train(compiled(load_run(masks_run / "run").recipe), tmp_path / "compiled")
     assert graphs == [4]
     assert traces(tmp_path / "compiled")[2] == traces(masks_run / "run")[2]
-
-
-def test_spiking_models_are_trained_compiled(
-    vary: Vary, tmp_path: Path, graphs: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One stage: that all mixers and stages compile is asked in tests/models and tests/contract."""
-    recipe = vary(
-        {
-            "model.name": "qkformer_micro_32",
-            "model.mixer": "spiking_self",
-            "model.options": {"embed_dim": 64, "num_heads": 2, "depths": [1], "time_steps": 2},
-            "optim.name": "sgd",  # whose loss moves, and not by the signs of small gradients
-            "optim.lr": 0.1,
-            "model.drop_rate": 0.0,
-            "data.image_size": 16,
-            "data.limit": 40,
-            "schedule.epochs": 1,
-            "schedule.warmup_epochs": 0,
-        }
-    )
-    monkeypatch.setattr(train_task, "_BACKEND", "aot_eager")
-    plain, run = (
-        train(each, tmp_path / str(i)) for i, each in enumerate((recipe, compiled(recipe)))
-    )
-    losses = [r.metrics()[0]["train_loss"] for r in (plain, run)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-    assert [*plain.weights()[0]] == [*run.weights()[0]]
 
 
 def test_students_are_compiled_and_teachers_not(

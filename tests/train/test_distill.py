@@ -215,29 +215,6 @@ def test_a_resume_warns_of_a_teacher_that_changed(
 # ---- refusals ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("fields", "match"),
-    [
-        ({"distill": 1.1}, r"loss\.distill = 1\.1: "),
-        ({"distill": math.nan}, r"loss\.distill"),
-        ({"distill": 0.5}, r"loss\.distill = 0\.5: needs a teacher.*loss\.distill_teacher"),
-        ({"distill": 0.5, "distill_teacher": " "}, "needs a teacher"),
-        (
-            {"distill_teacher": "run"},
-            "distill_teacher = 'run': does nothing without",
-        ),
-        ({"distill_temperature": 3.0}, "does nothing without"),
-        (
-            {"distill": 0.5, "distill_teacher": "r", "distill_temperature": 0.0},
-            "distill_temperature = 0.0",
-        ),
-    ],
-)
-def test_fields_that_do_not_fit_are_refused(vary: Vary, fields: dict[str, Any], match: str) -> None:
-    with pytest.raises(UserError, match=match):
-        vary({f"loss.{name}": value for name, value in fields.items()})
-
-
 def test_a_recipe_from_before_the_term_still_loads(tiny_recipe: Recipe) -> None:
     values = json.loads(json.dumps(tiny_recipe.to_dict()))
     for name in ("distill", "distill_teacher", "distill_temperature"):

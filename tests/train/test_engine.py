@@ -177,17 +177,6 @@ def test_damaged_checkpoint_falls_back_with_a_warning(
     assert without_times(tiny_run) == without_times(tmp_path / "cut")
 
 
-def test_run_killed_in_its_final_test_only_tests_again(
-    tiny: Recipe, tiny_run: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(tiny_run, tmp_path / "run")
-    summary = load_run(tmp_path / "run").summary
-    (tmp_path / "run" / "summary.json").unlink()
-    (tmp_path / "run" / "weights_last.safetensors").unlink()
-    again = train(tiny, tmp_path / "run", progress=stop_after(3)).summary
-    assert again == summary
-
-
 def test_folder_of_another_run_is_refused_by_key(
     vary: Vary, tiny_run: Path, tmp_path: Path
 ) -> None:
@@ -268,16 +257,6 @@ def test_deterministic_run_is_so_to_its_end_and_no_longer(
     assert all(seen)
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.backends.cudnn.benchmark
-
-
-def test_training_says_nothing_and_reports_each_epoch(
-    vary: Vary, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    seen: list[Mapping[str, Any]] = []
-    run = train(vary({"schedule.epochs": 2}), tmp_path / "run", progress=seen.append)
-    said = capfd.readouterr()
-    assert (said.out, said.err) == ("", "")
-    assert [line["epoch"] for line in seen] == [line["epoch"] for line in run.metrics()] == [0, 1]
 
 
 def test_ctrl_c_stays_ctrl_c(tiny: Recipe, tmp_path: Path) -> None:

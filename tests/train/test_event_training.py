@@ -20,7 +20,7 @@ from keymix.data import load
 from keymix.data.sources.moving_digits import recordings_of
 from keymix.errors import Interrupted, KeymixWarning, UserError
 from keymix.tasks.classification.training import ClassificationTask
-from keymix.train import engine, files
+from keymix.train import files
 from keymix.train.engine import train
 from keymix.train.predict import predict
 from keymix.train.recipe import (
@@ -143,39 +143,6 @@ def test_frames_of_another_number_are_not_taken_for_other_recordings(folder: Pat
     with warnings.catch_warnings():
         warnings.simplefilter("error", KeymixWarning)
         evaluate(folder, time_steps=3)
-
-
-def test_empty_frames_are_warned_of_once_where_they_are_trained_on_and_scored(
-    tmp_path: Path,
-) -> None:
-    for k in range(20):
-        (tmp_path / "mine" / "ab"[k % 2]).mkdir(parents=True, exist_ok=True)
-        pixels = dict.fromkeys("xyp", np.arange(5 if k else 3) % 2)
-        file = tmp_path / "mine" / "ab"[k % 2] / f"{k:02d}.npz"
-        np.savez(file, t=np.arange(5 if k else 3), sensor_size=np.array([16, 16]), **pixels)
-    changed = {"data.spec": f"events:{tmp_path}/mine", "data.time_steps": 4, "schedule.epochs": 1}
-    messages = []
-    for work in (
-        lambda: train(replace_path(MOVING, changed), tmp_path / "run"),
-        lambda: evaluate(tmp_path / "run"),
-    ):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", KeymixWarning)
-            work()
-        messages += [str(one.message) for one in caught if "fewer events" in str(one.message)]
-    assert len(messages) == 2
-    assert all(f"1 of 20 (first: {tmp_path}/mine/a/00.npz)" in text for text in messages)
-
-
-def test_a_loss_that_is_not_finite_names_recordings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def record_items(*_: object, items: str, **__: object) -> None:
-        raise UserError(items)
-
-    monkeypatch.setattr(engine, "Losses", record_items)
-    with pytest.raises(UserError, match=r"^recordings$"):
-        train(MOVING, tmp_path / "run")
 
 
 def test_a_model_of_images_refuses_frames(tmp_path: Path) -> None:

@@ -135,18 +135,6 @@ def test_several_are_answered_in_order_whatever_they_are(
     assert trained.predict([]) == []
 
 
-def test_a_broken_file_is_an_answer_among_others_and_alone_an_error(
-    trained: TrainedModel, digits: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "bad.png").write_bytes(b"\x89PNG not really")
-    found = trained.predict([digits / "000.png", tmp_path / "bad.png", digits / "001.png"])
-    assert [each.error is None for each in found] == [True, False, True]
-    with pytest.raises(UserError, match=r"bad\.png"):
-        trained.predict(tmp_path / "bad.png")
-    with pytest.raises(UserError, match=r"gone\.png"):
-        trained.predict(tmp_path / "gone.png")
-
-
 @pytest.mark.parametrize(
     ("given", "culprit"),
     [
@@ -224,15 +212,6 @@ def test_slices_in_memory_are_scaled_as_files_are(masks_run: Path, tmp_path: Pat
         found = trained.predict(given)
         assert (found.mask == wanted).all()
         assert (found.path == "") == isinstance(given, np.ndarray)
-
-
-def test_one_slice_in_memory_is_no_stack(masks_run: Path, tmp_path: Path) -> None:
-    run = written_masks_run(tmp_path / "run", f"uwgi:{masks_run / 'uwgi'}", stack=3)
-    trained, path = keymix.load(run), next((masks_run / "uwgi").rglob("slice_*.png"))
-    one = np.asarray(Image.open(path)).astype(np.uint16)
-    with pytest.raises(UserError, match="stacks of 3"):
-        trained.predict(one)
-    assert trained.predict(np.stack([one] * 3, -1)).mask.shape == one.shape
 
 
 def test_a_run_on_events_takes_recordings_and_refuses_pixels(

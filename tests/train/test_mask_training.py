@@ -17,15 +17,12 @@ from timm.data import create_transform, resolve_model_data_config
 from keymix.analysis import overlap
 from keymix.data.augment import Augment
 from keymix.data.decode import resized_image
-from keymix.errors import KeymixWarning, UserError
-from keymix.tasks.segmentation.answers import MaskAnswers
+from keymix.errors import UserError
 from keymix.tasks.segmentation.facts import MaskDetails
 from keymix.tasks.segmentation.training import SegmentationTask
 from keymix.train import files
 from keymix.train.engine import train
-from keymix.train.evaluation import warn_of_degenerate
 from keymix.train.model import load_data
-from keymix.train.recipe import ModelConfig, Recipe, replace_path
 from keymix.train.runs import Run, evaluate, load_run
 from made_masks import ORGANS, write_uwgi
 
@@ -154,45 +151,6 @@ def test_masks_that_are_learned_score_better_than_those_of_a_fresh_model(
     assert evaluate(done, split="train")["jaccard"] > 0.2
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"model__name": "vit_nano_p2_12", "model__options": {}},
-            "is not for data .* which has images with masks",
-        ),
-        ({"data__spec": "digits"}, "data.val_fraction|data.test_fraction = 0.3: data digits holds"),
-        ({"loss__mixup": 0.2}, "loss.mixup = 0.2: is for classes of whole images"),
-        ({"loss__label_smoothing": 0.1}, "loss.label_smoothing = 0.1: is for classes"),
-        ({"model__global_pool": "avg"}, "model.global_pool = 'avg': is for classifiers"),
-        ({"augment__crop_padding": 2}, "augment.crop_padding=2 "),
-        ({"task__options__masks": "both"}, "task.options.masks 'both'"),
-        ({"data__stack": 2}, "data.stack = 2: must be an odd number"),
-        ({"task__options__dice": 1.5}, r"task.options.dice = 1.5: "),
-    ],
-)
-def test_what_does_not_fit_masks_is_refused_before_a_file_is_written(
-    scans: Path, tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UserError, match=message):
-        train(on_masks(scans, **changes), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_masks_are_no_data_for_a_classifier_nor_classes_for_a_segmenter(
-    tiny: Recipe, scans: Path, tmp_path: Path
-) -> None:
-    for changes, message in (
-        ({"model.name": "setr_micro", "model.options": {}}, "has images with a class each"),
-        ({"task.options.dice": 0.5}, "task.options.dice = 0.5: the task classification"),
-        ({"augment.vertical_flip": True}, "augment.vertical_flip=True does not fit images"),
-        ({"task.options.masks": "exclusive"}, "task.options.masks = 'exclusive': the task classif"),
-    ):
-        with pytest.raises(UserError, match=message):
-            train(replace_path(tiny, changes), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_run_is_not_evaluated_on_data_of_another_task(run: Run) -> None:
     with pytest.raises(UserError, match="'digits' is for classification; the run was trained for"):
         evaluate(run, "digits")
@@ -208,32 +166,6 @@ def test_a_run_is_not_evaluated_on_other_organs(run: Run, scans: Path, tmp_path:
         evaluate(run, f"uwgi:{renamed}")
 
 
-def test_masks_that_cover_nothing_are_reported() -> None:
-    def warn(common: int, predicted: int, true: int, loss: float = 1.0) -> None:
-        counts = np.zeros((5, 2, 3), dtype=np.int64)
-        counts[0, 1] = common, predicted, true
-        answers = MaskAnswers(
-            index=np.arange(5),
-            group=np.arange(5),
-            counts=counts,
-            hausdorff=np.full((5, 2), np.nan),
-            classes=("background", "leaf"),
-            scored=(1,),
-        )
-        warn_of_degenerate(answers, ModelConfig(name="setr_micro"), "test images", loss)
-
-    with pytest.warns(KeymixWarning, match="5 test images cover nothing of the true ones: probab"):
-        warn(0, 3, 4)
-    with pytest.warns(KeymixWarning, match="5 test images are all empty: probably"):
-        warn(0, 0, 4)
-    with pytest.warns(KeymixWarning, match="training diverged"):
-        warn(0, 3, 4, float("nan"))
-    with pytest.warns(KeymixWarning, match="none of the 5 test images has a class that counts"):
-        warn(0, 3, 0)
-    warn(1, 3, 4)  # warnings are errors in these tests
-    warn(0, 0, 0)
-
-
 def test_the_record_of_a_run_opens_again(run: Run) -> None:
     opened = load_run(run.folder)
     model, data = opened.model_and_data()
@@ -247,16 +179,6 @@ def test_data_without_any_class_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="training images has a pixel of a class that counts"):
         train(on_masks(empty), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_training_names_the_slices_that_lack_a_row(tmp_path: Path) -> None:
-    scans = write_uwgi(tmp_path / "scans")
-    table = scans / "train.csv"
-    lines = table.read_text().splitlines(keepends=True)
-    gone = next(k for k, line in enumerate(lines) if line.startswith("case3_day1_slice_0001,stom"))
-    table.write_text("".join(lines[:gone] + lines[gone + 1 :]))
-    with pytest.warns(KeymixWarning, match="case3_day1_slice_0001: no row for stomach"):
-        train(on_masks(scans), tmp_path / "run")
 
 
 @pytest.mark.gpu

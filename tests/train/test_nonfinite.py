@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from keymix.errors import UserError, reason
+from keymix.errors import UserError
 from keymix.train import ranks
 from keymix.train.engine import train
 from keymix.train.nonfinite import Losses, Step
@@ -67,17 +66,6 @@ def test_many_images_are_counted(losses: Losses) -> None:
         UserError, match=r"20 of the batch's 20 images: image 10, .*image 17 and 12"
     ):
         losses.take(step([math.nan] * 20))
-
-
-def test_a_batch_of_recordings_is_called_so(model: nn.Module, tmp_path: Path) -> None:
-    for each, whole, message in (
-        ([math.nan, 1.0], math.nan, "it came from 1 of the batch's 2 recordings: 10 ("),
-        ([1.0, 1.0], math.inf, "the batch's recordings: 10, 11 ("),
-    ):
-        losses = Losses(model, str, tmp_path, late=False, items="recordings")
-        with pytest.raises(UserError) as stopped:
-            losses.take(replace(step(each), loss=torch.tensor(whole)))
-        assert message in str(stopped.value)
 
 
 def clip(model: nn.Module) -> Tensor:
@@ -194,18 +182,6 @@ def test_mean_does_not_depend_on_when_it_was_saved(model: nn.Module, tmp_path: P
     for value in values[7:]:
         ended.take(step([value]))
     assert ended.means() == whole.means()
-
-
-def test_diverged_run_fits_into_a_line_of_a_comparison(wild: Recipe, tmp_path: Path) -> None:
-    with pytest.raises(UserError) as stopped:
-        train(wild, tmp_path / "run")
-    message = reason(stopped.value)
-    assert len(message) <= 300
-    record = json.loads((tmp_path / "run" / "nonfinite.json").read_text())
-    assert len(record["images"]) == 16
-    assert all(entry["image"].startswith("digits image") for entry in record["images"])
-    with pytest.raises(UserError, match="step 3 of epoch 1"):  # again, from the start
-        train(wild, tmp_path / "run")
 
 
 @pytest.mark.gpu

@@ -111,17 +111,3 @@ def test_other_scans_are_read_as_the_runs(stacked: Run, tmp_path: Path) -> None:
     images = load_images(loaded, [other], limit=None)
     assert len(images) == 3
     assert torch.equal(images.pixels(0), data.test.read(0))
-
-
-def test_stacks_are_not_asked_of_images_without_neighbours(
-    stacked: Run, kinds: dict[bool, Run], tmp_path: Path
-) -> None:
-    other = kinds[True].recipe.data.spec
-    message = f"trained on stacks of 3 slices; data '{other}' has no neighbours. Name data of scans"
-    with pytest.raises(UserError, match=message):
-        evaluate(stacked, other)
-    with pytest.raises(UserError, match=message):
-        predict_masks(stacked, data=other, out=tmp_path / "out")
-    (loaded,) = load_models([str(stacked.folder)])
-    with pytest.raises(UserError, match=message):
-        load_images(loaded, [other], limit=None)

@@ -190,24 +190,6 @@ def test_a_stack_is_made_of_the_slices_next_to_the_file(
     assert (read[2] == read[1]).all()
 
 
-def test_a_name_without_neighbours_is_refused_and_the_others_are_answered(
-    scans: Path, runs: dict[str, Run], tmp_path: Path
-) -> None:
-    unnamed = tmp_path / "scan.png"
-    shutil.copy(slice_of(scans, 1, 1), unnamed)
-    bad, good = predict_masks(runs["stack"], [unnamed, slice_of(scans, 1, 1)], out=tmp_path / "out")
-    assert "stacks of 3 slices" in (bad.error or "")
-    assert "slice_0078_266_266_1.50_1.50.png" in (bad.error or "")
-    assert good.error is None
-    (answer,) = predict_masks(runs["exclusive"], [unnamed], out=tmp_path / "one")
-    assert (answer.id, answer.size, answer.spacing, answer.area) == (
-        "scan",
-        (SIDE, SIDE),
-        None,
-        None,
-    )
-
-
 def test_a_broken_image_is_answered_with_its_error(
     scans: Path, runs: dict[str, Run], tmp_path: Path
 ) -> None:
@@ -266,37 +248,6 @@ def test_overlays_outline_the_truth_where_it_is_known(
     assert not (plain[last] == PALETTE[2]).all(-1).any()
 
 
-def test_overlays_of_stacks_show_the_slice_itself(
-    scans: Path, runs: dict[str, Run], tmp_path: Path
-) -> None:
-    path = slice_of(scans, 3, 2)
-    predict_masks(runs["stack"], [path], out=tmp_path / "out")
-    drawn = np.asarray(Image.open(tmp_path / "out" / "overlays" / "case3_day1_slice_0002.png"))
-    ground = mask_of(tmp_path / "out", "case3_day1_slice_0002.png") == 0
-    assert ground.any()
-    middle = read_stack(path, 1)[0]
-    np.testing.assert_array_equal(drawn[ground], middle[ground][:, None].repeat(3, axis=1))
-
-
-def test_colour_images_and_masks_of_any_class(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    for kind in ("images", "masks"):
-        (tmp_path / "set" / kind).mkdir(parents=True)
-    (tmp_path / "set" / "classes.txt").write_text("soil\nleaf\nroot\n")
-    for k in range(6):
-        image, mask = rng.integers(0, 256, (20, 28, 3)), rng.integers(0, 3, (20, 28))
-        Image.fromarray(image.astype(np.uint8)).save(tmp_path / "set" / "images" / f"p{k}.png")
-        Image.fromarray(mask.astype(np.uint8)).save(tmp_path / "set" / "masks" / f"p{k}.png")
-    run = written_masks_run(tmp_path / "run", f"masks:{tmp_path / 'set'}", test_fraction=0.4)
-    found = predict_masks(run, [tmp_path / "set" / "images"], out=tmp_path / "out")
-    assert [answer.id for answer in found] == [f"p{k}" for k in range(6)]
-    for answer in found:
-        assert (answer.error, answer.size, answer.area) == (None, (20, 28), None)
-        assert sum((answer.pixels or {}).values()) == 20 * 28  # no class is the background
-        assert mask_of(tmp_path / "out", f"{answer.id}.png").max() < 3
-    assert {row["class"] for row in rows_of(tmp_path / "out")} == {"soil", "leaf", "root"}
-
-
 def test_a_folder_with_other_things_is_left_as_it_is(runs: dict[str, Run], tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("all of it")
     for overwrite in (False, True):
@@ -305,26 +256,6 @@ def test_a_folder_with_other_things_is_left_as_it_is(runs: dict[str, Run], tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     with pytest.raises(UserError, match="is a file"):
         predict_masks(runs["exclusive"], out=tmp_path / "thesis.tex", overwrite=True)
-
-
-def test_overwriting_leaves_nothing_of_the_predictions_before(
-    scans: Path, runs: dict[str, Run], tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    predict_masks(runs["multilabel"], [slice_of(scans, 1, 1)], out=out)
-    with pytest.raises(UserError, match="--overwrite"):
-        predict_masks(runs["exclusive"], [slice_of(scans, 2, 1)], out=out)
-    (out / "notes.txt").write_text("mine")
-    predict_masks(runs["exclusive"], [slice_of(scans, 2, 1)], out=out, overwrite=True)
-    left = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
-    name = "case2_day1_slice_0001.png"
-    assert left == [
-        f"masks/{name}",
-        "notes.txt",
-        f"overlays/{name}",
-        "predictions.csv",
-        "predictions.json",
-    ]
 
 
 @pytest.mark.parametrize("bad", ["../../../outside", "/outside", "..", "a/b", ""])
@@ -363,29 +294,3 @@ def test_two_images_of_one_name_are_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
     twice = [tmp_path / "a", tmp_path / "a" / "scan.png"]
     assert len(predict_masks(runs["exclusive"], twice, out=tmp_path / "out")) == 1
-
-
-def test_runs_that_do_not_fit_are_refused(
-    runs: dict[str, Run], tiny_run: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match="classifies images"):
-        predict_masks(tiny_run, out=tmp_path / "out")
-    with pytest.raises(UserError, match="not both"):
-        predict_masks(runs["exclusive"], [tmp_path], out=tmp_path / "out", split="val")
-    with pytest.raises(UserError, match="split='validation'"):
-        predict_masks(runs["exclusive"], out=tmp_path / "out", split="validation")  # type: ignore[arg-type]
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_model_may_see_images_at_another_size(
-    scans: Path, runs: dict[str, Run], tmp_path: Path
-) -> None:
-    path = slice_of(scans, 2, 1)
-    predict_masks(runs["exclusive"], [path], out=tmp_path / "own")
-    predict_masks(runs["exclusive"], [path], out=tmp_path / "other", image_size=(32, 48))
-    ours, theirs = (
-        mask_of(tmp_path / name, "case2_day1_slice_0001.png") for name in ("own", "other")
-    )
-    assert ours.shape == theirs.shape == (SIDE, SIDE)
-    assert (ours != theirs).any()
-    assert json.loads((tmp_path / "other" / MANIFEST).read_text())["image_size"] == [32, 48]

@@ -4,7 +4,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from keymix.errors import UserError
 from keymix.recipes import get
 from keymix.train.recipe import (
     DataConfig,
-    OptimConfig,
     Recipe,
     from_dict,
     merge,
@@ -27,8 +25,6 @@ from keymix.train.recipe import (
     replace_path,
 )
 from keymix.train.step import make_optimizer, make_schedule
-
-Vary = Callable[[dict[str, Any]], Recipe]
 
 
 def test_recipe_survives_json_and_yaml(tiny: Recipe, tmp_path: Path) -> None:
@@ -146,15 +142,6 @@ def test_equal_sides_are_one_size(tiny: Recipe) -> None:
 def test_image_size_is_a_side_or_height_and_width(size: object) -> None:
     with pytest.raises(UserError, match=r"data\.image_size = .* or height,width\.$"):
         DataConfig(spec="digits", image_size=size)  # type: ignore[arg-type]
-
-
-def test_numbers_that_are_not_finite_are_called_so(tiny: Recipe) -> None:
-    with pytest.raises(UserError, match=r"optim\.lr = nan: "):
-        OptimConfig(lr=float("nan"))
-    for path in ("optim.lr", "model.drop_path", "schedule.warmup_epochs", "augment.erasing"):
-        for given in (float("nan"), ".inf", "nan", float("-inf")):
-            with pytest.raises(UserError, match=f"{path} = .*: expected a finite number"):
-                replace_path(tiny, {path: given})
 
 
 def test_yaml_1_1_numbers_are_numbers(tiny: Recipe, tmp_path: Path) -> None:
@@ -313,13 +300,3 @@ def test_two_milestones_make_a_tenth_and_a_hundredth_of_the_rate() -> None:
     falls = [i for i in range(1, 120) if rates[i] != rates[i - 1]]
     assert falls == pytest.approx([80, 110], abs=1)  # timm's come an update early
     assert [rates[0], rates[90], rates[-1]] == pytest.approx([1.0, 0.1, 0.01])
-
-
-@pytest.mark.parametrize(
-    ("name", "milestones"),
-    [("cosine", [8, 11]), ("multistep", None), ("multistep", [11, 8]), ("multistep", [0, 3])],
-)
-def test_milestones_that_do_not_fit_are_refused(name: str, milestones: list[int] | None) -> None:
-    changes = {"schedule.name": name, "schedule.milestones": milestones}
-    with pytest.raises(UserError, match=r"schedule\.milestones"):
-        replace_path(get("digits_vit"), changes)

@@ -11,7 +11,6 @@ from PIL import Image
 
 from keymix.cli import main
 from keymix.errors import UserError
-from keymix.train.predict import predict
 from keymix.train.runs import evaluate
 
 SMALL = ["--epochs", "1", "--limit", "40", "--schedule.warmup_epochs=0", "--data.batch_size", "16"]
@@ -47,27 +46,6 @@ def test_evaluation_counts_recordings(runs: Path, capsys: pytest.CaptureFixture[
     assert "image" not in said.out + said.err
     assert main(["eval", str(runs / "images")]) == 0
     assert "\timages\t" in capsys.readouterr().out
-
-
-def test_a_photo_is_no_recording_and_a_recording_no_photo(
-    runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    photo, recording = runs / "photo.png", runs / "recording.npz"
-    assert main(["predict", str(runs / "events"), str(photo), str(recording)]) == 2
-    said = capsys.readouterr()
-    assert said.err == (
-        f"keymix: error: {photo}: is an image; the run was trained on recordings of events (.npz, "
-        ".aedat).\n"
-    )
-    assert said.out.startswith(f"recording\tclasses\n{recording}\t")
-    assert main(["predict", str(runs / "images"), str(photo), str(recording)]) == 2
-    said = capsys.readouterr()
-    assert said.err == (
-        f"keymix: error: {recording}: is a recording of events; the run was trained on images.\n"
-    )
-    assert said.out.startswith(f"image\tclasses\n{photo}\t")
-    (answer,) = predict(runs / "events", [recording])
-    assert answer.error is None
 
 
 def test_a_run_on_images_is_not_scored_on_recordings(runs: Path) -> None:

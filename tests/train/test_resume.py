@@ -120,26 +120,6 @@ def test_checkpoints_within_an_epoch_follow_the_clock(
         train(tiny, tmp_path / "other", checkpoint_minutes=-1)
 
 
-def test_seconds_of_an_epoch_count_those_before_the_stop(
-    tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [0.0]
-
-    def slow(self: ClassificationTask, batch: Any, batch_idx: int) -> Any:
-        now[0] += 10.0
-        return step(self, batch, batch_idx)
-
-    step = ClassificationTask.training_step
-    monkeypatch.setattr(ClassificationTask, "training_step", slow)
-    monkeypatch.setattr("keymix.train.loop.time.perf_counter", lambda: now[0])
-    with during(2, signal.SIGINT), pytest.raises(Interrupted):
-        train(tiny, tmp_path / "run")
-    now[0] += 1e6  # until the same command runs again
-    first, second = train(tiny, tmp_path / "run").metrics()[:2]
-    assert first["seconds"] == second["seconds"] == 10.0 * STEPS
-    assert first["images_per_s"] == 72 / (10.0 * STEPS)
-
-
 def test_training_clock_waits_for_the_steps_on_the_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,20 +172,6 @@ def test_signal_in_the_final_test_ends_at_once(
     assert traces(tmp_path / "run") == whole
 
 
-def test_signal_after_the_last_step_is_not_lost(
-    tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fit = engine.fit
-
-    def signalled(*args: Any, **more: Any) -> None:
-        fit(*args, **more)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(engine, "fit", signalled)
-    with pytest.raises(Interrupted, match=r"epochs_00003\.ckpt"):
-        train(tiny, tmp_path / "run")
-
-
 def test_signal_before_the_first_step_leaves_nothing(
     tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,18 +183,6 @@ def test_signal_before_the_first_step_leaves_nothing(
     with pytest.raises(Interrupted, match="the same command starts from the beginning"):
         train(tiny, tmp_path / "runs" / "one")
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_callers_handlers_come_back(vary: Vary, tmp_path: Path, signum: int) -> None:
-    def handler(*args: Any) -> None: ...
-
-    before = signal.signal(signum, handler)
-    try:
-        train(vary({"schedule.epochs": 1}), tmp_path / "run")
-        assert signal.getsignal(signum) is handler
-    finally:
-        signal.signal(signum, before)
 
 
 def test_ignored_signal_stays_ignored(vary: Vary, tmp_path: Path) -> None:
@@ -299,33 +253,11 @@ def test_run_killed_before_its_first_file_starts(vary: Vary, tmp_path: Path) -> 
     assert not list(out.glob(".*"))
 
 
-def test_leftover_parts_go_at_the_next_start(tiny: Recipe, tmp_path: Path) -> None:
-    with during(7, signal.SIGINT), pytest.raises(Interrupted):
-        train(tiny, tmp_path / "run")
-    for name in (".metrics.jsonl.part", "checkpoints/.epochs_00009.ckpt.part"):
-        (tmp_path / "run" / name).write_bytes(b"half")
-    train(tiny, tmp_path / "run")
-    assert not list((tmp_path / "run").rglob("*.part"))
-
-
 def test_folder_in_use_is_refused(tmp_path: Path) -> None:
     refused = pytest.raises(InUse, match="another run is at work")
     with locked(tmp_path / "run", "run"), refused, locked(tmp_path / "run", "run"):
         pass
     assert not (tmp_path / "run").exists()
-
-
-def test_lock_stays_when_a_forked_child_leaves_its_block(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    parent = os.getpid()
-    with locked(out, "run"):
-        child = os.fork()
-        if child:
-            assert os.waitpid(child, 0)[1] == 0
-            assert (out / ".lock").exists()
-    if os.getpid() != parent:
-        os._exit(0)
-    assert not out.exists()
 
 
 def test_lock_of_a_killed_process_is_not_left_to_its_children(tmp_path: Path) -> None:

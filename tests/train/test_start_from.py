@@ -19,7 +19,7 @@ from keymix.errors import KeymixWarning, UserError
 from keymix.models import create_model
 from keymix.train.engine import train
 from keymix.train.model import start_from
-from keymix.train.recipe import Recipe, from_dict
+from keymix.train.recipe import Recipe
 from keymix.weights_file import packed
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -109,32 +109,3 @@ def test_a_run_that_started_from_another_describes_its_own_images(
     shown = [resolve_model_data_config(run.model())["mean"] for run in (first, second)]
     assert shown == [tuple(run.summary.data.mean) for run in (first, second)]
     assert shown[0] != shown[1]
-
-
-def test_a_run_refused_for_its_weights_writes_and_clears_nothing(
-    vary: Callable[..., Recipe], tmp_path: Path
-) -> None:
-    others = saved(made("swin_micro_p2_32"), tmp_path, image_size=[16, 16])
-    broken = tmp_path / "broken.safetensors"
-    broken.write_bytes(others.read_bytes()[:1000])
-    run = tmp_path / "run"
-    short = {"schedule.epochs": 1, "schedule.warmup_epochs": 0.0}
-    for path, says in ((others, "sizes of the weights"), (broken, "damaged")):
-        with pytest.raises(UserError, match=says):
-            train(vary({"model.weights": str(path), **short}), run)
-        assert not run.exists()
-    train(vary(short), run)
-    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    with pytest.raises(UserError, match="sizes of the weights"):
-        train(vary({"model.weights": str(others), **short}), run, overwrite=True)
-    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
-
-
-@pytest.mark.parametrize("name", ["mixer", "weights"])
-def test_an_empty_name_is_not_taken_as_none(vary: Callable[..., Recipe], name: str) -> None:
-    with pytest.raises(UserError, match=rf"model\.{name} = ''.*leave it out"):
-        vary({f"model.{name}": ""})
-    values = vary({}).to_dict()
-    values["model"][name] = " "
-    with pytest.raises(UserError, match=rf"model\.{name} = ' '.*leave it out"):
-        from_dict(values)
