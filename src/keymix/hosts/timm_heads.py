@@ -66,8 +66,9 @@ def as_tokens(attention: Any, x: Tensor) -> Tensor:
     if laid == "tokens":
         return x
     x = x.flatten(2).mT if laid == "images" else x.flatten(1, 2)
-    inside = call is not None and call.size is not None
-    return x.unflatten(0, (-1, math.prod(call.size) // x.shape[1])) if inside else x
+    if call is None or call.size is None:
+        return x
+    return x.reshape(-1, math.prod(call.size) // x.shape[1], *x.shape[1:])
 
 
 def as_laid(attention: Any, x: Tensor, like: Tensor) -> Tensor:
@@ -108,7 +109,8 @@ def _projected(attention: Any, x: Tensor) -> tuple[Tensor, ...]:
 def _by_role(attention: Any, joint: Tensor, axis: int) -> tuple[Tensor, ...]:
     """Part what is joined along an axis into queries, keys and values; MaxViT's come by head."""
     if getattr(attention, "head_first", False):
-        apart = joint.unflatten(axis, (attention.num_heads, 3, -1))
+        sides = (*joint.shape[:axis], attention.num_heads, 3, -1, *joint.shape[axis + 1 :])
+        apart = joint.reshape(sides)
         joint = apart.transpose(axis, axis + 1).flatten(axis, axis + 2)
     return joint.chunk(3, axis)
 
