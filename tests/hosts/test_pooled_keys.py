@@ -51,6 +51,14 @@ def test_the_full_grid_is_the_model_itself_and_fewer_keys_are_near(name: str) ->
             assert keys == (2, 2)
 
 
+def test_it_follows_static_keys_that_had_no_grid_of_their_own() -> None:
+    model, images = made(next(iter(MODELS)))
+    swap(model, "static_key")
+    swap(model, "spatial_reduction")
+    assert next(iter(find_mixers(model).values())).key_grid_for((4, 4)) == (2, 2)
+    assert model(images).isfinite().all()
+
+
 def test_keys_of_averaged_tokens_turn_by_the_average_of_their_codes() -> None:
     turn = Turn()
     finish = HeadFinish(None, turn, prefix=1)

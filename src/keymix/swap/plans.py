@@ -58,7 +58,8 @@ def _options(layer: Layer, name: str, own: dict[str, Any]) -> dict[str, Any]:
         shared = scale_options(scale_of(layer), head_width(layer), site.dim)
     else:
         built = mixer.built_with if mixer.mixer_name == name else {}
-        shared = {**built, **mixer.transfer_options()}
+        given = {**built, **mixer.transfer_options()}
+        shared = {name: value for name, value in given.items() if value is not None}
         if isinstance(mixer, HeadMixer) and mixer.num_heads != site.num_heads:
             shared["num_heads"] = mixer.num_heads
     if {"scale", "temperature"} & own.keys():
