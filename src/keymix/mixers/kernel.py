@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from keymix.mixers.base import BackendChoice, Grid, Traits, take_rows
+from keymix.mixers.base import Grid, Traits, take_rows
 from keymix.mixers.head_mixer import HeadMixer, Roles
 
 
@@ -41,15 +39,6 @@ class KernelMixer(HeadMixer):
         q, k = self.features(inputs)
         made = take_rows(q, rows) @ k.mT
         return made / _not_zero(made.sum(-1, keepdim=True)) if self.divides else made
-
-    def choose_backend(
-        self,
-        device: torch.device | None = None,
-        shape: Sequence[int] | None = None,
-        bias: Tensor | None = None,
-    ) -> BackendChoice:
-        """Say that keys and values are summed up first."""
-        return BackendChoice("reference", "keys and values are summed up before queries ask")
 
 
 def _not_zero(total: Tensor) -> Tensor:
