@@ -40,15 +40,15 @@ def test_a_new_file_of_a_mixer_is_listed(
     )
     (tmp_path / "zz.py").write_text("class Own:\n    pass\n")  # the same name in another file
     monkeypatch.setattr(index, "MIXERS", tmp_path)
-    assert "own\to\tSpikes of its own. (spiking)" in run(capsys, "mixers").splitlines()
+    assert "own\to\tspiking\tSpikes of its own." in run(capsys, "mixers").splitlines()
 
 
 @pytest.mark.parametrize("kind", ["models", "mixers", "recipes", "data", "tasks"])
 def test_each_kind_lists_every_entry(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = [row["name"] for row in index.read()[kind]]
     assert len(wanted) >= 2
-    lines = run(capsys, kind).splitlines()
-    assert [line.split("\t")[0] for line in lines[1:]] == wanted
+    listed = [line.split("\t")[0] for line in run(capsys, kind).splitlines()[1:]]
+    assert (sorted(listed) if kind == "mixers" else listed) == wanted
 
 
 def test_without_a_kind_everything_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,10 +66,22 @@ def test_patterns_match_names_and_aliases(capsys: pytest.CaptureFixture[str]) ->
     assert kinds == {"models", "mixers", "recipes"}
 
 
+def test_mixers_are_grouped_by_family(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [line.split("\t") for line in run(capsys, "mixers").splitlines()[1:]]
+    assert [row[2] for row in rows] == sorted(row[2] for row in rows)
+    assert [row[0] for row in rows if row[2] == "spiking"] == [
+        "qk_channel",
+        "qk_token",
+        "spike_driven",
+        "spiking_self",
+    ]
+    assert [row[0] for row in rows if row[2] == "kernels"] == ["efficient", "linear", "performer"]
+
+
 def test_json_is_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads(run(capsys, "mixers", "softmax", "--json"))
-    assert [(r["name"], r["aliases"], r["domain"]) for r in rows] == [
-        ("softmax", ["mhsa"], "dense")
+    assert [(r["name"], r["aliases"], r["family"], r["domain"]) for r in rows] == [
+        ("softmax", ["mhsa"], "softmax", "dense")
     ]
     assert set(json.loads(run(capsys, "--json"))) == {
         "models",

@@ -11,7 +11,9 @@ from documents import DOCS, ROOT, prose, table
 
 import keymix
 from each import each
+from keymix.errors import GridNeeded
 from keymix.mixers.registry import aliases_of, get_mixer_class
+from keymix.mixers.site import Site
 from keymix.mixers.user_mixers import RULES
 
 HEADINGS = ["Idea", "Equation", "Cost", "When to use and when not", "Measured"]
@@ -47,6 +49,33 @@ def test_the_index_reports_every_name() -> None:
     for name in own_mixers():
         names = ", ".join(f"`{n}`" for n in (name, *aliases_of(name)))
         assert f"| {names} |" in INDEX
+
+
+def test_the_index_groups_mixers_by_family() -> None:
+    rows = [(row[0], row[2].split(",")[0].strip("`")) for row in table(INDEX, "families -->")]
+    assert sorted(name for _, name in rows) == own_mixers()
+    assert [family for family, name in rows if get_mixer_class(name).family != family] == []
+    families = [family for family, _ in rows]
+    assert len(
+        [f for f, before in zip(families, ["", *families], strict=False) if f != before]
+    ) == len(set(families))  # one run of rows each
+
+
+def test_the_index_says_where_each_mixer_fits() -> None:
+    rows = {row[0].strip("`"): row[2:] for row in table(INDEX, "traits -->")}
+    assert sorted(rows) == own_mixers()
+    for name, cells in rows.items():
+        try:
+            keymix.create_mixer(name, Site(dim=8, num_heads=2))
+            needs_grid = False
+        except GridNeeded:
+            needs_grid = True
+        mixer = keymix.create_mixer(
+            name, Site(dim=8, num_heads=2, grid=(4, 4), num_prefix_tokens=1)
+        )
+        claims = mixer.claims
+        facts = [needs_grid, claims.maskable, not mixer.tied_to_grid, claims.mixes_prefix]
+        assert [cell.startswith("yes") for cell in cells] == [*facts, mixer.forms_map()], name
 
 
 @each("page", {page.stem: (page,) for page in PAGES})

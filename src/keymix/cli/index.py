@@ -41,6 +41,7 @@ def _mixers(*, own: bool) -> list[dict[str, Any]]:
             {
                 "name": name,
                 "aliases": list(aliases_of(name)),
+                "family": cls.family,
                 "domain": cls.traits.domain,
                 "control": cls.traits.control,
                 "summary": _first_line(module.__doc__),
@@ -54,22 +55,22 @@ def _constants(call: ast.Call) -> dict[str, Any]:
     return {str(given.arg): ast.literal_eval(given.value) for given in call.keywords}
 
 
-def _traits(node: ast.ClassDef, by_name: Mapping[str, ast.ClassDef]) -> dict[str, Any]:
-    """Read the traits that a class writes itself, or the first of its bases that does."""
+def _written(name: str, node: ast.ClassDef, by_name: Mapping[str, ast.ClassDef]) -> ast.expr | None:
+    """Return what a class sets an attribute to itself, or the first of its bases that does."""
     for line in node.body:
         match line:
-            case ast.Assign(targets=[ast.Name("traits")], value=ast.Call() as call):
-                return _constants(call)
+            case ast.Assign(targets=[ast.Name(id)], value=value) if id == name:
+                return value
     bases = (by_name.get(ast.unparse(base)) for base in node.bases)
-    inherited = (_traits(base, by_name) for base in bases if base is not None)
-    return next(filter(None, inherited), {})
+    inherited = (_written(name, base, by_name) for base in bases if base is not None)
+    return next((value for value in inherited if value is not None), None)
 
 
 def _own_mixers() -> list[dict[str, Any]]:
     """Describe keymix's own mixers from the text of their files, of which importing loads torch.
 
-    A class is one by its decorator ``@register_mixer(name, aliases=…)``; its traits are those of
-    the nearest class, itself or one that it inherits from, that writes ``traits = Traits(…)``.
+    A class is one by its decorator ``@register_mixer(name, aliases=…)``; its traits and its
+    family are those of the nearest class, itself or one that it inherits from, that writes them.
     """
     files = [ast.parse(f.read_text("utf-8")) for f in sorted(MIXERS.glob("*.py"))]
     classes = [
@@ -80,11 +81,13 @@ def _own_mixers() -> list[dict[str, Any]]:
     for node, file in classes:
         for call in node.decorator_list:
             if isinstance(call, ast.Call) and ast.unparse(call.func) == "register_mixer":
-                found = _traits(node, by_name)
+                family, traits = (_written(n, node, by_name) for n in ("family", "traits"))
+                found = _constants(traits) if isinstance(traits, ast.Call) else {}
                 rows.append(
                     {
                         "name": ast.literal_eval(call.args[0]),
                         "aliases": list(_constants(call).get("aliases", ())),
+                        "family": "other" if family is None else ast.literal_eval(family),
                         "domain": found.get("domain", "dense"),
                         "control": found.get("control", False),
                         "summary": _first_line(ast.get_docstring(file)),

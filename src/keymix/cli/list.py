@@ -56,6 +56,7 @@ def main(argv: list[str]) -> int:
         VerbParser.run_imports(args)
         for each, rows in registered().items():
             index[each] += rows
+    index["mixers"].sort(key=lambda row: (row["family"], row["name"]))
     chosen = {k: index[k] for k in KINDS if kind in (None, k)}
     if pattern is not None:
         found = {k: [r for r in rows if _matches(r, pattern)] for k, rows in chosen.items()}
@@ -85,9 +86,7 @@ def _cells(kind: str, row: Row) -> list[str]:
         params = f"{row['params']:,}" if out.is_terminal else str(row["params"])
         return [row["name"], ", ".join(row["mixers"]), size, params]
     if kind == "mixers":
-        notes = {"control": row["control"], "spiking": row["domain"] == "spiking"}
-        note = "".join(f" ({what})" for what, holds in notes.items() if holds)
-        return [row["name"], ", ".join(row["aliases"]), row["summary"] + note]
+        return [row["name"], ", ".join(row["aliases"]), row["family"], row["summary"]]
     if kind == "data":
         return [row["name"], "a download" if row["downloads"] else "this machine", row["summary"]]
     if kind == "tasks":
@@ -97,7 +96,7 @@ def _cells(kind: str, row: Row) -> list[str]:
 
 HEADINGS = {
     "models": ["model", "mixer", "input", "params"],
-    "mixers": ["mixer", "alias", "what it is"],
+    "mixers": ["mixer", "alias", "family", "what it is"],
     "recipes": ["recipe", "what it is"],
     "data": ["data", "comes from", "what it is"],
     "tasks": ["task", "what a model does", "scores", "unit of chance"],
@@ -107,7 +106,7 @@ HEADINGS = {
 def _print(kind: str, rows: list[Row], *, alone: bool) -> None:
     """Print one kind; in a pipe, lines of several kinds start with the kind."""
     headings, cells = HEADINGS[kind], [_cells(kind, row) for row in rows]
-    left = {"models": 2, "tasks": 4}.get(kind, 3)
+    left = {"models": 2, "mixers": 4, "tasks": 4}.get(kind, 3)
     if out.is_terminal or alone:
         table(headings, cells, title=None if alone else kind, left=left)
         return

@@ -25,8 +25,8 @@ class AgentAttention(HeadMixer):
 
     :math:`\sigma` is the softmax of scaled logits; the agents A are averages of the queries of
     patches on a coarser grid; DWC is a depthwise 3x3 convolution of the patches' values. Paper:
-    Agent Attention, https://arxiv.org/abs/2312.08874, Eq. 4 and 5. Parameters: ``qkv``, ``dwc``
-    where there is one, ``proj``.
+    Agent Attention, https://arxiv.org/abs/2312.08874, the agent attention module. Parameters:
+    ``qkv``, ``dwc`` where there is one, ``proj``.
     Differs: without the paper's agent biases, which are tied to a grid.
 
     Args:
@@ -43,9 +43,10 @@ class AgentAttention(HeadMixer):
             bad.
     """
 
+    family = "low rank"
     about = (
         "A few agent tokens, averages of queries, gather from all tokens and answer the queries. "
-        "Agent Attention, arXiv 2312.08874, Eq. 4."
+        "Agent Attention, arXiv 2312.08874."
     )
     traits = Traits(maskable=False, permutation="positional", named_only=True)
     tied_to_grid = False

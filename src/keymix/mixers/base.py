@@ -98,6 +98,7 @@ class TokenMixer(Foldable):
         tuple[str, ...]
     ] = ()  # names in a state with one row per position of a grid
     why_no_map: ClassVar[str] = "it has no queries and keys"  # said where it forms no map
+    family: ClassVar[str] = "other"  # by which lists group it, such as "kernels"
     about: ClassVar[str] = ""  # what it does and its paper, in plain words, for reports
     collapse_remedy: ClassVar[str] = ""  # what it has against maps that are alike, in words
     # submodule to the paper's name of its spikes; of "proj" it names what comes in

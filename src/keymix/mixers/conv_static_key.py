@@ -62,6 +62,7 @@ class ConvStaticKeyAttention(LearnedKeys):
         UserError: If the site has no grid, the kernel is even, or a value is bad.
     """
 
+    family = "learned keys"
     about = (
         "Keys are the weights of a learned convolution: it reads the 3x3 neighbourhood of "
         "each query and gives the query's score for every key; softmax and values as usual. "

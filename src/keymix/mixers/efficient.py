@@ -16,9 +16,8 @@ class EfficientAttention(KernelMixer):
 
     :math:`\rho_q` is a softmax over the channels of each query, :math:`\rho_k` one over the tokens
     of each channel of the keys, so that rows of the map sum to one. Paper: Efficient Attention,
-    https://arxiv.org/abs/1812.01243, Eq. 4 and 5 (softmax normalisation). Parameters: ``qkv``,
-    ``proj``.
-    Differs: the paper's keys and values are projected apart by 1x1 convolutions; here as in a ViT.
+    https://arxiv.org/abs/1812.01243, with its softmax normalisation. Parameters: ``qkv``, ``proj``.
+    Differs: the paper projects by 1x1 convolutions, with keys narrower than values; here as a ViT.
 
     Args:
         site: Where the mixer sits.
@@ -34,7 +33,7 @@ class EfficientAttention(KernelMixer):
     about = (
         "Queries are normalised over channels and keys over tokens, each by a softmax, and keys "
         "meet values first, so that cost grows linearly with tokens. Efficient Attention, arXiv "
-        "1812.01243, Eq. 4."
+        "1812.01243."
     )
     divides = False
 

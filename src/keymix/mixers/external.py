@@ -21,8 +21,10 @@ class ExternalAttention(HeadMixer):
     The double normalisation is a softmax over the tokens of each memory slot, then a division by
     the sum over the slots of each token. Static keys' nearest relative: the value is learned too,
     and slots belong to no position. Paper: Beyond Self-attention, https://arxiv.org/abs/2105.02358,
-    Eq. 4 to 8, and Alg. 2 for heads, which share the memories. Parameters: ``q``, ``memory_k``
-    ``[S, d]``, ``memory_v`` ``[d, S]``, ``proj``.
+    external attention, its normalisation, and Alg. 2 for heads, which share the memories.
+    Parameters: ``q``, ``memory_k`` ``[S, d]``, ``memory_v`` ``[d, S]``, ``proj``.
+    Differs: the published code of heads widens queries to 4 C, in four times as many heads, and
+    its memories have biases; those of its form with one head have none.
 
     Args:
         site: Where the mixer sits.
@@ -40,9 +42,10 @@ class ExternalAttention(HeadMixer):
         UserError: If a value is bad.
     """
 
+    family = "learned keys"
     about = (
         "Keys and values are two small learned memories that all images share; scores are "
-        "normalised over tokens, then over slots. External Attention, arXiv 2105.02358, Eq. 5."
+        "normalised over tokens, then over slots. External Attention, arXiv 2105.02358."
     )
     why_no_map = "its keys are slots of a memory, no tokens"
     traits = Traits(maskable=False, named_only=True)

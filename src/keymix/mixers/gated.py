@@ -39,6 +39,7 @@ class GatedAttention(SoftmaxAttention):
         UserError: If a value is bad.
     """
 
+    family = "gates"
     about = (
         "Softmax attention whose heads' outputs are multiplied by a sigmoid gate of the token. "
         "Gated Attention, arXiv 2505.06708, Eq. 5, position G1."

@@ -17,8 +17,9 @@ class GlobalFilter(ImageMixer):
 
     :math:`\mathcal F` is the 2-D discrete Fourier transform of each channel and K a learned complex
     filter, which is a circular convolution with a kernel as large as the grid. Paper: Global Filter
-    Networks, https://arxiv.org/abs/2107.00645, Eq. 3 to 5. Parameters: ``filter [H, W // 2 + 1, C,
-    2]`` (real and imaginary parts), which starts at N(0, 0.02), as published.
+    Networks, https://arxiv.org/abs/2107.00645, global filter layer. Parameters:
+    ``filter [H, W // 2 + 1, C, 2]`` (real and imaginary parts), which starts at N(0, 0.02), as
+    published.
 
     Args:
         site: Where the mixer sits; it needs a grid, to which the filter is tied. Prefix tokens pass
@@ -31,9 +32,10 @@ class GlobalFilter(ImageMixer):
         UserError: If the site has no grid.
     """
 
+    family = "frequency"
     about = (
         "Multiplies the Fourier transform of the tokens' image by a learned filter. Global Filter "
-        "Networks, arXiv 2107.00645, Eq. 5."
+        "Networks, arXiv 2107.00645."
     )
     why_grid = "filters an image"
     traits = Traits(mixes_prefix=False, maskable=False, permutation="positional", named_only=True)

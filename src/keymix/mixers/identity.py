@@ -20,6 +20,7 @@ class Identity(TokenMixer):
     Shape: x ``[*, N, C]`` -> the same.
     """
 
+    family = "controls"
     about = (
         "Mixes no tokens: the output is the input. What a model reaches with it, it reaches "
         "without attention. MetaFormer Baselines for Vision, arXiv 2210.13452."

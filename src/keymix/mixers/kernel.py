@@ -19,6 +19,7 @@ class KernelMixer(HeadMixer):
     there is nothing that a host's bias or mask could be added to.
     """
 
+    family = "kernels"
     traits = Traits(maskable=False, named_only=True)
     divides = True  # by the sums of rows; False where they are one
 

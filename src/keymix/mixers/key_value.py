@@ -65,6 +65,7 @@ class KeyValueAttention(GridBound):
             from them), or a value is bad.
     """
 
+    family = "softmax"
     about = (
         "There is no query: tokens are compared by their keys alone, so scores are symmetric. "
         "Key-Value Transformer, arXiv 2305.19129."

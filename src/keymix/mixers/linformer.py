@@ -41,6 +41,7 @@ class LinformerAttention(HeadMixer):
         UserError: If the site has no grid, or a value is bad.
     """
 
+    family = "low rank"
     about = (
         "Learned matrices reduce the tokens of keys and values to a fixed number of rows. "
         "Linformer, arXiv 2006.04768, Eq. 7."

@@ -30,7 +30,8 @@ class NystromAttention(HeadMixer):
     :math:`Z = A^\top / (\lVert A \rVert_1 \lVert A \rVert_\infty)`. Paper: Nyströmformer,
     https://arxiv.org/abs/2102.03902, Eq. 13 and 14. Parameters: ``qkv``, ``conv`` where there is
     one, ``proj``.
-    Differs: the start of Z is of each map alone (published code: of the largest in a batch).
+    Differs: the start of Z is of each map alone (published code, unless an option says so: of the
+    largest in a batch); runs that do not divide the tokens overlap.
 
     Args:
         site: Where the mixer sits.
@@ -40,16 +41,18 @@ class NystromAttention(HeadMixer):
             attention.
         iterations: Of the pseudo-inverse.
         conv_size: Odd length of a depthwise convolution of the values along the tokens, added to
-            what a head returns (the paper's skip connection, 33 in its code); 0 for none.
+            what a head returns (the paper's skip connection, 35 in its code for long sequences);
+            0 for none.
         shared: The options of :class:`keymix.mixers.head_mixer.HeadMixer`.
 
     Shape: x ``[*, N, C]`` -> ``[*, N, C]``, any N, any M.
-    Cost: 4 N C^2 + 2 (N + M) m C + m^2 C (1 + 4 m i / d + ...) multiply-adds, i the iterations.
+    Cost: 4 N C^2 + 2 (N + M) m C + 2 m^2 C + 4 i h m^3 multiply-adds, i the iterations.
 
     Raises:
         UserError: If a value is bad.
     """
 
+    family = "low rank"
     about = (
         "Approximates the softmax map by that of landmark tokens, means of runs of tokens. "
         "Nyströmformer, arXiv 2102.03902, Eq. 13."

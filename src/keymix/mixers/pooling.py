@@ -37,6 +37,7 @@ class Pooling(ImageMixer):
         UserError: If the site has no grid, the size is even, or both are given.
     """
 
+    family = "controls"
     about = (
         "Replaces each token by the average of its neighbourhood minus itself; nothing is "
         "learned. MetaFormer, arXiv 2111.11418, Eq. 4."

@@ -43,6 +43,7 @@ class RandomMixing(TokenMixer):
         UserError: If the site has no grid.
     """
 
+    family = "controls"
     about = (
         "Mixes tokens by one fixed random map that is never trained. MetaFormer Baselines for "
         "Vision, arXiv 2210.13452."

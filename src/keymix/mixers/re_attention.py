@@ -310,6 +310,7 @@ class ReAttention(ReMixing):
         UserError: If a value is bad.
     """
 
+    family = "head mixing"
     about = (
         "Softmax attention whose maps are mixed across heads by a learned matrix and "
         "normalised, so that the maps of deep layers stay different. DeepViT, arXiv "

@@ -38,6 +38,7 @@ class SepConv(ImageMixer):
         UserError: If the site has no grid or a value is bad.
     """
 
+    family = "controls"
     about = (
         "A separable convolution: to more channels, a depthwise convolution over the "
         "neighbourhood, and back. MetaFormer Baselines for Vision, arXiv 2210.13452."

@@ -22,6 +22,7 @@ class SoftmaxAttention(MapMixer):
     Shape: x ``[*, N, C]`` -> ``[*, N, C]``, any N, any M. Cost: 4 N C^2 + 2 N M C multiply-adds.
     """
 
+    family = "softmax"
     about = (
         "Multi-head self-attention: every token asks (query) and is asked (key), and the "
         "softmax of their products weighs the values. Attention is all you need, arXiv "

@@ -53,6 +53,7 @@ class SpatialReductionAttention(MapMixer):
         UserError: If the site has no grid, or a value is bad.
     """
 
+    family = "low rank"
     about = (
         "Softmax attention whose keys and values are of tokens averaged onto a coarser grid. "
         "Pyramid Vision Transformer, arXiv 2102.12122, Sec. 3.3; by averages, arXiv 2106.13797."

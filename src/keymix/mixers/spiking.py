@@ -63,6 +63,7 @@ class SpikingMixer(TokenMixer):
             makes queries and keys in its own way.
     """
 
+    family = "spiking"
     traits = Traits(domain="spiking", maskable=False)
     roles: ClassVar[tuple[str, ...]] = ("q", "k")
     spiking_roles = MappingProxyType(

@@ -340,6 +340,7 @@ class StaticKeyAttention(LearnedKeys):
         UserError: If the site has no grid, or a value is bad.
     """
 
+    family = "learned keys"
     about = (
         "The key is a learned table instead of a projection of the input, so that a token's "
         "scores depend on its query alone. Static Key Attention in Vision, arXiv 2412.07049, "

@@ -32,6 +32,7 @@ class StaticKeyReAttention(ReMixing, StaticKeyAttention):
     Cost: 3 N C^2 + 2 N M C + h^2 N M multiply-adds.
     """
 
+    family = "head mixing"
     about = "The maps of static keys, mixed across heads as by re-attention. No paper measured it."
 
     traits = Traits(maskable=False, permutation="positional", named_only=True)

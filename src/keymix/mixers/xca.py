@@ -22,8 +22,8 @@ class CrossCovarianceAttention(HeadMixer):
 
     Channels of a head take the place of tokens: :math:`\hat Q` and :math:`\hat K` have columns of
     length one over the tokens, and the map is d x d. Paper: XCiT,
-    https://arxiv.org/abs/2106.09681, Eq. 4. Parameters: ``qkv``, ``temperature [h, 1, 1]``, which
-    is 1/τ as in the published code and starts at 1, and ``proj``.
+    https://arxiv.org/abs/2106.09681, cross-covariance attention. Parameters: ``qkv``,
+    ``temperature [h, 1, 1]``, which is 1/τ as in the published code and starts at 1, ``proj``.
     Differs: this is the attention alone; an XCiT block also has a local convolution of patches.
 
     Args:
@@ -37,9 +37,10 @@ class CrossCovarianceAttention(HeadMixer):
         UserError: If the keys lie on another grid than the tokens, or a value is bad.
     """
 
+    family = "channels"
     about = (
         "Channels attend to channels by their covariance over the tokens, at a cost linear in "
-        "tokens. XCiT, arXiv 2106.09681, Eq. 4."
+        "tokens. XCiT, arXiv 2106.09681."
     )
     why_no_map = "its map is of channels, not of tokens"
     traits = Traits(maskable=False, named_only=True)
