@@ -132,21 +132,21 @@ def test_a_mixer_of_ones_own_is_counted(capsys: pytest.CaptureFixture[str], tmp_
 def test_an_operation_that_nobody_counts_is_named(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    file = tmp_path / "fourier.py"
+    file = tmp_path / "distances.py"
     file.write_text(
         "import torch\n"
         "from keymix import TokenMixer, Traits, register_mixer\n"
-        "@register_mixer('fourier_for_count')\n"
-        "class Fourier(TokenMixer):\n"
-        "    traits = Traits(permutation='positional', maskable=False)\n"
+        "@register_mixer('distances_for_count')\n"
+        "class Distances(TokenMixer):\n"
+        "    traits = Traits(maskable=False)\n"
         "    def forward(self, x, grid=None, bias=None):\n"
-        "        return torch.fft.fft(x, dim=-2).real\n"
+        "        return torch.cdist(x, x, p=1.0) @ x\n"
     )
-    words = ["count", "vit_nano_p2_12", "--import", str(file), "--mixers", "fourier_for_count"]
+    words = ["count", "vit_nano_p2_12", "--import", str(file), "--mixers", "distances_for_count"]
     assert main([*words, "--json"]) == 0
     said = capsys.readouterr()
-    assert json.loads(said.out)["uncounted"] == ["aten._fft_r2c"]
-    assert "aten._fft_r2c" in said.err
+    assert json.loads(said.out)["uncounted"] == ["aten._cdist_forward"]
+    assert "aten._cdist_forward" in said.err
 
 
 @pytest.mark.parametrize(

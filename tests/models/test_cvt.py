@@ -19,7 +19,7 @@ from keymix.errors import UserError
 from keymix.hosts import find_mixers, put_mixers
 from keymix.mixers.registry import list_mixers, mixer_options
 from keymix.models import create_model
-from mixer_cases import stir
+from mixer_cases import make, stir
 from tolerances import close, differs
 
 SMALL: dict[str, Any] = {"embed_dims": (8, 12, 24), "num_heads": (1, 3, 6), "depths": (1, 1, 2)}
@@ -109,7 +109,7 @@ RESIZABLE = [
     (name, policy)
     for name in list_mixers(domain="dense")
     for policy in (["interpolate", "pool_values"] if "resize" in mixer_options(name) else [None])
-    if policy or name != "random"
+    if policy or not make(name).tied_to_grid
 ]
 
 

@@ -16,16 +16,24 @@ from timm.models.vision_transformer import VisionTransformer
 from tiny_models import MODELS, TIMM, answer, images, tiny
 from torch import Tensor, nn
 
-from each import together
+from each import each, together
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.hosts.layers import find_layers
+from keymix.mixers.head_mixer import HeadMixer
 from keymix.mixers.map_mixer import MapMixer
+from keymix.mixers.registry import get_mixer_class, list_mixers
 from keymix.swap import drift, swap
 from keymix.swap.plans import choose
 from tolerances import close, differs
 
 SIZE = (8, 12)
+WITHOUT_LOGITS = [
+    name
+    for name in list_mixers(domain="dense")
+    if issubclass(get_mixer_class(name), HeadMixer)
+    and not issubclass(get_mixer_class(name), MapMixer)
+]
 
 
 def fingerprint(model: nn.Module) -> tuple[Any, ...]:
@@ -281,9 +289,9 @@ def test_a_swapped_model_copies_pickles_and_trains(name: str) -> None:
     model.train()
     model(x).square().sum().backward()
     for path, mixer in find_mixers(model).items():
-        for each, p in mixer.named_parameters():
-            assert p.grad is not None, f"{path}.{each}"
-            assert p.grad.abs().sum() > 0, f"{path}.{each}"
+        for key, p in mixer.named_parameters():
+            assert p.grad is not None, f"{path}.{key}"
+            assert p.grad.abs().sum() > 0, f"{path}.{key}"
 
 
 def test_copied_weights_train_as_they_did_and_new_ones_train() -> None:
@@ -397,6 +405,19 @@ def test_controls_copy_nothing_and_say_so() -> None:
     assert "q_norm and k_norm of the host are lost" in row.notes[0]
     assert row.drift is not None
     assert row.drift.map is None
+
+
+@each("mixer", {name: (name,) for name in WITHOUT_LOGITS})
+def test_attention_without_logits_is_put_in_and_out_again(mixer: str) -> None:
+    """Maps are compared where there are two, logits never; the host's norms of heads stay."""
+    model = tiny("timm_vit_registers_qk_norm")
+    reports = [swap(model, name, calibration=X) for name in (mixer, "softmax", mixer)]
+    for row in (row for report in reports for row in report.rows):
+        assert row.drift is not None
+        assert row.drift.logits is None
+        assert (row.drift.map is not None) == get_mixer_class(mixer).forms_map()
+        assert not any("are lost" in note for note in row.notes)
+        assert "post_projection.q.norm" in row.copied
 
 
 def test_a_familys_own_convolution_is_taken_over() -> None:

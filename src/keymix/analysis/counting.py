@@ -15,7 +15,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from math import prod
+from math import log2, prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,12 +70,26 @@ def _vector_product(a: Sequence[int], *_: Any, **__: Any) -> int:
     return 2 * prod(a)
 
 
+def _fourier(a: Sequence[int], dim: Sequence[int], *_: Any, out_shape: Any, **__: Any) -> int:
+    """2 n log2 n multiply-adds of n complex numbers: n log2 n / 2 products of four, and sums."""
+    return round(4 * prod(a) * log2(prod(a[i] for i in dim)))
+
+
+def _real_fourier(a: Sequence[int], *rest: Any, out_shape: Any, **more: Any) -> int:
+    """Half of that, of numbers that are real on one side, which has more of them."""
+    real = max(a, out_shape, key=prod)
+    return _fourier(real, *rest, out_shape=out_shape, **more) // 2
+
+
 _ATEN: Any = torch.ops.aten
 _FORMULAS: dict[Any, Callable[..., int]] = {
     _ATEN._scaled_dot_product_flash_attention_for_cpu: _attention,  # none in torch 2.11 to 2.13
     _ATEN._scaled_dot_product_attention_math_for_mps: _attention,
     _ATEN.mv: _vector_product,
     _ATEN.dot: _vector_product,
+    _ATEN._fft_c2c: _fourier,
+    _ATEN._fft_r2c: _real_fourier,
+    _ATEN._fft_c2r: _real_fourier,
 }
 """FLOPs, from shapes, of operations that PyTorch's own counter takes for nothing."""
 
@@ -135,7 +149,7 @@ class Count:
         layers: The same by module, in the model's order, modules without any cost left out.
         macs_by_operation: The multiply-adds by operation.
         uncounted: Operations that compute something and that no formula counts, such as
-            ``"aten._fft_r2c"``: they are missing in the multiply-adds.
+            ``"aten._cdist_forward"``: they are missing in the multiply-adds.
         kinds: Class of every module by path.
     """
 

@@ -26,6 +26,7 @@ from keymix.analysis.counting import Count, by_equation, cannot_count, count, fl
 from keymix.analysis.passes import tensors_in
 from keymix.errors import FAILURES, UserError, one_line, reason
 from keymix.mixers.base import Grid, Site, TokenMixer, checked_device
+from keymix.mixers.head_mixer import HeadMixer, Roles
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.registry import build, get_mixer_class, list_mixers, option_hints
 from keymix.mixers.spec import MixerSpec, parse_mixers
@@ -330,18 +331,25 @@ def attention_operation(mixer: TokenMixer, tokens: int) -> AttentionOperation:
             shapes=dict.fromkeys(mixer.roles, shape),
             run=lambda parts: mixer.gather(parts, lambda name, spikes: None),
         )
-    if isinstance(mixer, MapMixer):
+    if isinstance(mixer, HeadMixer):
         grid = mixer.site.grid
         with torch.no_grad():
             made = mixer.inputs(mixer.proj.weight.new_zeros(1, tokens, mixer.site.dim), grid)
         learned = {name: part for name, part in made.items() if name not in mixer.roles}
         return AttentionOperation(
             shapes={role: tuple(made[role].shape) for role in mixer.roles},
-            run=lambda parts: mixer.maps({**learned, **parts}, grid) @ parts["v"],
+            run=lambda parts: _attended(mixer, {**learned, **parts}, grid),
         )
     raise UserError(
         f"mixer {mixer.mixer_name!r} has no attention of its own: it has no queries and keys"
     )
+
+
+def _attended(mixer: HeadMixer, inputs: Roles, grid: Grid | None) -> Tensor:
+    """Return what the heads make of their inputs, by the equation."""
+    if isinstance(mixer, MapMixer):
+        return mixer.maps(inputs, grid) @ inputs["v"]
+    return mixer.attend(inputs, grid)
 
 
 class Work(NamedTuple):

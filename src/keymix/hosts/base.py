@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from keymix.errors import GridNeeded, UserError
 from keymix.hosts.attention_inputs import Layout, Reading
 from keymix.mixers.base import Grid, Site, TokenMixer
-from keymix.mixers.map_mixer import MapMixer
+from keymix.mixers.head_mixer import HeadMixer
 from keymix.mixers.registry import build, get_mixer_class, list_mixers
 from keymix.mixers.registry import mixer_options as all_options
 from keymix.mixers.spec import spec_of
@@ -117,7 +117,7 @@ class Host(ABC):
             options: The options it is about to get.
         """
         site = place.site
-        if not place.extras or not issubclass(mixer, MapMixer):
+        if not place.extras or not issubclass(mixer, HeadMixer):
             return site
         own = (site.num_heads, place.defaults.get("head_dim", site.dim // site.num_heads))
         heads = options.get("num_heads", own[0])

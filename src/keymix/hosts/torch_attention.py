@@ -18,7 +18,6 @@ from keymix.hosts.call_grid import CallGrid
 from keymix.hosts.hosted import HostedMixer, additive_mask
 from keymix.hosts.timm_heads import named_call
 from keymix.mixers.base import Grid, TokenMixer
-from keymix.mixers.map_mixer import MapMixer
 
 
 def tokens_of(
@@ -90,7 +89,7 @@ class HostedSelfAttention(HostedMixer):
         grid = self.grid_of(x)
         out = self.mixer(x, grid=grid, bias=bias)
         out = out if self.batch_first else out.transpose(0, 1)
-        if not need_weights or not isinstance(self.mixer, MapMixer):
+        if not need_weights or not self.mixer.forms_map():
             return out, None
         weights = self.mixer.attention_map(x, grid=grid, bias=bias)
         return out, weights.mean(1) if average_attn_weights else weights

@@ -35,8 +35,8 @@ class DifferentialAttention(HeadMixer):
             is 0.2 in the first layer and near 0.8 from the tenth on).
         shared: The options of :class:`keymix.mixers.head_mixer.HeadMixer`.
 
-    Shape: x ``[*, N, C]`` -> ``[*, N, C]``, any N, any M. Cost: 4 N C^2 + 2 N M C multiply-adds;
-    through fused attention each map meets V, which makes 3 N M C.
+    Shape: x ``[*, N, C]`` -> ``[*, N, C]``, any N, any M.
+    Cost: 4 N C^2 + 2 N M C multiply-adds (fused, where each map meets V: 4 N C^2 + 4 N M C).
 
     Raises:
         UserError: If heads have an odd width, or a value is bad.

@@ -82,6 +82,7 @@ class ExternalAttention(HeadMixer):
 
     def attend(self, inputs: Roles, grid: Grid | None) -> Float[Tensor, "*batch h N d"]:
         """Ask the memory."""
-        weights = self.memory_k(inputs["q"]).softmax(-2)
-        y: Tensor = self.memory_v(weights / weights.sum(-1, keepdim=True))
+        # e^(log a) / sum e^(log a) over the slots: the division, of which no sum rounds to zero
+        weights = self.memory_k(inputs["q"]).log_softmax(-2).softmax(-1)
+        y: Tensor = self.memory_v(weights)
         return y

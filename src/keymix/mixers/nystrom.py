@@ -46,7 +46,8 @@ class NystromAttention(HeadMixer):
         shared: The options of :class:`keymix.mixers.head_mixer.HeadMixer`.
 
     Shape: x ``[*, N, C]`` -> ``[*, N, C]``, any N, any M.
-    Cost: 4 N C^2 + 2 (N + M) m C + 2 m^2 C + 4 i h m^3 multiply-adds, i the iterations.
+    Cost: 4 N C^2 + 2 (N + M) m C + m^2 C (2 + 4 m i / d) multiply-adds, i the iterations, and
+        conv_size N C with a convolution.
 
     Raises:
         UserError: If a value is bad.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from keymix.hosts.base import find_host, find_mixers
-from keymix.mixers.map_mixer import MapMixer
+from keymix.mixers.head_mixer import HeadMixer
 from keymix.mixers.registry import mixer_options
 from keymix.mixers.spec import MixerSpec
 from keymix.mixers.spiking import SpikingMixer
@@ -18,7 +18,7 @@ Builder = Callable[[MixerSpec], nn.Module]
 
 MOST_TIMES = 8
 """Multiple of the mixer's own heads up to which is searched."""
-WITH_HEADS = (MapMixer, SpikingMixer)
+WITH_HEADS = (HeadMixer, SpikingMixer)
 """Mixers whose inner width is heads of some width."""
 
 

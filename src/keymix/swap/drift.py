@@ -17,6 +17,7 @@ from keymix.analysis.passes import Varies
 from keymix.errors import NoAttentionMap, UserError
 from keymix.hosts.layers import Layer, by_name
 from keymix.mixers.base import TokenMixer, take_rows
+from keymix.mixers.head_mixer import HeadMixer
 from keymix.mixers.map_mixer import MapMixer
 from keymix.swap.images import CalibrationImages, of_hook, run
 from keymix.swap.report import LayerDrift, OutputDrift
@@ -153,7 +154,7 @@ class _Sums:
         return float((error / size) ** 0.5) if size else None
 
 
-def _parts(mixer: MapMixer, x: Tensor) -> Iterator[Tensor | None]:
+def _parts(mixer: HeadMixer, x: Tensor) -> Iterator[Tensor | None]:
     """Yield rows of a mixer's maps of tokens to look at together, None for all."""
     queries = x.shape[-2]
     keys = queries if mixer.site.grid is None else mixer.site.num_keys
@@ -170,7 +171,7 @@ def _compare(pair: Pair, sums: _Sums) -> None:
     """Add what one batch says of one layer."""
     sums.error("output", pair.old, pair.new)
     mixer, layer = pair.mixer, pair.layer
-    if not isinstance(mixer, MapMixer):
+    if not isinstance(mixer, HeadMixer) or not mixer.forms_map():
         return
     for rows in _parts(mixer, by_name(*pair.after)["x"]):
         try:
@@ -183,9 +184,9 @@ def _compare(pair: Pair, sums: _Sums) -> None:
         distance = 0.5 * (after - before).abs().sum(-1)
         sums.of["map"] += float(distance.double().sum())
         sums.of["rows"] += distance.numel()
-        new = _logits(mixer, pair.after, rows)
         old = _old_logits(layer, pair.before, rows)
-        if old is not None:
+        if old is not None and isinstance(mixer, MapMixer):
+            new = _logits(mixer, pair.after, rows)
             sums.error("logits", old - old.mean(-1, True), new - new.mean(-1, True))
 
 
@@ -202,6 +203,8 @@ def _logits(mixer: MapMixer, call: Call, rows: Tensor | None) -> Tensor:
 def _old_logits(layer: Layer, call: Call, rows: Tensor | None) -> Tensor | None:
     if isinstance(layer.mixer, MapMixer):
         return _logits(layer.mixer, call, rows)
+    if layer.mixer is not None:  # whose map is of no logits
+        return None
     read = layer.reading(*call)
     return take_rows(read.q, rows) @ read.k.mT * read.scale
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from keymix.errors import NoAttentionMap, UserError
+from keymix.hosts.blocks import POSITIONS
 from keymix.hosts.layers import Layer
 from keymix.mixers.base import TokenMixer
 from keymix.mixers.head_mixer import HeadMixer
@@ -118,9 +119,11 @@ def transfer(layer: Layer, mixer: TokenMixer) -> Fate:
             _rescale(layer, mixer, parts, fate)
     own = set(source) if layer.mixer is None else set(parts_of(layer.mixer))
     fate.dropped |= {name for name in own - taken if not name.startswith("post_projection.")}
-    if layer.place.extras and not isinstance(mixer, MapMixer):
-        lost = " and ".join(layer.place.extras)
-        fate.notes.append(f"{lost} of the host are lost: this mixer has no logits to add them to")
+    heads, logits = isinstance(mixer, HeadMixer), isinstance(mixer, MapMixer)
+    lost = [extra for extra in layer.place.extras if not (logits if extra == POSITIONS else heads)]
+    if lost:
+        why = "logits to add them to" if heads else "heads"
+        fate.notes.append(f"{' and '.join(lost)} of the host are lost: this mixer has no {why}")
     if _of_keys_alone(mixer) and "q.weight" in fate.dropped:
         fate.notes.append("the keys were kept; they are the queries too, and the old ones dropped")
     if other_queries and "q.weight" in fate.dropped:
