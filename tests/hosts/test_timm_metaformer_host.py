@@ -211,5 +211,5 @@ def test_timms_models_take_another_image_size() -> None:
 def test_an_image_too_small_is_refused() -> None:
     model = caformer()
     model.pretrained_cfg = {"input_size": (3, 2, 2)}
-    with pytest.raises(UserError, match="2x2 pixels are too small"):
+    with pytest.raises(UserError, match="2x2 pixels are smaller than a patch"):
         put_mixers(model, "softmax")

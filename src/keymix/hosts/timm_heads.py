@@ -232,16 +232,16 @@ def _spread(rows: Tensor, width: int, groups: int) -> Tensor:
     return heads.repeat_interleave(groups, 0).flatten(0, 1)
 
 
-def _linear(attention: nn.Module, name: str) -> nn.Linear:
+def _linear(attention: nn.Module, name: str) -> Any:
     """Return a projection that is a linear map or 1x1 convolution; parametrized are weights, too.
 
     A subclass may add something in its forward, as adapters of low rank do.
     """
-    linear: Any = getattr(attention, name)
+    linear = getattr(attention, name)
     kind = parametrize.type_before_parametrizations(linear)
     if kind not in (nn.Linear, nn.Conv2d) or patched(linear):
         raise _no_linear(attention, name)
-    return linear  # type: ignore[no-any-return]
+    return linear
 
 
 def _sized(attention: nn.Module, name: str) -> Any:

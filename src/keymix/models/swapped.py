@@ -241,7 +241,10 @@ def _rebuilt(record: _Swapped, path: str | Path) -> nn.Module:
 
 def _of_timm(base: _Base) -> nn.Module:
     refuse_weights(base.arguments)
-    model = create_model(base.name, **base.arguments)
+    arguments = dict(base.arguments)
+    if isinstance(arguments.get("img_size"), list):  # JSON has no tuples
+        arguments["img_size"] = tuple(arguments["img_size"])
+    model = create_model(base.name, **arguments)
     install(model, base.mixers)
     return model
 
