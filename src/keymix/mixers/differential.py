@@ -91,7 +91,8 @@ class DifferentialAttention(HeadMixer):
             scale = (self.head_dim / 2) ** -0.5
             halves = zip(inputs["q"].chunk(2, -1), inputs["k"].chunk(2, -1), strict=True)
             one, other = (sdpa.attention(q, k, inputs["v"], scale=scale) for q, k in halves)
-            y = one - self.share().to(one.dtype) * other
+            wide = torch.promote_types(one.dtype, torch.float32)  # or lambda's gradient is rough
+            y = (one.to(wide) - self.share().to(wide) * other.to(wide)).to(one.dtype)
         normed: Tensor = self.norm(y)
         return normed * (1 - self.lambda_init)
 

@@ -220,7 +220,7 @@ def _weight_row(mixer: SizedMixer, few: RatioPoint, many: RatioPoint) -> WeightR
     row = WeightRow(mixer=mixer.label, reason=reason)
     if few.params is not None and many.params is not None:
         grown, tokens = many.params - few.params, many.tokens - few.tokens
-        row = replace(row, params_a_token=grown / tokens if grown % tokens else grown // tokens)
+        row = replace(row, params_a_token=round(grown / tokens))
     if facts is not None:
         row = replace(row, sharing=facts.sharing, kernels=facts.kernels, dynamic=facts.dynamic)
     return row

@@ -77,15 +77,15 @@ class WeightRow:
 
     `sharing` is ``"spatially global"`` where a learned kernel slides over the grid, else ``"no"``;
     `kernels` are the sizes of such kernels, `dynamic` counts matrix products both of whose factors
-    the tokens give, and `params_a_token` is how many parameters one more token adds, on average
-    from the fewest to the most tokens of the figure. `reason` says why nothing was read off.
+    the tokens give, and `params_a_token` is how many parameters one more token adds, rounded, on
+    average from the fewest to the most tokens of the figure. `reason` says why nothing was read.
     """
 
     mixer: str
     sharing: str | None = None
     kernels: tuple[str, ...] = ()
     dynamic: int | None = None
-    params_a_token: int | float | None = None
+    params_a_token: int | None = None
     reason: str | None = None
 
 
