@@ -220,7 +220,7 @@ def test_the_page_of_large_photographs_stays_below_3_mb(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for name in ("left", "right"):
         (tmp_path / "photos" / name).mkdir(parents=True)
-        for i in range(24):
+        for i in range(60):
             pixels = rng.integers(0, 256, (420, 560, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.jpg")
     result = compare(
