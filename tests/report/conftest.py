@@ -11,6 +11,8 @@ import pytest
 from browser import started
 from synthetic import crowded_record, lose, make_record, render, with_answers
 
+from keymix.report import charts
+
 
 @pytest.fixture(scope="session")
 def driver() -> Iterator[Any]:
@@ -24,11 +26,13 @@ def drawn() -> None:
 
 
 @pytest.fixture
-def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Leave charts empty, which take most of the time of a page, where a test reads its words."""
     if "drawn" not in request.fixturenames:
         empty = "<svg></svg>"
         monkeypatch.setattr("keymix.report.svg._drawn", lambda draw, size, attributes: empty)
+    yield
+    charts._key.cache_clear()  # of legends that were left empty
 
 
 @pytest.fixture(scope="session")

@@ -133,6 +133,7 @@ def test_a_class_without_test_images_has_no_accuracy():
     assert {Markup(cell.text).striptags() for cell in row.values()} == {"– –"}
 
 
+@pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize("classes", [5, 300])
 def test_the_chart_has_the_classes_with_the_largest_differences(classes: int):
     rng = np.random.default_rng(0)
