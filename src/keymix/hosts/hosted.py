@@ -13,7 +13,7 @@ from keymix.hosts.attention_inputs import relative_positions
 from keymix.hosts.base import Place
 from keymix.hosts.call_grid import CALL_SIZE, CallGrid
 from keymix.hosts.head_norms import turn_of
-from keymix.hosts.timm_heads import as_laid, as_tokens, laid_in
+from keymix.hosts.timm_heads import as_tokens, in_format_of, input_format
 from keymix.mixers.base import Grid, TokenMixer
 from keymix.mixers.map_mixer import MapMixer
 
@@ -101,7 +101,8 @@ class HostedPositions(HostedMixer):
 
     def __init__(self, mixer: TokenMixer, place: Place, call: CallGrid, before: Any) -> None:
         super().__init__(mixer, place, call, before)
-        kept, self.laid = before if isinstance(mixer, MapMixer) else None, laid_in(before)
+        self.input_format = input_format(before)
+        kept = before if isinstance(mixer, MapMixer) else None
         setattr(self, CALL_SIZE, getattr(before, CALL_SIZE, None))
         self.rel_pos = getattr(kept, "rel_pos", None)
         table = getattr(kept, "relative_position_bias_table", None)
@@ -109,11 +110,17 @@ class HostedPositions(HostedMixer):
         index = getattr(kept, "relative_position_index", None)
         self.register_buffer("relative_position_index", index, persistent=False)
 
-    def forward(self, x: Tensor, *shared: Any, **named: Any) -> Tensor:
+    def forward(  # type: ignore[override]  # timm's blocks call it
+        self,
+        x: Tensor,
+        shared_rel_pos: Tensor | None = None,
+        shared_rel_pos_bias: Tensor | None = None,
+    ) -> Tensor:
         """Mix the tokens, relative positions added to the logits of a mixer that has some.
 
-        Those of all blocks come with the call, by timm's names.
+        Those of all blocks come with the call, by the names of timm's ViTs and of its BEiT.
         """
-        has, given = isinstance(self.mixer, MapMixer), next(iter((*shared, *named.values())), None)
-        tokens, bias = as_tokens(self, x), relative_positions(self, given) if has else None
-        return as_laid(self, self.mixer(tokens, grid=self.grid_of(tokens), bias=bias), x)
+        shared = shared_rel_pos if shared_rel_pos_bias is None else shared_rel_pos_bias
+        has = isinstance(self.mixer, MapMixer)
+        tokens, bias = as_tokens(self, x), relative_positions(self, shared) if has else None
+        return in_format_of(self, self.mixer(tokens, grid=self.grid_of(tokens), bias=bias), x)

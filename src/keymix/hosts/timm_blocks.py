@@ -30,9 +30,9 @@ from keymix.hosts.call_grid import CALL_SIZE, CallGrid, CallSize, attach_call_ho
 from keymix.hosts.head_norms import PARTS, head_norms_of
 from keymix.hosts.hosted import HostedMixer, HostedPositions, HostedRope
 from keymix.hosts.timm_heads import (
+    input_format,
     joined_projections,
     keeps_width,
-    laid_in,
     own_weights,
     projections_of,
     read_call,
@@ -311,7 +311,7 @@ class TimmAttention(TimmBlocks):
     def _followed(self, model: nn.Module, path: str) -> CallGrid | None:
         around, attention = _partition(model, path), model.get_submodule(path)
         if around is not None:
-            axis = -2 if laid_in(attention) == "images" else -3
+            axis = -2 if input_format(attention) == "images" else -3
             setattr(attention, CALL_SIZE, attach_call_hook(around, CallSize(axis)))
         return super()._followed(model, path)
 

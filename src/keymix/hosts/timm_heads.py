@@ -49,12 +49,14 @@ def read_call(attention: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     return Reading(q=q, k=k, v=v, scale=attention.scale, bias=bias)
 
 
-def laid_in(attention: Any) -> str:
+def input_format(attention: Any) -> str:
     """Say how the tokens come that an attention, or what stands there, is called with."""
     if isinstance(getattr(attention, "qkv", None), nn.Conv2d):
         return "images"
-    laid: str = getattr(attention, "laid", "tokens")
-    return "windows" if isinstance(attention, AttentionCl) else laid
+    if isinstance(attention, AttentionCl):
+        return "windows"
+    hosted: str = getattr(attention, "input_format", "tokens")
+    return hosted
 
 
 def as_tokens(attention: Any, x: Tensor) -> Tensor:
@@ -62,18 +64,18 @@ def as_tokens(attention: Any, x: Tensor) -> Tensor:
 
     Windows of MaxViT come as an axis behind the batch, where the size of their map is known.
     """
-    laid, call = laid_in(attention), getattr(attention, CALL_SIZE, None)
-    if laid == "tokens":
+    given, call = input_format(attention), getattr(attention, CALL_SIZE, None)
+    if given == "tokens":
         return x
-    x = x.flatten(2).mT if laid == "images" else x.flatten(1, 2)
+    x = x.flatten(2).mT if given == "images" else x.flatten(1, 2)
     if call is None or call.size is None:
         return x
     return x.reshape(-1, math.prod(call.size) // x.shape[1], *x.shape[1:])
 
 
-def as_laid(attention: Any, x: Tensor, like: Tensor) -> Tensor:
+def in_format_of(attention: Any, x: Tensor, like: Tensor) -> Tensor:
     """Return tokens in the form of what they were made of."""
-    return (x.mT if laid_in(attention) == "images" else x).reshape(like.shape)
+    return (x.mT if input_format(attention) == "images" else x).reshape(like.shape)
 
 
 def project_heads(attention: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
