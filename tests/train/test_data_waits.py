@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_sharer
 from pathlib import Path
 from typing import Any
 
@@ -146,8 +147,9 @@ class KillReader(Callback):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("killed", ["after a step", "while its batch is opened"])
 def test_a_process_that_reads_data_and_dies_is_said_and_the_run_resumes(
-    vary: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    vary: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: str
 ) -> None:
     monkeypatch.setattr("keymix.data.loading.CACHE_SIDE", 1)  # images are read as they are served
     recipe = vary(
@@ -160,8 +162,21 @@ def test_a_process_that_reads_data_and_dies_is_said_and_the_run_resumes(
             "schedule.epochs": 1,
         }
     )
-    with pytest.raises(UserError, match=r"--data\.workers") as stopped:
-        train(recipe, tmp_path / "run", progress=KillReader(), checkpoint_minutes=0)
+    callback: Callback = KillReader()
+    connect = resource_sharer._ResourceSharer.get_connection
+
+    @staticmethod
+    def lost(ident: Any) -> Any:
+        if checkpoints(tmp_path / "run"):
+            raise ConnectionResetError
+        return connect(ident)
+
+    with monkeypatch.context() as patched:
+        if killed == "while its batch is opened":
+            callback = Callback()
+            patched.setattr(resource_sharer._ResourceSharer, "get_connection", lost)
+        with pytest.raises(UserError, match=r"--data\.workers") as stopped:
+            train(recipe, tmp_path / "run", progress=callback, checkpoint_minutes=0)
     assert "\n" not in str(stopped.value)
     assert checkpoints(tmp_path / "run")
     assert train(recipe, tmp_path / "run").done

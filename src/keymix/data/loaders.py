@@ -364,6 +364,8 @@ class WorkerBatches:
             for process in self._processes:
                 process.terminate()
             raise
+        except (ConnectionError, EOFError) as error:  # it died while its batch was opened here
+            raise RuntimeError("DataLoader worker ended before its batch was opened") from error
 
     def _moved(self, made: Made | UserError) -> Made:
         if isinstance(made, UserError):
