@@ -229,6 +229,28 @@ def test_a_model_by_name_brings_weights_and_teaches_itself(trained: str, tmp_pat
         main([*words, "--layers", "0", "--held-out", "16", "--image-size", "16", "--out", str(out)])
 
 
+@pytest.mark.slow
+def test_what_was_pushed_is_swapped_as_its_run_is(trained: str, tmp_path: Path) -> None:
+    pushed, out = str(tmp_path / "pushed"), tmp_path / "out"
+    assert keymix(["push", trained, "--to", pushed]) == 0
+    with pytest.raises(UserError, match=r"'.*pushed' brings no images: give --data"):
+        main([pushed, *SWAP, "--out", str(out)])
+    words = [*SWAP, "--layers", "1", "--data", "digits", "--out", str(out)]
+    assert main([pushed, *words]) == 0
+    before = evaluate(out / "original", split="val")
+    assert record(out)["before"]["score"] == pytest.approx(before["top1"])
+    there, own = load_run(out).model(), load_run(out / "original").model()
+    assert [m.mixer_name for m in find_mixers(there).values()] == [
+        "softmax",
+        "static_key",
+        "softmax",
+    ]
+    images = torch.randn(4, 1, 12, 12)
+    with torch.no_grad():
+        assert torch.allclose(own(images), load_run(trained).model()(images), atol=1e-5)
+    assert f"--loss.distill_teacher {out / 'original'}" in record(out)["next"][1]
+
+
 @pytest.mark.parametrize(
     ("words", "match"),
     [

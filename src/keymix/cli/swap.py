@@ -32,9 +32,10 @@ IMAGES = 256
 
 _DESCRIPTION = """\
 Replace attention in a trained model, keeping its behaviour close: compatible weights are copied,
-learned keys are estimated on training images. MODEL is a run's folder, or a keymix or timm model
-by name with --data. With --max-drop or --speed-up mixers and layers are searched for, and the
-answer is a plan that pays, or that nothing does."""
+learned keys are estimated on training images. MODEL is a run's folder; or with --data what was
+pushed (a folder, or OWNER/NAME on the Hub), or a keymix or timm model by name. With --max-drop or
+--speed-up mixers and layers are searched for, and the answer is a plan that pays, or that nothing
+does."""
 
 _EPILOG = """\
 examples:
@@ -68,7 +69,7 @@ def parser() -> VerbParser:
         epilog=_EPILOG,
     )
     add = made.add_argument
-    add("model", metavar="MODEL", help="a run's folder, or the name of a model")
+    add("model", metavar="MODEL", help="a run's folder, what was pushed, or the name of a model")
     add("--mixer", metavar="M", help=_MIXER)
     add("--layers", metavar="LIST", help=_LAYERS)
     add(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from keymix.data.kinds import IMAGE, InputKind
 from keymix.data.specs import kind_of_spec, task_name
@@ -67,39 +67,51 @@ class Source:
 
 def load_source(given: argparse.Namespace) -> Source:
     """Load what ``MODEL``, ``--data``, ``--weights`` and ``--pretrained`` name, or refuse it."""
-    if is_run(given.model):
-        for option, value in (
-            ("--pretrained", given.pretrained),
-            ("--weights", given.weights),
-            ("--image-size", given.image_size),
-        ):
-            if value:
-                raise UserError(
-                    f"{option} is of models given by name; {given.model!r} is a run, which has "
-                    "its own"
-                )
-        return _of_run(given.model, given.data)
-    return _by_name(given)
+    from keymix.train.pushed import is_pushed
+
+    if not is_run(given.model) and not is_pushed(given.model):
+        return _by_name(given)
+    for option, value in (
+        ("--pretrained", given.pretrained),
+        ("--weights", given.weights),
+        ("--image-size", given.image_size),
+    ):
+        if value:
+            raise UserError(
+                f"{option} is of models given by name; {given.model!r} is trained, and has its own"
+            )
+    return _trained(given.model, given.data)
 
 
-def _of_run(name: str, spec: str | None) -> Source:
-    from keymix.train import files
+def _trained(name: str, spec: str | None) -> Source:
+    """Load a run, or what was pushed."""
     from keymix.train.evaluation import data_for
-    from keymix.train.model import device_of_this_machine
-    from keymix.train.runs import load_run
+    from keymix.train.exported import Shipped
+    from keymix.train.model import digest_of
+    from keymix.train.predict import load
+    from keymix.train.recipe import DataConfig, Recipe
 
-    run = load_run(name)
-    model, seen = run.model_and_data()
-    _refuse_others(f"the run {name!r}", seen.task_kind, seen.kind)
-    data, numbers = data_for(run.recipe.data, seen, spec, seen.image_size)
+    trained = load(name)
+    seen, config = trained.data, trained.model_config
+    _refuse_others(f"the model {name!r}", seen.task_kind, seen.kind)
+    run = None if isinstance(trained.source, Shipped) else trained.source
+    if run is not None:
+        recipe = run.recipe
+    elif spec is not None:
+        channels: Any = seen.in_chans
+        own = DataConfig(spec=spec, channels=channels)
+        recipe = Recipe(name=config.name, data=own, model=config)
+    else:
+        raise UserError(f"{name!r} brings no images: give --data, such as folder:PATH")
+    data, numbers = data_for(recipe.data, seen, spec, trained.image_size)
     return Source(
         name=name,
-        model=model.to(device_of_this_machine()),
-        recipe=run.recipe,
+        model=trained.model,
+        recipe=recipe,
         seen=seen,
         data=data,
         numbers=numbers,
-        weights=f"last epoch of {name}, sha256 {_digest(run.folder / files.weights_file('last'))}",
+        weights=f"{name}, sha256 {digest_of(trained.model)[:16]}",
         run=run,
     )
 
@@ -125,7 +137,13 @@ def _by_name(given: argparse.Namespace) -> Source:
     from keymix.cli.console import parse_size
     from keymix.models import load_weights
     from keymix.models.factory import list_models
-    from keymix.train.model import device_of_this_machine, load_data, model_for, start_from
+    from keymix.train.model import (
+        device_of_this_machine,
+        digest_of,
+        load_data,
+        model_for,
+        start_from,
+    )
     from keymix.train.recipe import DataConfig, ModelConfig, Recipe
 
     name = given.model
@@ -177,7 +195,7 @@ def _by_name(given: argparse.Namespace) -> Source:
         if not path.is_file():
             raise UserError(f"--weights {given.weights!r}: there is no such file")
         start_from(model, path)
-        weights = f"{given.weights}, sha256 {_digest(path)}"
+        weights = f"{given.weights}, sha256 {digest_of(model)[:16]}"
     return Source(
         name=name,
         model=model.eval().to(device_of_this_machine()),
@@ -188,9 +206,3 @@ def _by_name(given: argparse.Namespace) -> Source:
         weights=weights,
         run=None,
     )
-
-
-def _digest(path: Path) -> str:
-    import hashlib
-
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]

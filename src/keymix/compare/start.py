@@ -8,7 +8,6 @@ its attention, learned keys estimated on training images. The baseline is the mo
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -39,8 +38,8 @@ from keymix.swap.run import swap
 from keymix.train import files
 from keymix.train.evaluation import eval_loader, of_other_data, score_split
 from keymix.train.exported import Shipped
-from keymix.train.model import find_weights, model_for, start_from
-from keymix.train.predict import TrainedModel, load
+from keymix.train.model import digest_of, find_weights, model_for, start_from
+from keymix.train.predict import load
 from keymix.train.recipe import ModelConfig, Recipe, replace_path
 from keymix.train.record import WeightsFacts
 
@@ -92,19 +91,11 @@ def with_model(recipe: Recipe, question: Question) -> Recipe:
     if name is not None:
         raise UserError(f"--model {name!r}: --from {start!r} says itself which model it is")
     trained = load(start)
-    model = replace(_config(trained), weights=start)
+    model = replace(trained.model_config, weights=start)
     changes: dict[str, Any] = {"data.image_size": trained.image_size}
     if trained.data.kind is IMAGE and trained.data.in_chans in (1, 3):
         changes["data.channels"] = trained.data.in_chans
     return replace_path(replace(recipe, model=model), changes)
-
-
-def _config(trained: TrainedModel) -> ModelConfig:
-    """Return a trained model's part of a recipe, its own mixer in it."""
-    if isinstance(trained.source, Shipped):
-        facts = trained.source.facts.model
-        return ModelConfig(name=facts.name, mixer=facts.mixer, options=dict(facts.options))
-    return replace(trained.recipe.model, drop_path=0.0)
 
 
 def seated(
@@ -131,7 +122,7 @@ def _trained(recipe: Recipe) -> tuple[ModelConfig, nn.Module]:
     start = str(recipe.model.weights)
     if not is_file(start):
         trained = load(start)
-        return _config(trained), trained.model
+        return trained.model_config, trained.model
     with torch.device("meta"):
         model = create_model(recipe.model.name, **recipe.model.options)
     return replace(recipe.model, mixer=None), model
@@ -193,15 +184,12 @@ class _Origin:
             start_from(self.model, path)
         else:
             trained = load(self.name)
-            self.model, self.config = trained.model.cpu(), _config(trained)
+            self.model, self.config = trained.model.cpu(), trained.model_config
             self.same_classes = trained.data.classes == data.classes
             if trained.data.image_size != data.image_size:
                 set_image_size(self.model, data.image_size)
         self.model.eval()
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self.model.state_dict().items()):
-            digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
-        self.sha256 = digest.hexdigest()
+        self.sha256 = digest_of(self.model)
 
     @cached_property
     def images(self) -> Sequence[Tensor]:

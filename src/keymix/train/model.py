@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -54,6 +55,14 @@ def enough_memory(
                 "same command again, with fewer --data.workers if it ends again"
             ) from None
         raise
+
+
+def digest_of(model: nn.Module) -> str:
+    """Return the SHA-256 of all that a model stores, whatever file it came from."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode() + tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def load_data(

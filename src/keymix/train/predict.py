@@ -48,7 +48,7 @@ from keymix.train.folder import Which
 from keymix.train.model import device_of_this_machine, enough_memory
 from keymix.train.parts import Answered, Prediction, answers_of
 from keymix.train.pushed import is_pushed, read_pushed
-from keymix.train.recipe import Recipe
+from keymix.train.recipe import ModelConfig, Recipe
 from keymix.train.runs import Run, at_size, load_run, refuse_lone
 from keymix.train.scoring import autocast
 
@@ -123,6 +123,14 @@ class TrainedModel:
     def recipe(self) -> Recipe:
         """How it was trained; what was exported or pushed does not say it."""
         return self.run.recipe
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """The model's part of a recipe, its mixer in it, as training goes on with it."""
+        if isinstance(self.source, Shipped):
+            facts = self.source.facts.model
+            return ModelConfig(name=facts.name, mixer=facts.mixer, options=dict(facts.options))
+        return replace(self.recipe.model, drop_path=0.0)
 
     @property
     def takes_events(self) -> bool:
