@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from keymix.swap.held_out import HeldOut
     from keymix.swap.record import Search
     from keymix.swap.result import BothScores, Swapped, SwapSetting
+    from keymix.train.recipe import Recipe
 
 IMAGES = 256
 """Calibration images where nobody says how many."""
@@ -260,7 +261,8 @@ def _swap(
         blocks = {row.block - 1: row.after for row in report.rows}
         before, after = held_out.step(model), held_out.step(model, swapped, blocks)
         folder.begin(setting)
-    _write_models(source, folder.path, model, swapped, held_out.images[:4])
+    recipes = _write_models(source, folder.path, model, swapped, held_out.images[:4])
+    peaks_mib = _peaks(source, recipes, given)
     test = _test(source, model, swapped) if given.test else None
     return joined(
         Swapped,
@@ -273,6 +275,7 @@ def _swap(
         before=before,
         after=after,
         before_ms=after.original_ms,
+        peaks_mib=peaks_mib,
         test=test,
         next=_next(source, folder.path),
         search=found,
@@ -322,14 +325,39 @@ def _search(
 
 def _write_models(
     source: Source, folder: Path, model: nn.Module, swapped: nn.Module, images: Tensor
-) -> None:
-    """Write the swapped model, and a model by name as it was, for it may teach."""
+) -> tuple[Recipe, Recipe]:
+    """Write the swapped model, and one of no run as it was, a teacher; return both recipes."""
     from keymix.swap.as_run import recipe_of, write
 
+    own, other = source.recipe, recipe_of(source.recipe, swapped)
     if source.run is None:
-        own = recipe_of(source.recipe, model, name=source.recipe.name)
+        own = recipe_of(own, model, name=own.name)
         write(folder / "original", own, model, source.seen, images)
-    write(folder, recipe_of(source.recipe, swapped), swapped, source.seen, images)
+    write(folder, other, swapped, source.seen, images)
+    return own, other
+
+
+def _peaks(
+    source: Source, recipes: tuple[Recipe, Recipe], given: argparse.Namespace
+) -> tuple[float | None, float | None]:
+    """Measure what a forward pass of a batch adds to weights and input, MiB: before and after."""
+    from keymix.analysis.measure import measure_interleaved
+    from keymix.analysis.memory import Build
+    from keymix.compare.models import input_shape
+    from keymix.records import to_json
+
+    builds = {
+        str(number): Build(
+            factory="keymix.compare.costs:model_of",
+            kwargs={"recipe": recipe.to_dict(), "data": to_json(source.seen)},
+            imports=tuple(given.imports or ()),
+        )
+        for number, recipe in enumerate(recipes)
+    }
+    costs = measure_interleaved(
+        builds, input_shape(source.seen), batch_size=given.batch_size, repeats=1
+    )
+    return costs["0"].peak_inference_mib, costs["1"].peak_inference_mib
 
 
 def _test(source: Source, model: nn.Module, swapped: nn.Module) -> BothScores:
@@ -401,11 +429,14 @@ def _print_result(record: Swapped, folder: Path, *, as_json: bool) -> None:
         f"In brackets: 95 % interval over {record.held_out} held-out images. Latency: "
         f"{record.after.latency_text}."
     )
+    if None not in record.peaks_mib:
+        before, after = record.peaks_mib
+        console.note(f"Memory of a forward pass: {before:.1f} MiB before, {after:.1f} MiB after.")
     for note in record.notes:
         console.note(note)
     if record.test is not None:
-        before, after = record.test.decisive
-        console.say(f"test {record.scored} {100 * before:.2f} % before, {100 * after:.2f} % after")
+        scores = [f"{100 * score:.2f} %" for score in record.test.decisive]
+        console.say(f"test {record.scored} {scores[0]} before, {scores[1]} after")
     console.note("Then:")
     for line in record.next:
         console.note(f"  {line}")

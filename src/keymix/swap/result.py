@@ -17,7 +17,7 @@ from keymix.report.tables import Table
 from keymix.swap.record import Nothing, Search, Step, percent_sign, span
 from keymix.swap.report import SwapReport
 
-FORMAT = 6
+FORMAT = 7
 """Of ``swap.json``."""
 
 LEAD = ("accuracy", "output", "map")
@@ -86,6 +86,9 @@ class Swapped(StudyRecord, Result):
     before: Step  # the original model, measured
     after: Step  # the swapped one, measured in turns with it
     before_ms: float  # latency of the original in these turns, milliseconds
+    # memory that a forward pass of a batch adds to weights and input, MiB, of the original and the
+    # swapped model; None where it could not be measured
+    peaks_mib: tuple[float | None, float | None]
     test: BothScores | None  # scores on the test split; None if they were not asked for
     next: tuple[str, ...]  # commands to run next
     search: Search | None  # what a search found; None without one
@@ -154,7 +157,8 @@ class Swapped(StudyRecord, Result):
             for old, new, what in (
                 (before.params, after.params, "parameters"),
                 (before.macs, after.macs, "multiply-adds per image"),
+                (*self.peaks_mib, "memory of a forward pass"),
             )
-            if old
+            if old and new is not None
         ]
         return tiles
