@@ -99,7 +99,7 @@ class InOnnxRuntime(nn.Module):
         self.anchor = nn.Parameter(torch.zeros(()))  # says where it runs
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"
-            shape = {"x": {0: torch.export.Dim("batch")}}
+            shape = ({0: torch.export.Dim("batch")},)
             example = torch.zeros(2, 3, SIDE, SIDE)
             torch.onnx.export(model, (example,), path, dynamic_shapes=shape, verbose=False)
             if int8:
