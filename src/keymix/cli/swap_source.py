@@ -99,16 +99,17 @@ def _trained(name: str, spec: str | None) -> Source:
         recipe = run.recipe
     elif spec is not None:
         channels: Any = seen.in_chans
-        own = DataConfig(spec=spec, channels=channels)
-        recipe = Recipe(name=config.name, data=own, model=config)
+        shown = DataConfig(spec=spec, channels=channels)
+        recipe = Recipe(name=config.name, data=shown, model=config)
     else:
         raise UserError(f"{name!r} brings no images: give --data, such as folder:PATH")
-    data, numbers = data_for(recipe.data, seen, spec, trained.image_size)
+    own = replace(recipe.data, spec=seen.spec)
+    data, numbers = data_for(own, seen, spec, trained.image_size)
     return Source(
         name=name,
         model=trained.model,
         recipe=recipe,
-        seen=seen,
+        seen=seen if run is not None else replace(data.record(), classes=seen.classes),
         data=data,
         numbers=numbers,
         weights=f"{name}, sha256 {digest_of(trained.model)[:16]}",
