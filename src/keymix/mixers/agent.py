@@ -31,7 +31,8 @@ class AgentAttention(HeadMixer):
 
     Args:
         site: Where the mixer sits; it needs a grid.
-        agents: Grid of the agents: (height, width), ``"7x7"``, or a share of patches, ``"1/4"``.
+        agents: Grid of the agents: (height, width), ``"7x7"`` as in the paper's models of plain
+            ViT, or a share of patches, ``"1/4"``. Sides are at most those of the tokens.
         dwc: Whether values are convolved too.
         shared: The options of :class:`keymix.mixers.head_mixer.HeadMixer`.
 
@@ -55,7 +56,7 @@ class AgentAttention(HeadMixer):
         self,
         site: Site,
         *,
-        agents: KeyGrid = "1/4",
+        agents: KeyGrid = "7x7",
         dwc: bool = True,
         **shared: Unpack[HeadOptions],
     ) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
@@ -35,10 +34,10 @@ class NystromAttention(HeadMixer):
 
     Args:
         site: Where the mixer sits.
-        landmarks: A number m: means of m runs of successive tokens, as in the paper; or a grid,
-            (height, width), ``"7x7"``, or a share of the patches, ``"1/4"``: means of cells on the
-            grid, prefix tokens being landmarks themselves. As many landmarks as tokens make softmax
-            attention.
+        landmarks: A number m: means of m runs of successive tokens, as in the paper, which has 64;
+            or a grid, (height, width), ``"7x7"``, or a share of the patches, ``"1/4"``: means of
+            cells on the grid, prefix tokens being landmarks themselves. As many landmarks as
+            tokens, or more, make softmax attention.
         iterations: Of the pseudo-inverse.
         conv_size: Odd length of a depthwise convolution of the values along the tokens, added to
             what a head returns (the paper's skip connection, 35 in its code for long sequences);
@@ -65,7 +64,7 @@ class NystromAttention(HeadMixer):
         self,
         site: Site,
         *,
-        landmarks: int | KeyGrid = "1/4",
+        landmarks: int | KeyGrid = 64,
         iterations: int = 6,
         conv_size: int = 0,
         **shared: Unpack[HeadOptions],
@@ -100,14 +99,6 @@ class NystromAttention(HeadMixer):
             "iterations": self.iterations,
             "conv_size": 0 if self.conv is None else self.conv.kernel_size[0],
         }
-
-    @property
-    def claims(self) -> Traits:
-        """The traits; with as many landmarks as tokens the map is plain softmax."""
-        grid = self.site.grid
-        assert grid is not None  # __init__ refuses a site without
-        whole = self._count(grid, self.site.num_tokens) is None and self.conv is None
-        return replace(self.traits, permutation="equivariant") if whole else self.traits
 
     def attend(self, inputs: Roles, grid: Grid | None) -> Float[Tensor, "*batch h N d"]:
         """Ask landmarks, which ask all."""
