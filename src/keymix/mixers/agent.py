@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Unpack
 
 import torch
@@ -72,6 +72,11 @@ class AgentAttention(HeadMixer):
         self.dwc: nn.Conv2d | None = None
         if dwc:
             self.dwc = nn.Conv2d(width, width, 3, padding=1, groups=width, **self.factory)
+
+    @classmethod
+    def needs_all_keys(cls, options: Mapping[str, Any]) -> bool:
+        """With the convolution of values, which is added token by token."""
+        return bool(options.get("dwc", True))
 
     def transfer_options(self) -> dict[str, Any]:
         """Return those of any mixer with heads, the agents and whether values are convolved."""

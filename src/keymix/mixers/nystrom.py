@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 import torch
@@ -90,6 +91,11 @@ class NystromAttention(HeadMixer):
             self.conv = nn.Conv2d(
                 h, h, (conv_size, 1), padding=beyond, groups=h, bias=False, **self.factory
             )
+
+    @classmethod
+    def needs_all_keys(cls, options: Mapping[str, Any]) -> bool:
+        """With the convolution of values, which is added token by token."""
+        return bool(options.get("conv_size"))
 
     def transfer_options(self) -> dict[str, Any]:
         """Return those of any mixer with heads, and landmarks, iterations and convolution."""
