@@ -74,6 +74,7 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
 # options that act only with another
 NEEDED_WITH: dict[tuple[str, str], dict[str, Any]] = {
     ("re_attention", "attn_drop_stage"): {"attn_drop": 0.5},
+    ("nystrom", "iterations"): {"landmarks": 2},  # fewer than tokens, which 64 are not here
     ("key_value", "resize"): {"pos_dim": 6},  # without a code, any number of tokens is served
 }
 

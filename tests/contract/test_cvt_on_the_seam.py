@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from each import together
+from each import each, together
 from keymix.errors import UserError
 from keymix.hosts import find_mixers
 from keymix.layers.cvt_stage import ConvProjection, RoleProjections
 from keymix.mixers.base import Site
-from keymix.mixers.map_mixer import MapMixer
+from keymix.mixers.head_mixer import HeadMixer
 from keymix.mixers.registry import build, list_mixers
 from keymix.models import create_model
 from mixer_cases import DEVICE, DTYPE, close, gradients, numbers, refused, stir
@@ -44,10 +44,11 @@ def test_every_mixer_trains_in_cvt(mixer: str, kv_stride: int) -> None:
     y, grads = gradients(model, numbers(2, 3, 48, 48))
     assert torch.isfinite(y).all()
     path, first = next(iter(found.items()))
-    shifts_all_keys = "project.k.bn.bias"  # the same number on every logit of a query
+    # the same number on every logit of a query, or of a slot, whose softmax is over the tokens
+    shifts_all = "project.q.bn.bias" if mixer == "external" else "project.k.bn.bias"
     for key, grad in grads.items():
         name = key.removeprefix(f"{path}.")
-        if name != key and name not in (*first.zero_gradients, shifts_all_keys):
+        if name != key and name not in (*first.zero_gradients, shifts_all):
             reached = not grad.isnan().any() and differs(grad, torch.zeros_like(grad))
             assert reached == image_is_seen, key
 
@@ -57,9 +58,9 @@ def test_every_mixer_trains_in_cvt(mixer: str, kv_stride: int) -> None:
 def test_a_mixer_gets_the_projections_that_it_can_use(mixer: str) -> None:
     for made in find_mixers(small(mixer)).values():
         site = made.site
-        if not isinstance(made, MapMixer):
+        if not isinstance(made, HeadMixer):
             assert (site.project, site.key_grid) == (None, None)
-        elif "q" in made.roles:
+        elif mixer not in ("key_value", "xca", "agent"):
             assert site.key_grid == tuple(-(-side // 2) for side in site.grid)
             assert {r: p.conv.stride for r, p in made.project.items()} == {
                 r: (1, 1) if r == "q" else (2, 2) for r in made.roles
@@ -67,6 +68,20 @@ def test_a_mixer_gets_the_projections_that_it_can_use(mixer: str) -> None:
         else:
             assert site.key_grid in (None, site.grid)
             assert all(p.conv.stride == (1, 1) for p in made.project.values())
+
+
+@each(
+    "mixer, options, whole",
+    {
+        "agent without": ("agent", {"dwc": False}, False),
+        "nystrom with": ("nystrom", {"conv_size": 3}, True),
+    },
+)
+def test_a_convolution_of_values_gets_as_many_as_tokens(
+    mixer: str, options: dict[str, Any], whole: bool
+) -> None:
+    site = find_mixers(small(mixer, mixer_options=options))["stages.0.blocks.0.attn.mixer"].site
+    assert (site.key_grid in (None, site.grid)) == whole
 
 
 def test_a_mask_of_the_diagonal_gets_as_many_keys_as_tokens() -> None:

@@ -18,6 +18,7 @@ from keymix.mixers.user_mixers import RULES
 
 HEADINGS = ["Idea", "Equation", "Cost", "When to use and when not", "Measured"]
 PAGES = sorted(p for p in (DOCS / "mechanisms").glob("*.md") if p.stem != "index")
+SPEED = (DOCS / "results" / "speed.md").read_text(encoding="utf-8")
 INDEX = (DOCS / "mechanisms" / "index.md").read_text(encoding="utf-8")
 
 
@@ -61,6 +62,18 @@ def test_the_index_groups_mixers_by_family() -> None:
     ) == len(set(families))  # one run of rows each
 
 
+def faster_from(name: str) -> str:
+    """The fewest tokens at which the table of speed has a mixer faster than fused softmax."""
+    section = SPEED.partition("\n## Mixers and self-attention\n")[2].partition("\n## ")[0]
+    row = re.search(rf"^\| `{name}`(?:, fused)? \| (.+) \|$", section, re.MULTILINE)
+    if name == "softmax" or get_mixer_class(name).traits.domain == "spiking":
+        return "–"
+    if row is None:
+        return "not measured yet"
+    ratios = zip(("64", "256", "784"), row[1].split(" | ")[:3], strict=True)
+    return next((tokens for tokens, ratio in ratios if float(ratio) < 1), "not up to 784")
+
+
 def test_the_index_says_where_each_mixer_fits() -> None:
     rows = {row[0].strip("`"): row[2:] for row in table(INDEX, "traits -->")}
     assert sorted(rows) == own_mixers()
@@ -75,7 +88,9 @@ def test_the_index_says_where_each_mixer_fits() -> None:
         )
         claims = mixer.claims
         facts = [needs_grid, claims.maskable, not mixer.tied_to_grid, claims.mixes_prefix]
-        assert [cell.startswith("yes") for cell in cells] == [*facts, mixer.forms_map()], name
+        facts += [mixer.forms_map(), True]  # tests/contract exports every mixer
+        assert [cell.startswith("yes") for cell in cells[:-1]] == facts, name
+        assert cells[-1] == faster_from(name), name
 
 
 @each("page", {page.stem: (page,) for page in PAGES})

@@ -138,7 +138,7 @@ def test_another_layout_has_the_same_numbers() -> None:
 
 def test_the_layout_follows_the_mixer_block_by_block() -> None:
     model = caformer()
-    put_mixers(model, ["ska", "sep_conv", "softmax", "pooling", "kv"])
+    put_mixers(model, ["ska", "sep_conv", "linear", "pooling", "kv"])
     blocks = [block for stage in model.stages for block in stage.blocks]
     assert [block.use_nchw for block in blocks] == [False, True, False, True, False]
     y = model(images())

@@ -498,3 +498,13 @@ def test_its_cost_is_the_formula_of_its_docstring(
     counted = run_counting(mixer, numbers(1, N, C))
     assert abs(sum(counted.by_path.values()) - wanted) < 1  # the logarithm is rounded
     assert not counted.uncounted
+
+
+@each("name", {name: (name,) for name in ("nystrom", "agent")})
+def test_its_default_is_linear_in_tokens(name: str) -> None:
+    """Of 256 and 1,024 tokens, both more than 64 landmarks and 49 agents."""
+    few, many = (
+        sum(run_counting(make(name, grid=(s, s)), numbers(1, s * s, C)).by_path.values())
+        for s in (16, 32)
+    )
+    assert many <= 4 * few

@@ -41,9 +41,9 @@ MOST_TOKENS, MOST_DIM, MOST_STEPS = 2**20, 2**14, 2**10
 GLOBAL, NOT_SHARED = "spatially global", "no"
 """The paper's words for whether learned weights are shared over the image."""
 
-SIDES, HEAD_DIM = (6, 7), 32
+SIDES, HEAD_DIM = (8, 9), 32
 """The facts are read on a grid of these rows and columns, and in heads no wider than this: they
-depend on no size."""
+depend on no size beyond the 64 tokens that may all be landmarks."""
 
 _SMALL = 4096  # tokens up to which a mixer may be made for counting alone, if it must
 

@@ -21,7 +21,7 @@ from keymix.hosts.hosted import GridMixer
 from keymix.layers.cvt_stage import CvTStage, RoleProjections
 from keymix.layers.spiking_stage import SpikingStage
 from keymix.mixers.base import Grid, Site, TokenMixer
-from keymix.mixers.map_mixer import MapMixer
+from keymix.mixers.head_mixer import HeadMixer
 
 Stage = TypeVar("Stage", CvTStage, SpikingStage)
 
@@ -94,8 +94,8 @@ class CvT(StageHost):
     """keymix's own Convolutional vision Transformer.
 
     Convolutions make each role's tokens. Queries keep the grid, keys and values are on a coarser
-    one; a mixer that needs as many keys as tokens, since it has no query or masks the diagonal,
-    gets convolutions of stride 1. Mixers that project nothing sit on the plain tokens.
+    one; a mixer that needs as many keys as tokens, since it has no query, say, or masks the
+    diagonal, gets convolutions of stride 1. Mixers that project nothing sit on the plain tokens.
     """
 
     name = "keymix CvT"
@@ -133,9 +133,9 @@ class CvT(StageHost):
 
     def site_for(self, place: Place, mixer: type[TokenMixer], options: Mapping[str, Any]) -> Site:
         """Give a mixer the projections that it can use."""
-        if not issubclass(mixer, MapMixer):
+        if not issubclass(mixer, HeadMixer):
             return replace(place.site, key_grid=None, project=None)
-        if "q" not in mixer.roles or options.get("mask_diagonal"):
+        if mixer.needs_all_keys(options):
             project = place.site.project
             assert isinstance(project, RoleProjections)  # made in places
             return replace(place.site, key_grid=None, project=replace(project, stride=1))

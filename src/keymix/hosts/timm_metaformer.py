@@ -32,7 +32,7 @@ from keymix.hosts.hosted import GridMixer
 from keymix.hosts.stages import StageHost
 from keymix.hosts.timm_heads import own_weights, projections_of, read_call
 from keymix.mixers.base import Grid, Site, TokenMixer, to_image, to_tokens
-from keymix.mixers.map_mixer import MapMixer
+from keymix.mixers.head_mixer import HeadMixer
 
 HEAD_DIM = 32  # width of a head in CAFormer
 
@@ -254,7 +254,7 @@ class BlockPlace(Place):
 class TimmMetaFormer(StageHost):
     """timm's MetaFormer: PoolFormer, ConvFormer, CAFormer.
 
-    A block whose mixer forms a map works on tokens, any other on images, as timm has it of its
+    A block whose mixer has heads works on tokens, any other on images, as timm has it of its
     attention; where a part has no other form (PoolFormer's norms), as the block does already.
     """
 
@@ -353,8 +353,8 @@ def stage_grids(model: nn.Module, image: Grid) -> list[Grid]:
 
 
 def _on_images(mixer: type[TokenMixer]) -> bool:
-    """Whether a block with such a mixer works on images; with a map it works on tokens."""
-    return not issubclass(mixer, MapMixer)
+    """Whether a block with such a mixer works on images; with heads it works on tokens."""
+    return not issubclass(mixer, HeadMixer)
 
 
 def _place(s: int, i: int, grid: Grid, model: MetaFormer) -> Place:

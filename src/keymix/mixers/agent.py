@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Unpack
 
 import torch
@@ -31,7 +31,8 @@ class AgentAttention(HeadMixer):
 
     Args:
         site: Where the mixer sits; it needs a grid.
-        agents: Grid of the agents: (height, width), ``"7x7"``, or a share of patches, ``"1/4"``.
+        agents: Grid of the agents: (height, width), ``"7x7"`` as in the paper's models of plain
+            ViT, or a share of patches, ``"1/4"``. Sides are at most those of the tokens.
         dwc: Whether values are convolved too.
         shared: The options of :class:`keymix.mixers.head_mixer.HeadMixer`.
 
@@ -55,7 +56,7 @@ class AgentAttention(HeadMixer):
         self,
         site: Site,
         *,
-        agents: KeyGrid = "1/4",
+        agents: KeyGrid = "7x7",
         dwc: bool = True,
         **shared: Unpack[HeadOptions],
     ) -> None:
@@ -71,6 +72,11 @@ class AgentAttention(HeadMixer):
         self.dwc: nn.Conv2d | None = None
         if dwc:
             self.dwc = nn.Conv2d(width, width, 3, padding=1, groups=width, **self.factory)
+
+    @classmethod
+    def needs_all_keys(cls, options: Mapping[str, Any]) -> bool:
+        """With the convolution of values, which is added token by token."""
+        return bool(options.get("dwc", True))
 
     def transfer_options(self) -> dict[str, Any]:
         """Return those of any mixer with heads, the agents and whether values are convolved."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypedDict
 
 from jaxtyping import Float
@@ -146,6 +146,11 @@ class HeadMixer(TokenMixer):
         self.post_projection = None if made is None else PostProjection(made, self.roles)
         self.proj = nn.Linear(inner, dim, bias=proj_bias, **factory)
         self.proj_drop = nn.Dropout(probability("proj_drop", proj_drop))
+
+    @classmethod
+    def needs_all_keys(cls, options: Mapping[str, Any]) -> bool:
+        """Whether every token needs a key, so that keys on a coarser grid would be refused."""
+        return "q" not in cls.roles or bool(options.get("mask_diagonal"))
 
     @classmethod
     def forms_map(cls) -> bool:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 import torch
@@ -35,10 +35,10 @@ class NystromAttention(HeadMixer):
 
     Args:
         site: Where the mixer sits.
-        landmarks: A number m: means of m runs of successive tokens, as in the paper; or a grid,
-            (height, width), ``"7x7"``, or a share of the patches, ``"1/4"``: means of cells on the
-            grid, prefix tokens being landmarks themselves. As many landmarks as tokens make softmax
-            attention.
+        landmarks: A number m: means of m runs of successive tokens, as in the paper, which has 64;
+            or a grid, (height, width), ``"7x7"``, or a share of the patches, ``"1/4"``: means of
+            cells on the grid, prefix tokens being landmarks themselves. As many landmarks as
+            tokens, or more, make softmax attention.
         iterations: Of the pseudo-inverse.
         conv_size: Odd length of a depthwise convolution of the values along the tokens, added to
             what a head returns (the paper's skip connection, 35 in its code for long sequences);
@@ -65,7 +65,7 @@ class NystromAttention(HeadMixer):
         self,
         site: Site,
         *,
-        landmarks: int | KeyGrid = "1/4",
+        landmarks: int | KeyGrid = 64,
         iterations: int = 6,
         conv_size: int = 0,
         **shared: Unpack[HeadOptions],
@@ -92,6 +92,11 @@ class NystromAttention(HeadMixer):
                 h, h, (conv_size, 1), padding=beyond, groups=h, bias=False, **self.factory
             )
 
+    @classmethod
+    def needs_all_keys(cls, options: Mapping[str, Any]) -> bool:
+        """With the convolution of values, which is added token by token."""
+        return bool(options.get("conv_size"))
+
     def transfer_options(self) -> dict[str, Any]:
         """Return those of any mixer with heads, and landmarks, iterations and convolution."""
         return {
@@ -100,14 +105,6 @@ class NystromAttention(HeadMixer):
             "iterations": self.iterations,
             "conv_size": 0 if self.conv is None else self.conv.kernel_size[0],
         }
-
-    @property
-    def claims(self) -> Traits:
-        """The traits; with as many landmarks as tokens the map is plain softmax."""
-        grid = self.site.grid
-        assert grid is not None  # __init__ refuses a site without
-        whole = self._count(grid, self.site.num_tokens) is None and self.conv is None
-        return replace(self.traits, permutation="equivariant") if whole else self.traits
 
     def attend(self, inputs: Roles, grid: Grid | None) -> Float[Tensor, "*batch h N d"]:
         """Ask landmarks, which ask all."""

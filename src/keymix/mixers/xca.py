@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from collections.abc import Mapping
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +45,11 @@ class CrossCovarianceAttention(HeadMixer):
     )
     why_no_map = "its map is of channels, not of tokens"
     traits = Traits(maskable=False, named_only=True)
+
+    @classmethod
+    def needs_all_keys(cls, options: Mapping[str, Any]) -> bool:
+        """Always: queries and keys meet over the tokens."""
+        return True
 
     def __init__(self, site: Site, **shared: Unpack[HeadOptions]) -> None:
         if site.has_own_key_grid:
