@@ -10,7 +10,7 @@ from extra_mixers import registered
 
 import keymix
 from each import together
-from keymix.analysis.mixer_alone import counted, near_square, sized_mixers
+from keymix.analysis.mixer_alone import SIDES, counted, near_square, sized_mixers
 from keymix.errors import UserError
 from keymix.mixers.registry import list_mixers
 from keymix.studies.complexity import measure as studying
@@ -56,7 +56,7 @@ def test_a_mixer_that_cannot_be_built_is_listed_with_the_reason() -> None:
     assert entry.reason == "only squares here, not (2, 3)"
     assert other.reason is None
     weights = {row.mixer: row for row in study.weights}
-    assert weights[mixer].reason == "only squares here, not (6, 7)"
+    assert weights[mixer].reason == f"only squares here, not {SIDES}"
     assert weights[mixer].dynamic is None
     # where the sweep's grids are squares, it is counted
     assert [p.ratio for p in study.by_tokens if p.mixer == mixer] == list(
