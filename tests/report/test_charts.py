@@ -282,8 +282,8 @@ def test_points_are_marked_while_they_are_few_and_epochs_are_whole() -> None:
     assert len(hinted(axes(curves, [line_of(*range(40))], **TITLES), "softmax")) == 1
     one = axes(curves, [line_of(0.5)], **TITLES)
     assert [each.get_marker() for each in hinted(one, "softmax")][1] == "o"
-    ax = axes(curves, [line_of(1, 2, 3)], **TITLES)
-    assert all(tick == round(tick) for tick in ax.get_xticks())
+    for ax in (one, axes(curves, [line_of(1, 2, 3)], **TITLES)):
+        assert all(tick == round(tick) for tick in ax.get_xticks())
 
 
 # ---- intervals ------------------------------------------------------------------------------

@@ -423,6 +423,7 @@ def _print_result(record: Swapped, folder: Path, *, as_json: bool) -> None:
         console.say_json(whole)
         return
     from keymix.cli.swap_folder import PAGE
+    from keymix.report import formats
 
     console.show(record.tables["layers"])
     console.note(
@@ -430,8 +431,8 @@ def _print_result(record: Swapped, folder: Path, *, as_json: bool) -> None:
         f"{record.after.latency_text}."
     )
     if None not in record.peaks_mib:
-        before, after = record.peaks_mib
-        console.note(f"Memory of a forward pass: {before:.1f} MiB before, {after:.1f} MiB after.")
+        before, after = (formats.three_digits(peak) for peak in record.peaks_mib)
+        console.note(f"Memory of a forward pass: {before} MiB before, {after} MiB after.")
     for note in record.notes:
         console.note(note)
     if record.test is not None:

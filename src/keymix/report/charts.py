@@ -418,7 +418,7 @@ def curves(
     if log:
         _logarithmic(ax)
         return
-    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     ax.update_datalim([(lines[0].xs[0], value * scale) for value in holds])
     ax.autoscale_view()
     _levels(ax, {what: value * scale for what, value in (levels or {}).items()}, "right")
