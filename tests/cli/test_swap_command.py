@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from keymix.cli import main as keymix
+from keymix.cli.swap import _peaks as MEASURED
 from keymix.cli.swap import main
 from keymix.cli.swap_folder import Folder
 from keymix.errors import UserError
@@ -34,7 +35,7 @@ SWAP = ["--mixer", "ska", "--images", "16"]
 def _few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("keymix.swap.held_out.ROUNDS", 2)
     monkeypatch.setattr("keymix.swap.search.LEAST", 5)
-    monkeypatch.setattr("keymix.cli.swap._peaks", lambda *_: (None, None))  # `swapped` measures it
+    monkeypatch.setattr("keymix.cli.swap._peaks", lambda *_: None)  # `swapped` measures it
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,7 @@ def swapped(trained: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("swapped") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("keymix.swap.held_out.ROUNDS", 2)
+        patch.setattr("keymix.swap.result.LEAST_MIB", 0.0)
         assert main([trained, *SWAP, "--layers", "1-2", "--test", "--out", str(out)]) == 0
     return out
 
@@ -231,6 +233,21 @@ def test_a_model_by_name_brings_weights_and_teaches_itself(trained: str, tmp_pat
     assert f"--loss.distill_teacher {out / 'original'}" in record(out)["next"][1]
     with pytest.raises(UserError, match="holds a swap: name another or add --overwrite"):
         main([*words, "--layers", "0", "--held-out", "16", "--image-size", "16", "--out", str(out)])
+
+
+@pytest.mark.slow
+def test_memory_of_a_tiny_model_is_not_quoted(
+    trained: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("keymix.cli.swap._peaks", MEASURED)
+    out = tmp_path / "out"
+    assert main([trained, *SWAP, "--layers", "0", "--held-out", "8", "--out", str(out)]) == 0
+    assert record(out)["peaks_mib"] is None
+    assert "memory" not in (out / "report.html").read_text("utf-8").partition("</header>")[2][:5000]
+    assert "Memory" not in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -339,12 +339,16 @@ def _write_models(
 
 def _peaks(
     source: Source, recipes: tuple[Recipe, Recipe], given: argparse.Namespace
-) -> tuple[float | None, float | None]:
-    """Measure what a forward pass of a batch adds to weights and input, MiB: before and after."""
+) -> tuple[float, float] | None:
+    """Measure what a forward pass of a batch adds to weights and input, MiB: before and after.
+
+    None where that is unknown, or so little that it says nothing.
+    """
     from keymix.analysis.measure import measure_interleaved
     from keymix.analysis.memory import Build
     from keymix.compare.models import input_shape
     from keymix.records import to_json
+    from keymix.swap.result import LEAST_MIB
 
     builds = {
         str(number): Build(
@@ -357,7 +361,8 @@ def _peaks(
     costs = measure_interleaved(
         builds, input_shape(source.seen), batch_size=given.batch_size, repeats=1
     )
-    return costs["0"].peak_inference_mib, costs["1"].peak_inference_mib
+    peaks = [cost.peak_inference_mib or 0.0 for cost in costs.values()]
+    return (peaks[0], peaks[1]) if min(peaks) >= LEAST_MIB else None
 
 
 def _test(source: Source, model: nn.Module, swapped: nn.Module) -> BothScores:
@@ -430,7 +435,7 @@ def _print_result(record: Swapped, folder: Path, *, as_json: bool) -> None:
         f"In brackets: 95 % interval over {record.held_out} held-out images. Latency: "
         f"{record.after.latency_text}."
     )
-    if None not in record.peaks_mib:
+    if record.peaks_mib is not None:
         before, after = (formats.three_digits(peak) for peak in record.peaks_mib)
         console.note(f"Memory of a forward pass: {before} MiB before, {after} MiB after.")
     for note in record.notes:

@@ -20,6 +20,9 @@ from keymix.swap.report import SwapReport
 FORMAT = 7
 """Of ``swap.json``."""
 
+LEAST_MIB = 1.0
+"""Of memory that is quoted: of less, what the system hands out at once decides."""
+
 LEAD = ("accuracy", "output", "map")
 """Charts that are shown first: those of a search, or of the blocks of a swap without one."""
 
@@ -87,8 +90,8 @@ class Swapped(StudyRecord, Result):
     after: Step  # the swapped one, measured in turns with it
     before_ms: float  # latency of the original in these turns, milliseconds
     # memory that a forward pass of a batch adds to weights and input, MiB, of the original and the
-    # swapped model; None where it could not be measured
-    peaks_mib: tuple[float | None, float | None]
+    # swapped model; None where it could not be measured, or is less than a MiB
+    peaks_mib: tuple[float, float] | None
     test: BothScores | None  # scores on the test split; None if they were not asked for
     next: tuple[str, ...]  # commands to run next
     search: Search | None  # what a search found; None without one
@@ -157,8 +160,8 @@ class Swapped(StudyRecord, Result):
             for old, new, what in (
                 (before.params, after.params, "parameters"),
                 (before.macs, after.macs, "multiply-adds per image"),
-                (*self.peaks_mib, "memory of a forward pass"),
+                (*(self.peaks_mib or (0.0, 0.0)), "memory of a forward pass"),
             )
-            if old and new is not None
+            if old
         ]
         return tiles
