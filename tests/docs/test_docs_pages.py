@@ -89,7 +89,7 @@ def test_the_index_says_where_each_mixer_fits() -> None:
         )
         claims = mixer.claims
         facts = [needs_grid, claims.maskable, not mixer.tied_to_grid, claims.mixes_prefix]
-        facts += [mixer.forms_map(), True]  # tests/contract exports every mixer
+        facts += [mixer.forms_map(), True]  # test_a_mixer_exports has every one
         assert [cell.startswith("yes") for cell in cells[:-1]] == facts, name
         assert cells[-1] == faster_from(name), name
 
