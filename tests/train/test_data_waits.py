@@ -139,9 +139,14 @@ def test_a_signal_ends_a_check_whose_threads_wait(
 
 
 class KillReader(Callback):
-    """Kills a process that reads data after the first step."""
+    """Kills a process that reads data after a step, once there is a checkpoint to resume from."""
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
 
     def on_step_end(self, done: int, loss: float) -> None:
+        if not checkpoints(self.run):
+            return
         for child in torch.multiprocessing.active_children()[:1]:
             os.kill(child.pid or 0, signal.SIGKILL)
 
@@ -162,13 +167,16 @@ def test_a_process_that_reads_data_and_dies_is_said_and_the_run_resumes(
             "schedule.epochs": 1,
         }
     )
-    callback: Callback = KillReader()
+    callback: Callback = KillReader(tmp_path / "run")
     connect = resource_sharer._ResourceSharer.get_connection
 
     @staticmethod
     def lost(ident: Any) -> Any:
         if checkpoints(tmp_path / "run"):
-            raise ConnectionResetError
+            (child,) = torch.multiprocessing.active_children()
+            os.kill(child.pid or 0, signal.SIGSTOP)
+            threading.Timer(0.5, os.kill, (child.pid, signal.SIGKILL)).start()
+            raise ConnectionResetError  # before the signal of its end arrives
         return connect(ident)
 
     with monkeypatch.context() as patched:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
+from multiprocessing import connection
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -365,6 +366,10 @@ class WorkerBatches:
                 process.terminate()
             raise
         except (ConnectionError, EOFError) as error:  # it died while its batch was opened here
+            dead = connection.wait([each.sentinel for each in self._processes], timeout=5)
+            for process in self._processes:
+                if process.sentinel in dead:
+                    process.join()  # PyTorch raises at its signal: here, not when it is freed
             raise RuntimeError("DataLoader worker ended before its batch was opened") from error
 
     def _moved(self, made: Made | UserError) -> Made:
