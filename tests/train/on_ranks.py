@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ from keymix.errors import Reported
 from keymix.tasks.classification.training import ClassificationTask
 from keymix.tasks.detection.answers import ANSWERS, DetectionAnswers, scored
 from keymix.tasks.detection.matching import Found, Instances
-from keymix.tasks.segmentation.scoring import mean_loss, soft_dice_loss
+from keymix.tasks.segmentation.losses import boundary_loss, mean_loss, overlap_loss
 from keymix.train import checkpoints, files, ranks
 from keymix.train.engine import make_training, train
 from keymix.train.model import build_model, load_data
@@ -116,16 +117,21 @@ def whole_numbers_of_bits() -> Iterator[None]:
 
 
 def mask_losses(share: slice) -> list[Any]:
-    """Both losses of masks of which one image has nearly no pixel that counts, and a gradient."""
+    """Losses of masks of which one image has nearly no pixel that counts, and their gradients."""
     random = torch.Generator().manual_seed(0)
     logits = torch.randn(4, 3, 5, 5, generator=random, dtype=torch.float64)
     targets = torch.randint(0, 3, (4, 5, 5), generator=random)
     targets[1, 1:] = 255
     found = []
-    for loss in (mean_loss, soft_dice_loss):
+    classes = torch.tensor([0.5, 1.0, 4.0], dtype=torch.float64)
+    for loss in (
+        mean_loss,
+        partial(mean_loss, focal=2.0, weights=classes),
+        partial(overlap_loss, classes=(1, 2), tversky=(0.3, 0.7)),
+        partial(boundary_loss, classes=(1, 2)),
+    ):
         weight = nn.Parameter(torch.tensor(1.0, dtype=torch.float64))
-        more: Any = {"classes": (1, 2)} if loss is soft_dice_loss else {}
-        value = loss(weight * logits[share], targets[share], multilabel=False, **more)
+        value = loss(weight * logits[share], targets[share], multilabel=False)
         value.backward()
         assert weight.grad is not None
         both = torch.stack([value.detach(), weight.grad])

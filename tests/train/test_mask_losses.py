@@ -8,14 +8,17 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
+from segmentation_models_pytorch.losses import DiceLoss, FocalLoss, TverskyLoss
 from torch import Tensor
 
-from keymix.tasks.segmentation.scoring import (
+from keymix.tasks.segmentation.losses import (
+    boundary_loss,
     mean_loss,
+    overlap_loss,
     pixel_losses,
-    predicted_masks,
-    soft_dice_loss,
 )
+from keymix.tasks.segmentation.scoring import predicted_masks
 
 
 def exclusive() -> tuple[Tensor, Tensor]:
@@ -74,16 +77,91 @@ def test_soft_dice_is_the_formula_class_by_class(multilabel: bool) -> None:
         p = shares[:, k][counts]
         both = float(p[true[counts]].sum())
         terms.append(1 - (2 * both + 1) / (float(p.sum()) + int(true.sum()) + 1))
-    loss = soft_dice_loss(logits, targets, multilabel=multilabel, classes=[0, 1, 2])
+    loss = overlap_loss(logits, targets, multilabel=multilabel, classes=[0, 1, 2])
     assert float(loss) == pytest.approx(sum(terms) / 3, rel=1e-12)
-    some = soft_dice_loss(logits, targets, multilabel=multilabel, classes=[1, 2])
+    some = overlap_loss(logits, targets, multilabel=multilabel, classes=[1, 2])
     assert float(some) == pytest.approx(sum(terms[1:]) / 2, rel=1e-12)
+
+
+MODES = {False: "multiclass", True: "multilabel"}
+
+
+@pytest.mark.parametrize("tversky", [(0.5, 0.5), (0.3, 0.7)])
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_overlap_is_that_of_segmentation_models_pytorch(
+    multilabel: bool, tversky: tuple[float, float]
+) -> None:
+    logits, targets = several() if multilabel else exclusive()
+    ours = overlap_loss(logits, targets, multilabel=multilabel, classes=[0, 1, 2], tversky=tversky)
+    alpha, beta = tversky
+    more = {"smooth": 0.5, "ignore_index": 255, "alpha": alpha, "beta": beta}
+    theirs = TverskyLoss(MODES[multilabel], **more)(logits, targets)
+    assert float(ours) == pytest.approx(float(theirs), rel=1e-12)
+    if tversky == (0.5, 0.5):
+        dice = DiceLoss(MODES[multilabel], smooth=0.5, ignore_index=255)(logits, targets)
+        assert float(ours) == pytest.approx(float(dice), rel=1e-12)
+
+
+def test_the_focal_loss_is_that_of_segmentation_models_pytorch() -> None:
+    logits, targets = several()
+    ours = mean_loss(logits, targets, multilabel=True, focal=2.0)
+    counted = targets != 255
+    theirs = FocalLoss("binary", gamma=2.0)(logits[counted], targets[counted])
+    assert float(ours) == pytest.approx(float(theirs), rel=1e-12)
+    logits, targets = exclusive()
+    shares = logits.softmax(1).gather(1, (targets * (targets != 255))[:, None])[:, 0]
+    wanted = (-((1 - shares) ** 2) * shares.log())[targets != 255].mean()
+    ours = mean_loss(logits, targets, multilabel=False, focal=2.0)
+    assert float(ours) == pytest.approx(float(wanted), rel=1e-12)
+
+
+def test_weights_of_classes_are_those_of_pytorch() -> None:
+    weights = torch.tensor([0.5, 1.0, 4.0], dtype=torch.float64)
+    logits, targets = exclusive()
+    wanted = F.cross_entropy(logits, targets, weight=weights, ignore_index=255)
+    ours = mean_loss(logits, targets, multilabel=False, weights=weights)
+    assert float(ours) == pytest.approx(float(wanted), rel=1e-12)
+    logits, targets = several()
+    targets[targets == 255] = 0
+    pos = weights[:, None, None]
+    wanted = F.binary_cross_entropy_with_logits(
+        logits, targets.double(), pos_weight=pos, reduction="sum"
+    )
+    share = torch.where(targets == 1, pos, 1.0).sum()
+    ours = mean_loss(logits, targets, multilabel=True, weights=weights)
+    assert float(ours) == pytest.approx(float(wanted / share), rel=1e-12)
+
+
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_the_boundary_loss_is_the_mean_distance_pixel_by_pixel(multilabel: bool) -> None:
+    logits, targets = several() if multilabel else exclusive()
+    targets[1] = 0  # of the second image no class has an outline
+    shares = logits.sigmoid() if multilabel else logits.softmax(1)
+    total, pixels = 0.0, 0
+    for b in range(2):
+        for k in (1, 2):
+            mask = targets[b, k] if multilabel else targets[b]
+            true = mask == (1 if multilabel else k)
+            for y, x in torch.cartesian_prod(*(torch.arange(n) for n in mask.shape)).tolist():
+                if mask[y, x] == 255:
+                    continue
+                pixels += 1
+                other = (true != true[y, x]).nonzero().double()
+                if len(other) and len(other) < true.numel():
+                    far = float((other - torch.tensor([y, x])).norm(dim=1).min()) - 0.5
+                    total += float(shares[b, k, y, x]) * (-far if true[y, x] else far)
+    loss = boundary_loss(logits, targets, multilabel=multilabel, classes=[1, 2])
+    assert float(loss) == pytest.approx(total / pixels, rel=1e-12)
+    assert total != 0
 
 
 @pytest.mark.parametrize("multilabel", [False, True])
 def test_ignored_pixels_give_no_gradient(multilabel: bool) -> None:
     logits, targets = several() if multilabel else exclusive()
-    for loss in (mean_loss, partial(soft_dice_loss, classes=[0, 1, 2])):
+    options = {"focal": 2.0, "weights": torch.tensor([0.5, 1.0, 4.0], dtype=torch.float64)}
+    every = partial(overlap_loss, classes=[0, 1, 2])
+    away = partial(boundary_loss, classes=[0, 1, 2])
+    for loss in (mean_loss, partial(mean_loss, **options), every, away):
         given = logits.clone().requires_grad_()
         loss(given, targets, multilabel=multilabel).backward()
         assert given.grad is not None
@@ -95,7 +173,8 @@ def test_ignored_pixels_give_no_gradient(multilabel: bool) -> None:
 def test_a_batch_of_ignored_pixels_alone_costs_nothing() -> None:
     logits, targets = exclusive()
     targets = torch.full_like(targets, 255)
-    assert float(mean_loss(logits, targets, multilabel=False)) == 0.0
+    for options in ({}, {"focal": 2.0}, {"weights": torch.zeros(3, dtype=torch.float64)}):
+        assert float(mean_loss(logits, targets, multilabel=False, **options)) == 0.0
     losses, counted = pixel_losses(logits, targets, multilabel=False)
     assert not counted.any()
     assert not losses.any()

@@ -20,15 +20,12 @@ from keymix.data import load
 from keymix.data.dataset import ImageData
 from keymix.data.loaders import Loader
 from keymix.data.rle import encode
+from keymix.errors import UserError
 from keymix.tasks.segmentation.answers import ANSWERS, MaskAnswers
-from keymix.tasks.segmentation.facts import MaskDetails
-from keymix.tasks.segmentation.scoring import (
-    MaskScores,
-    loss_of_each,
-    mean_loss,
-    soft_dice_loss,
-)
-from keymix.tasks.segmentation.training import SegmentationTask
+from keymix.tasks.segmentation.facts import MaskDetails, MaskOptions
+from keymix.tasks.segmentation.losses import boundary_loss, loss_of_each, mean_loss, overlap_loss
+from keymix.tasks.segmentation.scoring import MaskScores
+from keymix.tasks.segmentation.training import SegmentationTask, weights_of_classes
 from keymix.train.nonfinite import Losses
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe, TaskConfig
 
@@ -177,12 +174,51 @@ def test_the_training_loss_weighs_cross_entropy_and_dice(task: SegmentationTask)
     assert not plain.terms
 
 
+def test_a_training_step_takes_the_losses_of_the_options(task: SegmentationTask) -> None:
+    targets = torch.randint(0, 3, (2, 4, 6), generator=torch.Generator().manual_seed(1))
+    options = {"dice": 0.25, "tversky": (0.3, 0.7), "focal": 2.0, "boundary": 0.1}
+    task.recipe = replace(task.recipe, task=TaskConfig(options=options))
+    task.class_weights = torch.tensor([0.5, 1.0, 4.0])
+    inputs = torch.zeros(2, 1, 4, 6)
+    logits, loss = task.model(inputs).detach(), task.step_loss(inputs, targets)
+    pixels = mean_loss(
+        logits, targets, multilabel=False, focal=2.0, weights=torch.tensor([0.5, 1.0, 4.0])
+    )
+    dice = overlap_loss(logits, targets, multilabel=False, classes=[1, 2], tversky=(0.3, 0.7))
+    edge = boundary_loss(logits, targets, multilabel=False, classes=[1, 2])
+    assert float(loss.trained) == pytest.approx(
+        float(0.75 * pixels + 0.25 * dice + 0.1 * edge), rel=1e-6
+    )
+    assert float(loss.recorded) == pytest.approx(
+        float(mean_loss(logits, targets, multilabel=False)), rel=1e-6
+    )
+    assert loss.terms.keys() == {"dice_loss", "boundary_loss"}
+
+
+def test_balanced_weights_give_each_class_the_same_sum(
+    data_of: Callable[[np.ndarray], ImageData],
+) -> None:
+    truth = np.zeros((6, 8))
+    truth[:3, :4], truth[5, :2], truth[0, 0] = 1, 2, 255  # 34, 11 and 2 pixels
+    data = data_of(truth)
+    weights = weights_of_classes(MaskOptions(class_weights="balanced"), data)
+    assert weights is not None
+    assert (weights * torch.tensor([34.0, 11.0, 2.0])).tolist() == pytest.approx([47 / 3] * 3)
+    first = data.classes[1]
+    weights = weights_of_classes(MaskOptions(class_weights={first: 3.0}), data)
+    assert weights is not None
+    assert weights.tolist() == [1, 3, 1]
+    with pytest.raises(UserError, match="liver"):
+        weights_of_classes(MaskOptions(class_weights={"liver": 3.0}), data)
+    assert weights_of_classes(MaskOptions(), data) is None
+
+
 def test_the_dice_loss_leaves_the_background_out(task: SegmentationTask) -> None:
     targets = torch.randint(0, 3, (2, 4, 6), generator=torch.Generator().manual_seed(1))
     inputs = torch.zeros(2, 1, 4, 6)
     logits, terms = task.model(inputs).detach(), task.step_loss(inputs, targets).terms
     organs, all_ = (
-        float(soft_dice_loss(logits, targets, multilabel=False, classes=classes))
+        float(overlap_loss(logits, targets, multilabel=False, classes=classes))
         for classes in ([1, 2], [0, 1, 2])
     )
     assert abs(organs - all_) > 0.01

@@ -258,6 +258,12 @@ MASKS: dict[str, Any] = {
         ({"dice": "much"}, r"task\.options\.dice = 'much'"),
         ({"dice": 2}, r"task\.options\.dice = 2\.0"),
         ({"masks": "both"}, r"task\.options\.masks 'both'"),
+        ({"tversky": "0.3,0.7"}, r"task\.options\.tversky = \(0\.3, 0\.7\)"),  # without dice
+        ({"dice": 0.5, "tversky": "-1,1"}, r"task\.options\.tversky = \(-1\.0, 1\.0\)"),
+        ({"focal": 0.5}, r"task\.options\.focal = 0\.5"),
+        ({"boundary": -1}, r"task\.options\.boundary = -1\.0"),
+        ({"class_weights": "even"}, r"task\.options\.class_weights = 'even'"),
+        ({"class_weights": {"stomach": -2}}, r"task\.options\.class_weights = .*stomach"),
     ],
 )
 def test_options_are_checked_by_their_task(options: dict[str, Any], named: str) -> None:
@@ -277,6 +283,10 @@ def test_equal_options_are_equal_records() -> None:
     assert typed.data.task_options == {"masks": "multilabel"}
     assert from_dict(typed.to_dict()) == typed
     assert from_dict({**MASKS, "task": {"options": {"dice": 0.0}}}).task.options == {}
+    weighted = {"dice": 0.5, "tversky": "0.3,0.7", "class_weights": {"stomach": 2}}
+    typed = from_dict({**MASKS, "task": {"options": weighted}})
+    assert typed.task.options == {**weighted, "tversky": (0.3, 0.7)}
+    assert from_dict(typed.to_dict()) == typed
 
 
 def test_two_milestones_make_a_tenth_and_a_hundredth_of_the_rate() -> None:

@@ -76,6 +76,7 @@ def facts(
             name: tuple(_images(masks, len(source.classes)).tolist())
             for name, masks in found.items()
         },
+        class_shares=_shares(found["train"], len(source.classes)),
     ), []
 
 
@@ -83,6 +84,12 @@ def _kind(source: Source) -> MaskKind:
     kind = mask_kind(source.facts.masks, source.classes)
     assert kind is not None
     return kind
+
+
+def _shares(masks: Sequence[Counted], classes: int) -> tuple[float, ...]:
+    """Return the share that each class has of all pixels that are not ignored."""
+    counted = max(1, sum(mask.area - mask.ignored for mask in masks))
+    return tuple(sum(mask.pixels.get(c, 0) for mask in masks) / counted for c in range(classes))
 
 
 def _images(masks: Sequence[Counted], classes: int) -> IntArray:
@@ -149,6 +156,7 @@ def describe(report: Report, samples: Samples, about: Source | ImageData) -> dic
     report.add("odd", ignored)
     every = [mask for masks in found.values() for mask in masks]
     area, out = sum(mask.area for mask in every), sum(mask.ignored for mask in every)
+    shares = _shares(every, len(classes))
     word, empty = MASKS[kind.multilabel], _empty(every, kind)
     share = out / area if area else 0.0
     text = f"{word}; {empty} without any class"
@@ -157,11 +165,10 @@ def describe(report: Report, samples: Samples, about: Source | ImageData) -> dic
     counts = {name: _images(masks, len(classes)) for name, masks in found.items()}
     report.facts["classes"] = {}
     for c, name in enumerate(classes):
-        pixels = sum(mask.pixels.get(c, 0) for mask in every) / max(1, area - out)
         images = {split: int(number[c]) for split, number in counts.items()}
-        report.facts["classes"][name] = {**images, "share_of_pixels": pixels}
+        report.facts["classes"][name] = {**images, "share_of_pixels": shares[c]}
         listed = ", ".join(f"{split} {number}" for split, number in images.items())
-        report.lines.append(("class", f"{name}: {pixels:.2%} of pixels, in images of {listed}"))
+        report.lines.append(("class", f"{name}: {shares[c]:.2%} of pixels, in images of {listed}"))
     return counts
 
 

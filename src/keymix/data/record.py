@@ -62,6 +62,7 @@ class DataFacts:
         unfit: Of masks, why no model can learn from them; None if one can.
         grouped: Of masks, whether images belong to cases.
         class_images: Of masks, number of images of each split that have each class.
+        class_shares: Of masks, share of the training pixels, without ignored ones, of each class.
         mean_std_of: In words, of which images mean and standard deviation are.
         fingerprint: Hash of images and targets.
         fingerprint_of: In words, what is hashed.
@@ -92,6 +93,7 @@ class DataFacts:
     unfit: str | None = None
     grouped: bool | None = None
     class_images: Mapping[str, tuple[int, ...]] | None = None
+    class_shares: tuple[float, ...] | None = None
     mean_std_of: str = ""
     fingerprint: str = ""
     fingerprint_of: str = ""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,20 +15,47 @@ from keymix.task import Score, Task
 class MaskOptions:
     """The options of segmentation, ``task.options`` in recipes.
 
+    A training step's loss is (1 - dice) times the loss of pixels, plus dice times that of overlap,
+    plus boundary times that of distance; `keymix.tasks.segmentation.losses` defines the three.
+
     Args:
-        dice: Weight w, 0 to 1, of the soft Dice loss: the loss is (1 - w) times the cross entropy
-            of pixels plus w times the mean over classes but the background of
-            1 - (2 sum(p y) + 1) / (sum(p) + sum(y) + 1), sums over the batch.
+        dice: Weight, 0 to 1, of the loss of overlap: soft Dice over all classes but the background.
+        tversky: Weights of pixels that are found too much and of those that are missed in the loss
+            of overlap; 0.5,0.5 is Dice, 0.3,0.7 finds more.
+        focal: The focal loss's exponent, 1 or more; 0 for cross entropy.
+        boundary: Weight of the boundary loss, which is a mean distance in pixels, such as 0.01.
+        class_weights: ``balanced`` weighs each class in the loss of pixels so that all have the
+            same sum over the training masks; or a weight by name, 1 of the classes left out.
         masks: ``exclusive`` for one class per pixel, ``multilabel`` for any number; None for what
             the folders of ``masks:PATH`` show, else ``exclusive``.
     """
 
     dice: float = 0.0
+    tversky: tuple[float, float] = (0.5, 0.5)
+    focal: float = 0.0
+    boundary: float = 0.0
+    class_weights: str | dict[str, float] | None = None
     masks: Literal["exclusive", "multilabel"] | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.dice <= 1:
-            raise UserError(f"task.options.dice = {self.dice!r}: must lie in [0, 1].")
+        weights = self.class_weights
+        given = weights.values() if isinstance(weights, dict) else ()
+        fit = all(isinstance(each, int | float) and 0 <= each < math.inf for each in given)
+        for name, good, remedy in (
+            ("dice", 0 <= self.dice <= 1, "must lie in [0, 1]"),
+            ("tversky", min(self.tversky) >= 0, "both weights must be 0 or more"),
+            ("tversky", self.dice or self.tversky == (0.5, 0.5), "does nothing without dice"),
+            ("focal", self.focal == 0 or self.focal >= 1, "must be 0, or 1 or more"),
+            ("boundary", self.boundary >= 0, "must be 0 or more"),
+            (
+                "class_weights",
+                fit and (isinstance(weights, dict | None) or weights == "balanced"),
+                "name 'balanced', or weights of 0 or more by class, such as {leaf: 2}",
+            ),
+        ):
+            if not good:
+                value = getattr(self, name)
+                raise UserError(f"task.options.{name} = {value!r}: {remedy}.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How segmentation is trained: cross entropy of pixels, and a soft Dice loss if asked."""
+"""How segmentation is trained: a loss of pixels, with others next to it if asked."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
+from keymix.errors import unknown
 from keymix.tasks.segmentation.facts import TASK, MaskOptions
-from keymix.tasks.segmentation.scoring import (
-    MaskScores,
-    loss_of_each,
-    mean_loss,
-    soft_dice_loss,
-)
+from keymix.tasks.segmentation.losses import boundary_loss, loss_of_each, mean_loss, overlap_loss
+from keymix.tasks.segmentation.scoring import MaskScores
 from keymix.train.nonfinite import Losses
 from keymix.train.parts import TrainingPart
 from keymix.train.recipe import Recipe
@@ -26,9 +24,10 @@ if TYPE_CHECKING:
 
 
 class SegmentationTask(TrainingTask):
-    """Cross entropy of pixels, with the soft Dice loss by the weight ``task.options.dice``."""
+    """The loss of pixels, with those of overlap and distance by their weights."""
 
     kind = TASK
+    class_weights: Tensor | None
 
     def __init__(
         self,
@@ -44,18 +43,50 @@ class SegmentationTask(TrainingTask):
             recipe, model, scores=scores, steps_per_epoch=steps_per_epoch, losses=losses
         )
         self._multilabel, self._scored = scores.multilabel, scores.scored
+        weights = weights_of_classes(recipe.task.read(MaskOptions), data)
+        self.register_buffer("class_weights", weights, persistent=False)
 
     def step_loss(self, images: Inputs, targets: Any) -> StepLoss:
-        """Return the cross entropy, with the Dice loss where it has a weight."""
+        """Return the cross entropy, and what is trained by the options."""
         logits: Tensor = self.trained(images).float()
-        loss = mean_loss(logits, targets, multilabel=self._multilabel)
+        options = self.recipe.task.read(MaskOptions)
+        over = partial(mean_loss, logits, targets, multilabel=self._multilabel)
         each = partial(loss_of_each, logits.detach(), targets, multilabel=self._multilabel)
-        weight = self.recipe.task.read(MaskOptions).dice
-        if not weight:
-            return StepLoss(recorded=loss, trained=loss, each=each)
-        dice = soft_dice_loss(logits, targets, multilabel=self._multilabel, classes=self._scored)
-        trained = (1 - weight) * loss + weight * dice
-        return StepLoss(recorded=loss, trained=trained, terms={"dice_loss": dice}, each=each)
+        loss = trained = over()
+        if options.focal or self.class_weights is not None:
+            trained = over(focal=options.focal, weights=self.class_weights)
+        terms, of = {}, (logits, targets)
+        kind: dict[str, Any] = {"multilabel": self._multilabel, "classes": self._scored}
+        if options.dice:
+            terms["dice_loss"] = overlap_loss(*of, **kind, tversky=options.tversky)
+            trained = (1 - options.dice) * trained + options.dice * terms["dice_loss"]
+        if options.boundary:
+            terms["boundary_loss"] = boundary_loss(*of, **kind)
+            trained = trained + options.boundary * terms["boundary_loss"]
+        return StepLoss(recorded=loss, trained=trained, terms=terms, each=each)
+
+
+def weights_of_classes(options: MaskOptions, data: ImageData) -> Tensor | None:
+    """Return the weight of each class in the loss of pixels, ``[K]``; None if all weigh 1.
+
+    ``balanced``: one over the number of classes and the share of the training pixels that a class
+    has; of multilabel masks, the pixels outside of it for one inside. 0 of a class without pixels.
+
+    Raises:
+        UserError: If a class is named that the data do not have.
+    """
+    given, shares = options.class_weights, data.facts.class_shares
+    if given is None:
+        return None
+    if isinstance(given, dict):
+        for name in given:
+            if name not in data.classes:
+                raise unknown("task.options.class_weights", name, data.classes)
+        return torch.tensor([float(given.get(name, 1.0)) for name in data.classes])
+    share = torch.tensor(shares)
+    assert data.masks is not None
+    weights = (1 - share) / share if data.masks.multilabel else 1 / (share * len(data.classes))
+    return torch.where(share > 0, weights, 0.0)
 
 
 class Segmentation(TrainingPart):
