@@ -114,7 +114,7 @@ def _check(argv: list[str]) -> int:
     # refuse what training would
     DataConfig(spec=given.data, **{k: v for k, v in of_one_kind.items() if hasattr(DataConfig, k)})
     task = get_task(task_name(given.data))
-    TaskConfig(options={name: of_one_kind[name] for name in task.data_options}).checked(task)
+    TaskConfig(options={name: of_one_kind.get(name) for name in task.data_options}).checked(task)
     nouns = kind_of_spec(resolve(given.data)[0].name).nouns
     with _watching(nouns) as progress:
         options = Options(time_steps=given.time_steps, **of_one_kind)

@@ -145,6 +145,8 @@ class Split:
         target = self.rows[i].read_target()
         if not self.target_kind.placed:
             return target
+        if self.view.mode == "window":
+            return tv_tensors.Mask(self.view.centre(target, self.outside))
         own = self.size(i)
         return resized(target, own, self.view.size_of(own))
 

@@ -137,7 +137,7 @@ MASK = TargetKind(
     grouping="name the sequence of each in groups.csv, or ",
     placed=True,
     settings=Settings(
-        names=("masks", "stack", "split_by", "test_fraction"),
+        names=("masks", "stack", "split_by", "test_fraction", "window_overlap"),
         lacks="holds no masks",
         instead="data for segmentation, such as masks:PATH",
     ),

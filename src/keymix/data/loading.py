@@ -93,6 +93,7 @@ def load(
     split_by: str | None = None,
     test_fraction: float | None = None,
     white_level: int | str | None = None,
+    window_overlap: float | None = None,
 ) -> ImageData:
     """Load a data set.
 
@@ -127,6 +128,8 @@ def load(
             for 0.04.
         white_level: The 16-bit grey value that becomes white; ``auto`` for the largest of the
             training images, None for 65,535. Of image files with a class each.
+        window_overlap: Where data has masks: by which share the windows of ``image_size`` overlap
+            in which images are seen at their own size; None resizes images.
 
     Raises:
         UserError: If the spec, a value or the data is bad; a damaged image is named.
@@ -147,6 +150,7 @@ def load(
         split_by=split_by,
         test_fraction=test_fraction,
         white_level=white_level,
+        window_overlap=window_overlap,
     )
     entry, argument = parse(spec)
     for name in ("val_fraction", "test_fraction"):
@@ -200,7 +204,7 @@ def load(
             images=images.get(name),
             targets=drawn.get(name),
             outside=0 if kind is None else outside(kind),
-            listed=task.whole_images,
+            listed=task.whole_images or window_overlap is not None,
             values=_values(rows[name], part, target),
             groups=part.names(by_group=True) if table.keys else (),
         )
@@ -227,6 +231,7 @@ def load(
         left_out=tuple(broken[:_NAMED]),
         left_out_count=len(broken),
         white_level=white,
+        window_overlap=window_overlap,
     )
     return ImageData(
         spec=spec,
@@ -379,6 +384,10 @@ def _in_view(
     if not task.whole_images and not entry.target_kind.placed:
         view, images, notes = _cropped(rows, view, size, options.crop_pct)
         return view, images, {}, notes
+    if options.window_overlap is not None:
+        assert size is not None  # options say so
+        view = replace(view, mode="window", size=size)
+        return view, {}, {}, [f"{source.items} keep their own sizes and are seen in windows"]
     view, notes = _whole(rows, view, seen, size, source, task, spec)
     return view, *_kept_with_masks(rows, view), notes
 
@@ -518,7 +527,7 @@ def _masks(rows: Sequence[Row], size: Size) -> Tensor:
 def _statistics(split: Split) -> tuple[tuple[float, ...], tuple[float, ...], str]:
     """Measure mean and deviation of each channel, of values 0..1; and say of which images.
 
-    Of images that keep their proportions before they are resized.
+    Of images that keep their proportions before they are resized or cut.
     """
     items = f"training {split.kind.nouns}"
     if not split.kind.normalised:
@@ -532,7 +541,7 @@ def _statistics(split: Split) -> tuple[tuple[float, ...], tuple[float, ...], str
     def count(chunk: range) -> NDArray[Any]:
         some = chosen[chunk.start : chunk.stop]
         here = split if of is None else split.of(of.fetch(some))
-        read = here.own if here.view.mode == "fit" else here.read
+        read = here.own if here.view.mode in ("fit", "window") else here.read
         counts: NDArray[Any] = np.stack([_counts(read(i)[None]) for i in some.tolist()]).sum(0)
         return counts
 

@@ -39,6 +39,7 @@ from torchvision.transforms.v2 import functional as F
 from keymix.data.augment import Augment
 from keymix.data.kinds import IGNORE, MaskKind
 from keymix.data.random_parameters import flips
+from keymix.data.sample import Size
 from keymix.data.streams import Stream, uniforms
 
 SHIFT, SCALE, ANGLE = 0.0625, 0.1, 45.0
@@ -47,6 +48,8 @@ HOLES, HOLE = 8, 8 / 224
 """Number of holes, and a hole's height and width as shares of the image's."""
 BRIGHTNESS = 0.2
 """Largest change of brightness and of contrast, as a share of them."""
+RARE = 1 / 3
+"""Share of random crops around a class drawn at random: nnU-Net's, https://arxiv.org/abs/1809.10486."""
 _DRAWS = 10 + 2 * HOLES
 
 
@@ -62,6 +65,35 @@ def outside(masks: MaskKind) -> int:
     if masks.multilabel:
         return 0
     return IGNORE if masks.background is None else masks.background
+
+
+def window_corner(
+    i: int, mask: Tensor, size: Size, background: int, *, seed: int, epoch: int
+) -> tuple[int, int]:
+    """Choose the top left corner of a random crop of an image and its mask.
+
+    `RARE` of all crops hold a pixel of a class drawn among those that the mask has, so that rare
+    classes are seen as often as common ones. Where an image is smaller than the crop, it lies at a
+    random place in it.
+
+    `background` is the class number that is not drawn. Shape: mask ``[h, w]`` or ``[K, h, w]``.
+    """
+    u = uniforms(5, seed, epoch, Stream.CROP, i)[0].tolist()
+    low = [min(0, own - side) for own, side in zip(mask.shape[-2:], size, strict=True)]
+    high = [max(0, own - side) for own, side in zip(mask.shape[-2:], size, strict=True)]
+    at = [int(u[k] * (high[k] - low[k] + 1)) + low[k] for k in range(2)]
+    values = mask.as_subclass(Tensor).numpy()
+    if mask.ndim == 3:
+        planes = [plane == 1 for plane in values if (plane == 1).any()]
+    else:
+        classes = [c for c in np.unique(values).tolist() if c not in (IGNORE, background)]
+        planes = [values == c for c in classes]
+    if planes and u[2] < RARE:
+        pixels = np.flatnonzero(planes[int(u[3] * len(planes))])
+        place = divmod(int(pixels[int(u[4] * len(pixels))]), mask.shape[-1])
+        at = [place[k] - int(u[k] * size[k]) for k in range(2)]
+        at = [min(max(at[k], low[k]), high[k]) for k in range(2)]
+    return at[0], at[1]
 
 
 def augmented(

@@ -74,6 +74,8 @@ class DataFacts:
         compared_by: Key of the score that models are compared by; None for the task's first.
         class_ids: The source's own number of each class; None where it has none.
         outlines: Of instances, whether they have outlines; else boxes alone.
+        window_overlap: Of masks, by which share the windows overlap in which images are seen at
+            their own size; None if images are resized.
         annotations_left_out: Of instances, number of annotations that were left out of images that
             are used; None where none were.
     """
@@ -105,6 +107,7 @@ class DataFacts:
     compared_by: str | None = None
     class_ids: tuple[int, ...] | None = None
     outlines: bool | None = None
+    window_overlap: float | None = None
     annotations_left_out: int | None = None
 
 
@@ -174,6 +177,11 @@ class DataRecord(DataFacts, _Shape):  # fields of the last base come first
     def events(self) -> bool:
         """Whether the data are recordings of events."""
         return self.kind is RECORDING
+
+    @property
+    def listed(self) -> bool:
+        """Whether evaluation sees a batch as a list of images, each of its own size."""
+        return self.task_kind.whole_images or self.window_overlap is not None
 
     @property
     def scored_classes(self) -> tuple[int, ...]:

@@ -115,7 +115,8 @@ def fitted(pixels: Pixels, record: DataRecord, size: Size) -> Tensor:
     Shape: uint8 ``[C, h, w]`` -> the same at ``size``, with its proportions within it, or as it is
     where images keep their sizes; what the task says.
     """
-    return view_of(record, size).shown(torch.from_numpy(pixels.copy()))
+    view, own = view_of(record, size), torch.from_numpy(pixels.copy())
+    return own if view.mode == "window" else view.shown(own)
 
 
 def of_scans(record: DataRecord) -> bool:

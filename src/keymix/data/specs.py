@@ -96,12 +96,18 @@ class Options:
     split_by: str | None = None
     test_fraction: float | None = None
     white_level: int | str | None = None
+    window_overlap: float | None = None
 
     def __post_init__(self) -> None:
         if self.masks not in (None, *MASKS):
             raise unknown("task.options.masks", str(self.masks), MASKS)
         if self.split_by not in (None, *SPLIT_BY):
             raise unknown("data.split_by", str(self.split_by), SPLIT_BY)
+        if self.window_overlap is not None and self.image_size is None:
+            raise UserError(
+                f"task.options.window_overlap = {self.window_overlap!r}: give the size of the "
+                "windows, data.image_size."
+            )
 
     @property
     def of_one_kind(self) -> dict[str, int | float | str | None]:

@@ -24,11 +24,11 @@ from keymix.data.dataset import Split
 from keymix.data.decode import by_pillow, resize, resized_image
 from keymix.data.frame_augment import augmented_frames
 from keymix.data.kinds import MASK
-from keymix.data.mask_augment import augmented
+from keymix.data.mask_augment import augmented, window_corner
 from keymix.data.rand_augment import AutoAugment, RandAugment, plans
 from keymix.data.random_parameters import flips, resized_crop, short_side
 from keymix.data.streams import IntArray
-from keymix.data.view import moved, moves, resized
+from keymix.data.view import cut, moved, moves, resized
 from keymix.errors import UserError
 
 CPU = torch.device("cpu")
@@ -86,9 +86,10 @@ def batch(
         pairs = [_pair(split, i, augment, seed=seed, epoch=epoch) for i in positions]
         images = [image.as_subclass(Tensor).contiguous() for image, _ in pairs]
         targets: Any = [_plain(target) for _, target in pairs]
-        if split.target_kind is MASK and not split.listed:
+        listed = split.listed and (augment is None or split.view.mode != "window")
+        if split.target_kind is MASK and not listed:
             targets = torch.stack(targets)
-        return (images if split.listed else channels_last(torch.stack(images))), targets
+        return (images if listed else channels_last(torch.stack(images))), targets
     if augment is not None and split.view.mode == "crop":
         return _cropped(split, index, augment, seed=seed, epoch=epoch), None
     shown = [split.read(i) for i in positions]
@@ -117,9 +118,19 @@ def _pair(
     split: Split, i: int, augment: Augment | None, *, seed: int, epoch: int
 ) -> tuple[Tensor, Any]:
     """Read an image and its target, and move them together."""
+    if split.view.mode == "window":
+        image, target = split.own(i), split.rows[i].read_target()
+        if augment is not None:
+            size, fill = split.view.size, split.outside
+            corner = window_corner(i, target, size, fill, seed=seed, epoch=epoch)
+            image, target = cut(image, corner, size), cut(target, corner, size, fill)
+            target = tv_tensors.Mask(target)
+    elif augment is None:
+        image, target = split.read(i), split.target(i)
+    else:
+        image, target = _at_size(split, i, augment, seed=seed, epoch=epoch)
     if augment is None:
-        return split.read(i), split.target(i)
-    image, target = _at_size(split, i, augment, seed=seed, epoch=epoch)
+        return image, target
     if isinstance(target, tv_tensors.Mask):
         return augmented(image, target, i, augment, fill=split.outside, seed=seed, epoch=epoch)
     index = np.array([i], dtype=np.int64)

@@ -20,7 +20,7 @@ from keymix.data.sample import Size
 if TYPE_CHECKING:
     from keymix.data.record import DataRecord
 
-Mode: TypeAlias = Literal["crop", "stretch", "fit", "own", "frames"]
+Mode: TypeAlias = Literal["crop", "stretch", "fit", "own", "window", "frames"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,8 @@ class View:
     Args:
         mode: ``crop`` resizes with proportions and crops the centre, ``stretch`` resizes without
             proportions, ``fit`` with proportions within a short and a long side, ``own`` keeps the
-            image's own size; ``frames`` are counts of events, which stay as they are.
+            image's own size; ``window`` cuts at the image's own size, the centre where one of the
+            size is wanted; ``frames`` are counts of events, which stay as they are.
         size: Height and width; the largest of each where images keep their own.
         channels: Channels.
         crop_pct: Share of the resized image's side that the crop keeps.
@@ -64,7 +65,15 @@ class View:
             return fit(pixels, self.size, self.crop_pct)
         if self.mode == "frames":
             return pixels
+        if self.mode == "window":
+            return self.centre(pixels)
         return resized_image(pixels, self.size_of((pixels.shape[-2], pixels.shape[-1])))
+
+    def centre(self, each: Tensor, fill: int = 0) -> Tensor:
+        """Cut out the centre of an image or a mask; `fill` is what lies around it."""
+        height, width = each.shape[-2:]
+        corner = (height - self.size[0]) // 2, (width - self.size[1]) // 2
+        return cut(each, corner, self.size, fill)
 
     def within(self, size: Size) -> View:
         """Return the same view at another size."""
@@ -81,6 +90,8 @@ def view_of(record: DataRecord, size: Size) -> View:
         mode = "fit"
     elif task.whole_images:
         mode = "own"
+    elif record.window_overlap is not None:
+        mode = "window"
     elif record.multilabel is not None:
         mode = "stretch"
     return View(
@@ -90,6 +101,18 @@ def view_of(record: DataRecord, size: Size) -> View:
         crop_pct=record.crop_pct,
         white_level=record.white_level,
     )
+
+
+def cut(each: Tensor, corner: tuple[int, int], size: Size, fill: int = 0) -> Tensor:
+    """Cut a box of a size out of an image or a mask, perhaps reaching over its edges.
+
+    Shape: ``[*, h, w]`` -> ``[*, H, W]``.
+    """
+    height, width = each.shape[-2:]
+    (top, left), bottom, right = corner, corner[0] + size[0], corner[1] + size[1]
+    inside = each[..., max(top, 0) : bottom, max(left, 0) : right]
+    over = [max(-left, 0), max(right - width, 0), max(-top, 0), max(bottom - height, 0)]
+    return F.pad(inside, over, value=fill) if any(over) else inside
 
 
 def moves(target: Any) -> bool:

@@ -149,7 +149,7 @@ def data_for(
 
 
 def of_other_data(
-    config: DataConfig, spec: str, options: Mapping[str, str] | None = None
+    config: DataConfig, spec: str, options: Mapping[str, str | float] | None = None
 ) -> DataConfig:
     """Take a run's settings over to other data, but those that were its own data's alone.
 

@@ -283,7 +283,8 @@ class AnswersPart(ABC):
             device: Where to compute.
             precision: As in a recipe.
         """
-        outputs = answered(model, batches, device=device, precision=precision)
+        answering = self.answering(model, data.record(), data.image_size)
+        outputs = answered(answering, batches, device=device, precision=precision)
         found = self.evaluated(outputs, split, data, device)
         if ranks.size() > 1 and len(found.answers.index) != len(split):
             raise UserError(
@@ -291,6 +292,17 @@ class AnswersPart(ABC):
                 "`evaluated` must take the answers through `joined`."
             )
         return found
+
+    def answering(self, model: nn.Module, seen: DataRecord, size: tuple[int, int]) -> nn.Module:
+        """Return what answers inputs as evaluation serves them; the model, unless the task says so.
+
+        Args:
+            model: Takes inputs of the size.
+            seen: The data.
+            size: Height and width, pixels.
+        """
+        del seen, size
+        return model
 
     def joined(self, answers: Answers, data: ImageData) -> Any:
         """Return the answers to a whole split, of which each rank has those to its share.
@@ -424,7 +436,7 @@ class AnswersPart(ABC):
         """
         raise UserError(f"predictions of {str(wanted.run)!r} are printed, not written to a folder.")
 
-    def options_for(self, seen: DataRecord, spec: str) -> Mapping[str, str]:
+    def options_for(self, seen: DataRecord, spec: str) -> Mapping[str, str | float]:
         """Options of the task with which other data is read as that of a run was.
 
         Args:

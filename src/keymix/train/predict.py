@@ -198,13 +198,15 @@ class TrainedModel:
             shown: The images, a batch.
         """
         device = next((each.device for each in self.model.parameters()), torch.device("cpu"))
-        source, whole = self.source, self.data.task_kind.whole_images
+        source, whole = self.source, self.data.listed
         if isinstance(source, Shipped) and source.facts.model.levels:
             whole, shown = False, [*padded([*shown])[0]]
         batch: Any = [each.to(device) for each in shown] if whole else torch.stack([*shown])
         precision = "32" if isinstance(source, Shipped) else source.recipe.precision
         with torch.inference_mode(), autocast(device, precision):
-            return self.model(batch if whole else batch.to(device))
+            part = answers_of(self.task)
+            answering = part.answering(self.model, self.data, self.image_size)
+            return answering(batch if whole else batch.to(device))
 
     def check_answers(self) -> None:
         """Refuse a file that holds a part of a detector, and answers nothing."""
@@ -297,7 +299,7 @@ class TrainedModel:
         """Take what `transform` returned, by its shape."""
         frames = (self.data.time_steps,) if self.takes_events else ()
         shape = (*frames, self.data.in_chans, *self.image_size)
-        kept = len(shape) - 2 if self.data.task_kind.whole_images else len(shape)
+        kept = len(shape) - 2 if self.data.listed else len(shape)
         if given.ndim != len(shape) or tuple(given.shape[:kept]) != shape[:kept]:
             raise UserError(
                 f"a float tensor of shape {tuple(given.shape)}: the model takes {list(shape)}, as "

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from keymix.analysis import overlap, statistics
 from keymix.analysis.answers import (
@@ -34,6 +35,7 @@ from keymix.tasks.segmentation.predict_masks import (
     MaskWriter,
 )
 from keymix.tasks.segmentation.scoring import MaskScores, overlap_scores, predicted_masks
+from keymix.tasks.segmentation.windows import seen_whole
 from keymix.train.parts import (
     DetailsTable,
     Evaluated,
@@ -153,13 +155,13 @@ def _mean(values: FloatArray) -> float | None:
 
 
 class SegmentationAnswers(FolderAnswers[MaskPrediction]):
-    """How segmenters are evaluated, at the size that the model sees."""
+    """How segmenters are evaluated, at the size that the model sees, or in windows at their own."""
 
     prediction = MaskPrediction
     folder_writer = MaskWriter
     writer = "predict_masks"
     at_once = AT_ONCE
-    chance = "the per-pixel mode, which is blind to the image"
+    chance = "a fixed mask, which is blind to the image"
 
     def evaluated(
         self, outputs: Outputs, split: Split, data: ImageData, device: torch.device
@@ -169,15 +171,14 @@ class SegmentationAnswers(FolderAnswers[MaskPrediction]):
         millimetres = all(row.spacing is not None for row in split.rows)
         index, counts, distances = [], [], []
         for batch, output in outputs:
-            logits = output.float()
-            counts.append(scores.update(logits, batch.targets).cpu().numpy())
-            found = predicted_masks(logits, multilabel=scores.multilabel).cpu()
+            counts.append(scores.update(output, batch.targets).cpu().numpy())
             places = batch.index.cpu().numpy()
             index.append(places)
-            true = batch.targets.cpu().numpy()
-            for i, mine, wanted in zip(places.tolist(), found.numpy(), true, strict=True):
+            for i, logits, wanted in zip(places.tolist(), output, batch.targets, strict=True):
+                mine = predicted_masks(logits[None].float(), multilabel=scores.multilabel)[0]
                 spacing = _spacing(split, i) if millimetres else (1.0, 1.0)
-                distances.append(_distances(mine, wanted, scores, spacing))
+                both = mine.cpu().numpy(), wanted.cpu().numpy()
+                distances.append(_distances(*both, scores, spacing))
         rows = np.concatenate(index)
         answers = MaskAnswers(
             index=rows,
@@ -190,6 +191,10 @@ class SegmentationAnswers(FolderAnswers[MaskPrediction]):
         answers = self.joined(answers, data)
         own = answers.details("mm" if millimetres else "px")
         return Evaluated(scores=scores.metrics(), answers=answers, own=own)
+
+    def answering(self, model: nn.Module, seen: DataRecord, size: tuple[int, int]) -> nn.Module:
+        """Return the model, or its sliding windows."""
+        return seen_whole(model, seen, size)
 
     def read(self, stored: Arrays, which: Literal["last", "best"], data: DataRecord) -> MaskAnswers:
         """Read answers, images in the order of their index."""
@@ -220,10 +225,15 @@ class SegmentationAnswers(FolderAnswers[MaskPrediction]):
             classes=() if one is None else one.classes,
         )
 
-    def options_for(self, seen: DataRecord, spec: str) -> Mapping[str, str]:
+    def options_for(self, seen: DataRecord, spec: str) -> Mapping[str, str | float]:
         """Which masks the run was trained on, for run lengths, which can be read as either."""
         either = parse(spec)[0].name == "uwgi" and seen.multilabel is not None
-        return {"masks": MASKS[bool(seen.multilabel)]} if either else {}
+        options: dict[str, str | float] = {}
+        if either:
+            options["masks"] = MASKS[bool(seen.multilabel)]
+        if seen.window_overlap is not None:
+            options["window_overlap"] = seen.window_overlap
+        return options
 
     def check_data(self, data: ImageData, seen: DataRecord) -> None:
         """Refuse masks of another kind, and of other classes or in another order."""
@@ -307,13 +317,19 @@ class SegmentationAnswers(FolderAnswers[MaskPrediction]):
     def references(self, data: ImageData) -> Iterable[Reference]:
         """Of each pixel the class that it has most often in training, for every test image."""
         scores = MaskScores(data)
-        often = _often(data, scores)
-        mode = often[1] * 2 > often.sum(axis=0) if scores.multilabel else often.argmax(axis=0)
+        name, about = "per-pixel mode", "of each pixel the class that it has most often in training"
+        if data.test.listed:
+            shares = np.array(data.facts.class_shares)
+            mode = shares[:, None, None] > 0.5 if scores.multilabel else np.asarray(shares.argmax())
+            name, about = "most common class", "for all pixels the class most common in training"
+        else:
+            often = _often(data, scores)
+            mode = often[1] * 2 > often.sum(axis=0) if scores.multilabel else often.argmax(axis=0)
         answers = _always(mode, data, data.test, scores)
         scored = {LOSS: None, **overlap_scores(answers.counts.sum(0), answers.scored)}
         yield Reference(
-            name="per-pixel mode",
-            about="of each pixel the class that it has most often in training",
+            name=name,
+            about=about,
             evaluated=Evaluated(scores=scored, answers=answers),
             learned=False,
             validated=whole(_always(mode, data, data.val, scores)),
@@ -324,7 +340,8 @@ def _always(mode: NDArray[Any], data: ImageData, split: Split, scores: MaskScore
     """Answer every image of a split with one mask."""
     counts = []
     for i in range(len(split)):
-        true = split.mask(i).numpy()[None]
+        mask = split.rows[i].read_target() if split.listed else split.mask(i)
+        true = mask.numpy()[None]
         found = np.broadcast_to(mode, true.shape)
         counts.append(
             overlap.overlap_counts(
@@ -387,9 +404,11 @@ def _distances(
 
 
 def _spacing(split: Split, i: int) -> tuple[float, float]:
-    """Millimetres of a row and of a column of image ``i`` at the size the model sees."""
+    """Millimetres of a row and of a column of image ``i`` at the size at which it is scored."""
     spacing = split.rows[i].spacing
     assert spacing is not None
+    if split.listed:
+        return spacing
     (height, width), (wanted_height, wanted_width) = split.size(i), split.image_size
     return spacing[0] * height / wanted_height, spacing[1] * width / wanted_width
 

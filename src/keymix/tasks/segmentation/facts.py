@@ -26,6 +26,10 @@ class MaskOptions:
         boundary: Weight of the boundary loss, which is a mean distance in pixels, such as 0.01.
         class_weights: ``balanced`` weighs each class in the loss of pixels so that all have the
             same sum over the training masks; or a weight by name, 1 of the classes left out.
+        window_overlap: Share, 0 to below 1, by which neighbouring windows overlap. Images then keep
+            their own size: training sees random crops of ``data.image_size``, a third of them
+            around a class drawn at random, and evaluation windows of that size, whose logits are
+            averaged with Gaussian weights. None resizes images to ``data.image_size``.
         masks: ``exclusive`` for one class per pixel, ``multilabel`` for any number; None for what
             the folders of ``masks:PATH`` show, else ``exclusive``.
     """
@@ -35,6 +39,7 @@ class MaskOptions:
     focal: float = 0.0
     boundary: float = 0.0
     class_weights: str | dict[str, float] | None = None
+    window_overlap: float | None = None
     masks: Literal["exclusive", "multilabel"] | None = None
 
     def __post_init__(self) -> None:
@@ -47,6 +52,7 @@ class MaskOptions:
             ("tversky", self.dice or self.tversky == (0.5, 0.5), "does nothing without dice"),
             ("focal", self.focal == 0 or self.focal >= 1, "must be 0, or 1 or more"),
             ("boundary", self.boundary >= 0, "must be 0 or more"),
+            ("window_overlap", 0 <= (self.window_overlap or 0) < 1, "must lie in [0, 1)"),
             (
                 "class_weights",
                 fit and (isinstance(weights, dict | None) or weights == "balanced"),
@@ -102,7 +108,7 @@ TASK = Task(
     ),
     unit="case",
     options=MaskOptions,
-    data_options=("masks",),
+    data_options=("masks", "window_overlap"),
     details=MaskDetails,
     pipeline="image-segmentation",
     training="keymix.tasks.segmentation.training:TRAINING",

@@ -52,13 +52,8 @@ def mean_loss(
     share that the model gives to what is true of the pixel; cross entropy with ``focal = 0``.
     0 where no pixel counts.
 
-    Args:
-        logits: Of each class.
-        targets: The true masks.
-        multilabel: Whether a pixel may have several classes.
-        focal: :math:`\gamma`, 0 or at least 1.
-        weights: Of each class ``[K]``: how much a pixel of it weighs in the mean. With
-            ``multilabel``, a pixel inside of it; those outside weigh 1.
+    `weights` of each class ``[K]`` say how much a pixel of it weighs in the mean; with
+    ``multilabel`` a pixel inside of it, where those outside weigh 1. `focal` is :math:`\gamma`.
     """
     losses, counted = pixel_losses(logits, targets, multilabel=multilabel)
     if focal:
@@ -98,13 +93,8 @@ def overlap_loss(
     https://arxiv.org/abs/1606.04797, Sec. 3, with plain sums. 1 is added above and below: of a
     class that the batch has not there remains :math:`1 - 1 / (2 \alpha \sum p + 1)`.
 
-    Args:
-        logits: Of each class.
-        targets: The true masks; ignored pixels count nowhere.
-        multilabel: Whether a pixel may have several classes.
-        classes: Those over which the mean is, all but the background.
-        tversky: :math:`\alpha`, the weight of pixels found too much, and :math:`\beta`, that of
-            pixels that were missed.
+    `tversky` are :math:`\alpha`, the weight of pixels found too much, and :math:`\beta`, that of
+    pixels that were missed. Ignored pixels count nowhere; `classes` are all but the background.
     """
     shares, wanted, _ = _planes(logits, targets, multilabel=multilabel)
     shares, wanted = shares[:, list(classes)], wanted[:, list(classes)]
@@ -125,11 +115,8 @@ def boundary_loss(
     The outline lies between pixels, half of one from the centres of both. Distances are made on
     the CPU at every step.
 
-    Args:
-        logits: Of each class.
-        targets: The true masks; ignored pixels are outside of every class, and count nowhere.
-        multilabel: Whether a pixel may have several classes.
-        classes: Those over which the mean is, all but the background.
+    Ignored pixels are outside of every class, and count nowhere; `classes` are all but the
+    background.
     """
     shares, wanted, counted = _planes(logits, targets, multilabel=multilabel)
     shares, wanted = shares[:, list(classes)], wanted[:, list(classes)]

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -56,11 +56,14 @@ class MaskScores(ValidationScores):
         self.multilabel, self.num_classes = data.masks.multilabel, len(data.classes)
         self.scored = list(data.record().scored_classes)
 
-    def update(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Take in a batch: logits ``[B, K, H, W]``, targets as a loader gives them.
+    def update(self, logits: Tensor | list[Tensor], targets: Any) -> Tensor:
+        """Take in a batch: logits ``[B, K, H, W]``, targets as a loader gives them; or lists.
 
         Gives common, predicted and true pixels of each image and class, int64 ``[B, K, 3]``.
         """
+        if isinstance(logits, list):
+            pairs = zip(logits, targets, strict=True)
+            return torch.cat([self.update(each[None], true[None]) for each, true in pairs])
         logits = logits.float()
         losses, counted = pixel_losses(logits, targets, multilabel=self.multilabel)
         found = predicted_masks(logits, multilabel=self.multilabel)

@@ -13,10 +13,11 @@ from keymix.errors import unknown
 from keymix.tasks.segmentation.facts import TASK, MaskOptions
 from keymix.tasks.segmentation.losses import boundary_loss, loss_of_each, mean_loss, overlap_loss
 from keymix.tasks.segmentation.scoring import MaskScores
+from keymix.tasks.segmentation.windows import seen_whole
 from keymix.train.nonfinite import Losses
 from keymix.train.parts import TrainingPart
 from keymix.train.recipe import Recipe
-from keymix.train.scoring import Inputs
+from keymix.train.scoring import ImageBatch, Inputs
 from keymix.train.task import StepLoss, TrainingTask
 
 if TYPE_CHECKING:
@@ -43,8 +44,16 @@ class SegmentationTask(TrainingTask):
             recipe, model, scores=scores, steps_per_epoch=steps_per_epoch, losses=losses
         )
         self._multilabel, self._scored = scores.multilabel, scores.scored
+        self._seen = data.record()
+        seen_whole(model, self._seen, data.image_size)  # or refuse, before anything is written
         weights = weights_of_classes(recipe.task.read(MaskOptions), data)
         self.register_buffer("class_weights", weights, persistent=False)
+
+    def validation_step(self, batch: ImageBatch) -> None:
+        """Score a batch of the validation split, as the test is seen."""
+        assert self.scores is not None
+        model = seen_whole(self.evaluated, self._seen, self._seen.image_size)
+        self.scores.update(model(batch.images), batch.targets)
 
     def step_loss(self, images: Inputs, targets: Any) -> StepLoss:
         """Return the cross entropy, and what is trained by the options."""
@@ -71,9 +80,7 @@ def weights_of_classes(options: MaskOptions, data: ImageData) -> Tensor | None:
 
     ``balanced``: one over the number of classes and the share of the training pixels that a class
     has; of multilabel masks, the pixels outside of it for one inside. 0 of a class without pixels.
-
-    Raises:
-        UserError: If a class is named that the data do not have.
+    A class that the data do not have is refused.
     """
     given, shares = options.class_weights, data.facts.class_shares
     if given is None:
