@@ -164,6 +164,8 @@ TARGETS = {kind.name: kind for kind in (CLASS, MASK, BOXES, VALUE, PLACE)}
 
 FILES = Settings(names=("white_level",), lacks="has no image files with a class each")
 """Settings of data whose images are encoded, each with a class."""
+SCANS = Settings(names=("intensity_window",), lacks="has no scans")
+"""Settings of data whose images are slices of scans."""
 PUBLISHED = Settings(names=("event_split",), lacks="has no named splits")
 """Settings of data with published splits."""
 

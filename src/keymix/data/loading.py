@@ -93,6 +93,7 @@ def load(
     split_by: str | None = None,
     test_fraction: float | None = None,
     white_level: int | str | None = None,
+    intensity_window: tuple[float, float] | None = None,
     window_overlap: float | None = None,
 ) -> ImageData:
     """Load a data set.
@@ -128,6 +129,8 @@ def load(
             for 0.04.
         white_level: The 16-bit grey value that becomes white; ``auto`` for the largest of the
             training images, None for 65,535. Of image files with a class each.
+        intensity_window: Values of scans that become black and white, such as (-160, 240)
+            Hounsfield units; None for the least and the largest of each slice.
         window_overlap: Where data has masks: by which share the windows of ``image_size`` overlap
             in which images are seen at their own size; None resizes images.
 
@@ -150,6 +153,7 @@ def load(
         split_by=split_by,
         test_fraction=test_fraction,
         white_level=white_level,
+        intensity_window=intensity_window,
         window_overlap=window_overlap,
     )
     entry, argument = parse(spec)
@@ -231,6 +235,7 @@ def load(
         left_out=tuple(broken[:_NAMED]),
         left_out_count=len(broken),
         white_level=white,
+        intensity_window=intensity_window,
         window_overlap=window_overlap,
     )
     return ImageData(

@@ -74,6 +74,8 @@ class DataFacts:
         compared_by: Key of the score that models are compared by; None for the task's first.
         class_ids: The source's own number of each class; None where it has none.
         outlines: Of instances, whether they have outlines; else boxes alone.
+        intensity_window: Of scans, the values that became black and white; None for the least and
+            the largest of each slice.
         window_overlap: Of masks, by which share the windows overlap in which images are seen at
             their own size; None if images are resized.
         annotations_left_out: Of instances, number of annotations that were left out of images that
@@ -107,6 +109,7 @@ class DataFacts:
     compared_by: str | None = None
     class_ids: tuple[int, ...] | None = None
     outlines: bool | None = None
+    intensity_window: tuple[float, float] | None = None
     window_overlap: float | None = None
     annotations_left_out: int | None = None
 

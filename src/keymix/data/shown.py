@@ -20,6 +20,7 @@ from keymix.data.kinds import RECORDING
 from keymix.data.sample import Size
 from keymix.data.slices import id_and_spacing, read_stack, scaled
 from keymix.data.view import view_of
+from keymix.data.volumes import volume_stem
 from keymix.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,8 +43,13 @@ def read_file(path: Path, record: DataRecord, size: Size) -> Tensor:
 
 def file_pixels(path: Path, record: DataRecord) -> Pixels:
     """Decode an image file at its own size, as the data of a record does: uint8 ``[C, h, w]``."""
+    if volume_stem(path.name) is not None:
+        raise UserError(
+            f"{path} is a volume: `keymix predict` and keymix.predict_masks take it; in memory, "
+            "give its slices as arrays."
+        )
     if of_scans(record):
-        return read_stack(path, record.in_chans)
+        return read_stack(path, record.in_chans, record.intensity_window)
     return picture_pixels(path, record.in_chans, record.white_level)
 
 
@@ -66,10 +72,11 @@ def memory_pixels(
     white_level: int | None = None,
     *,
     scans: bool = False,
+    window: tuple[float, float] | None = None,
 ) -> Pixels:
     """Take an image in memory as `picture_pixels` takes a file of the same pixels.
 
-    Of scans they may have 16 bits, and are scaled from their least and largest value.
+    Of scans they may have 16 bits, and are scaled from the values of a window, or their own.
 
     Shape: bytes ``[h, w]``, ``[h, w, C]`` or ``[C, h, w]``, or values 0..1 -> uint8 ``[C, h, w]``.
     """
@@ -89,7 +96,7 @@ def memory_pixels(
     given = array.shape[-1] if array.ndim == 3 and array.size else 0
     if given == channels:
         planes = array.transpose(2, 0, 1)
-        return np.stack([scaled(each) for each in planes]) if scans else planes
+        return np.stack([scaled(each, window) for each in planes]) if scans else planes
     if scans or channels not in (1, 3) or given not in (1, 2, 3, 4):
         raise UserError(f"an array of shape {image.shape}: {wanted}")
     image = Image.fromarray(array[..., 0] if given == 1 else array)
@@ -109,6 +116,11 @@ def _bytes(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
+def is_shown(name: str) -> bool:
+    """Return whether by its name a file is an image or a volume of slices."""
+    return is_image(name) or volume_stem(name) is not None
+
+
 def fitted(pixels: Pixels, record: DataRecord, size: Size) -> Tensor:
     """Bring pixels to the size that a model sees, as the data of a record does its own.
 
@@ -121,7 +133,8 @@ def fitted(pixels: Pixels, record: DataRecord, size: Size) -> Tensor:
 
 def of_scans(record: DataRecord) -> bool:
     """Whether images are slices, scaled from their least and largest value."""
-    return record.multilabel is not None and record.spec.partition(":")[0] == "uwgi"
+    kind = record.spec.partition(":")[0]
+    return record.multilabel is not None and kind in ("uwgi", "nifti")
 
 
 def _wanted(channels: int, *, scans: bool) -> str:
@@ -139,7 +152,7 @@ def image_files(paths: Iterable[str | Path], *, events: bool = False) -> list[Pa
 
     Hidden files in folders are left out, as in training. ``events`` looks for recordings of events.
     """
-    fits, what = (is_recording, "recording") if events else (is_image, "image")
+    fits, what = (is_recording, "recording") if events else (is_shown, "image")
     found: list[Path] = []
     for given in paths:
         if not str(given):

@@ -39,10 +39,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Stack(Stored):
-    """A slice with its neighbours as channels, each scaled from its least and largest value."""
+    """A slice with its neighbours as channels, each scaled to 0..255."""
 
     files: tuple[Path, ...]  # in order, the slice's own in the middle
     size: Size | None  # height and width that all have; None for those of a lone file
+    window: tuple[float, float] | None = None  # values that become 0 and 255; None for the own
 
     @property
     def own(self) -> Path:
@@ -51,7 +52,7 @@ class Stack(Stored):
 
     def __call__(self) -> Tensor:
         """Decode it, uint8 ``[C, h, w]``."""
-        planes = self._each(lambda image: scaled(np.asarray(image)))
+        planes = self._each(lambda image: scaled(np.asarray(image), self.window))
         return torch.from_numpy(np.stack([planes[path] for path in self.files]))
 
     def check(self, *, decode: bool) -> Size:
@@ -130,13 +131,16 @@ def spacing_of(file: str) -> tuple[float, float] | None:
     return found if min(found) > 0 else None
 
 
-def scaled(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Scale a slice from its least and largest value to 0..255; one of a single value is 0."""
-    low, high = int(values.min()), int(values.max())
-    if low == high:
+def scaled(values: NDArray[Any], window: tuple[float, float] | None = None) -> NDArray[np.uint8]:
+    """Scale a slice from two values to 0..255, what lies outside is cut.
+
+    Without a window from its least and largest value; a slice of a single value is 0.
+    """
+    low, high = window or (float(values.min()), float(values.max()))
+    if not low < high:
         return np.zeros(values.shape, dtype=np.uint8)
     full = np.rint((values.astype(np.float64) - low) * (255 / (high - low)))
-    return full.astype(np.uint8)
+    return full.clip(0, 255).astype(np.uint8)
 
 
 def id_and_spacing(path: Path) -> tuple[str, tuple[float, float] | None]:
@@ -151,20 +155,22 @@ def id_and_spacing(path: Path) -> tuple[str, tuple[float, float] | None]:
     return f"{day[0]}_slice_{name[1]}" if day else path.stem, spacing_of(path.name)
 
 
-def read_stack(path: Path, channels: int) -> NDArray[np.uint8]:
+def read_stack(
+    path: Path, channels: int, window: tuple[float, float] | None = None
+) -> NDArray[np.uint8]:
     """Decode a slice's file, with the neighbours next to it if it is one of a stack.
 
     Shape: uint8 ``[C, h, w]``.
     """
     name = FILE.fullmatch(path.name)
-    stack = Stack((path,), None)
+    stack = Stack((path,), None, window)
     if name is not None:
         numbers: dict[int, list[Path]] = {}
         for other in sorted(path.parent.iterdir()) if channels > 1 else ():
             if match := FILE.fullmatch(other.name):
                 numbers.setdefault(int(match[1]), []).append(other)
         files, _ = neighbours(numbers, int(name[1]), path, channels)
-        stack = Stack(files, stated_size(path.name))
+        stack = Stack(files, stated_size(path.name), window)
     elif channels > 1:
         raise UserError(
             f"{path}: the run was trained on stacks of {channels} slices, and this name has no "

@@ -26,6 +26,7 @@ from keymix.data.kinds import (
     KINDS,
     PUBLISHED,
     RECORDING,
+    SCANS,
     TARGETS,
     InputKind,
     Settings,
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 FRAMES_BY = ("number", "time")  # of events: equally many, or equally long
 MASKS = ("exclusive", "multilabel")  # one class per pixel, or any number of them
 SPLIT_BY = ("case", "slice")
+Setting: TypeAlias = str | float | tuple[float, float]
+"""What an option of loading is."""
 OF_ONE_KIND: Mapping[str, Settings] = {
     name: settings
     for settings in (
@@ -48,6 +51,7 @@ OF_ONE_KIND: Mapping[str, Settings] = {
         *(kind.settings for kind in TARGETS.values()),
         FILES,
         PUBLISHED,
+        SCANS,
     )
     if settings is not None
     for name in settings.names
@@ -96,6 +100,7 @@ class Options:
     split_by: str | None = None
     test_fraction: float | None = None
     white_level: int | str | None = None
+    intensity_window: tuple[float, float] | None = None
     window_overlap: float | None = None
 
     def __post_init__(self) -> None:
@@ -110,7 +115,7 @@ class Options:
             )
 
     @property
-    def of_one_kind(self) -> dict[str, int | float | str | None]:
+    def of_one_kind(self) -> dict[str, Setting | None]:
         """Settings that only some data have, by name."""
         return {name: getattr(self, name) for name in OF_ONE_KIND}
 

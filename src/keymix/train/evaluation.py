@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from keymix.analysis.answers import Answers
 from keymix.data.kinds import SLICES
-from keymix.data.specs import parse
+from keymix.data.specs import Setting, parse
 from keymix.errors import KeymixWarning, UserError
 from keymix.models.factory import domain_of
 from keymix.records import Own
@@ -149,7 +149,7 @@ def data_for(
 
 
 def of_other_data(
-    config: DataConfig, spec: str, options: Mapping[str, str | float] | None = None
+    config: DataConfig, spec: str, options: Mapping[str, Setting] | None = None
 ) -> DataConfig:
     """Take a run's settings over to other data, but those that were its own data's alone.
 

@@ -19,7 +19,7 @@ from keymix.analysis.answers import Answers, Arrays, FloatArray, whole
 from keymix.analysis.passes import Inputs
 from keymix.analysis.statistics import Interval, over_units
 from keymix.data.record import DataRecord
-from keymix.data.specs import task_name
+from keymix.data.specs import Setting, task_name
 from keymix.errors import UserError, require
 from keymix.records import to_json
 from keymix.task import Score, Task, get_task
@@ -436,7 +436,7 @@ class AnswersPart(ABC):
         """
         raise UserError(f"predictions of {str(wanted.run)!r} are printed, not written to a folder.")
 
-    def options_for(self, seen: DataRecord, spec: str) -> Mapping[str, str | float]:
+    def options_for(self, seen: DataRecord, spec: str) -> Mapping[str, Setting]:
         """Options of the task with which other data is read as that of a run was.
 
         Args:

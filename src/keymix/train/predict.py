@@ -279,7 +279,9 @@ class TrainedModel:
                 "transform() returns of them."
             )
         data, scans = self.data, of_scans(self.data)
-        return self._of_pixels(memory_pixels(given, data.in_chans, data.white_level, scans=scans))
+        window = data.intensity_window
+        pixels = memory_pixels(given, data.in_chans, data.white_level, scans=scans, window=window)
+        return self._of_pixels(pixels)
 
     def _of_file(self, path: Path) -> tuple[Tensor, Size]:
         if not self.takes_events:

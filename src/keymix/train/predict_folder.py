@@ -112,6 +112,14 @@ class FolderWriter(ABC, Generic[PredictionT]):
     def answer(named: PredictionT, size: Size, output: Any, seen: DataRecord) -> PredictionT:
         """Add what a model returned for an image, at the image's own height and width."""
 
+    def of_files(self, paths: Sequence[Path]) -> list[Item[PredictionT]]:
+        """List image files."""
+        seen = self.seen
+        return [
+            Item(named=self.named(str(path), seen), pixels=partial(file_pixels, path, seen))
+            for path in paths
+        ]
+
     @abstractmethod
     def of_split(self, split: Split) -> list[Item[PredictionT]]:
         """List the images of a split."""
@@ -153,10 +161,7 @@ class FolderWriter(ABC, Generic[PredictionT]):
         data, split = None, None
         with enough_memory(size):
             if wanted.paths:
-                self.items = [
-                    Item(named=self.named(str(path), seen), pixels=partial(file_pixels, path, seen))
-                    for path in dict.fromkeys(image_files(wanted.paths))
-                ]
+                self.items = self.of_files([*dict.fromkeys(image_files(wanted.paths))])
             else:
                 data = data_for(trained.recipe.data, seen, wanted.data, trained.image_size)[0]
                 split = wanted.split or "test"
@@ -221,9 +226,10 @@ class FolderWriter(ABC, Generic[PredictionT]):
     def _clear(self) -> None:
         """Take out the results of an earlier prediction, and the pictures that it names."""
         before = self.folder / MANIFEST
-        rows = files.read_json(before).get("images") if before.exists() else ()
-        known = [row for row in rows or () if isinstance(row, dict)]
+        written = files.read_json(before) if before.exists() else {}
+        known = [row for row in written.get("images") or () if isinstance(row, dict)]
         names = {str(row.get(key)) for row in known for key in ("id", "overlay")}
+        names.update(map(str, written.get("volumes") or ()))
         for path in self.folder.glob("*/**/*"):
             if path.is_file() and {path.name, path.stem} & names:
                 path.unlink()

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from keymix.data.augment import Augment
 from keymix.data.bounds import check_numbers
-from keymix.data.specs import FRAMES_BY, SPLIT_BY, built_in, task_name
+from keymix.data.specs import FRAMES_BY, SPLIT_BY, Setting, built_in, task_name
 from keymix.errors import UserError, require, unknown
 from keymix.task import DEFAULT, Task, get_task
 from keymix.train.config import (
@@ -130,7 +130,7 @@ class DataConfig:
     split_by: str | None = None
     test_fraction: float | None = None
     white_level: int | str | None = None
-    task_options: Mapping[str, str | int | float] = field(default_factory=dict, metadata=DERIVED)
+    task_options: Mapping[str, Setting] = field(default_factory=dict, metadata=DERIVED)
 
     def __post_init__(self) -> None:
         require(bool(self.spec), "data.spec", self.spec, "name the data, e.g. 'digits'")

@@ -45,6 +45,7 @@ _Files = Mapping[tuple[str, str], Mapping[int, Sequence[Path]]]  # by case and d
     kind="slices",
     task="segmentation",
     target="mask",
+    settings=("intensity_window",),
     on_disk=True,
 )
 def open_uwgi(
@@ -54,6 +55,7 @@ def open_uwgi(
     masks: str = MASKS[False],
     stack: int = 1,
     split_by: str | None = None,
+    intensity_window: tuple[float, float] | None = None,
 ) -> Source:
     """Open ``PATH/train.csv`` and ``PATH/train/``, and ``PATH/splits.csv`` if it is there.
 
@@ -86,7 +88,7 @@ def open_uwgi(
             over += [(str(own), pixels)] if pixels else []
         row = Row(
             id=str(own),
-            image=Stack(stacked, one.size if one.files else None),
+            image=Stack(stacked, one.size if one.files else None, intensity_window),
             target=partial(_mask, one.runs, one.size, multilabel=multilabel),
             split=splits.get(name, ""),
             group=one.case,

@@ -24,7 +24,7 @@ from keymix.analysis.answers import (
 )
 from keymix.data.kinds import IGNORE
 from keymix.data.record import DataRecord
-from keymix.data.specs import MASKS, parse
+from keymix.data.specs import MASKS, Setting, parse
 from keymix.errors import UserError
 from keymix.report.formats import distance, percent
 from keymix.task import LOSS, Task
@@ -225,15 +225,16 @@ class SegmentationAnswers(FolderAnswers[MaskPrediction]):
             classes=() if one is None else one.classes,
         )
 
-    def options_for(self, seen: DataRecord, spec: str) -> Mapping[str, str | float]:
+    def options_for(self, seen: DataRecord, spec: str) -> Mapping[str, Setting]:
         """Which masks the run was trained on, for run lengths, which can be read as either."""
         either = parse(spec)[0].name == "uwgi" and seen.multilabel is not None
-        options: dict[str, str | float] = {}
-        if either:
-            options["masks"] = MASKS[bool(seen.multilabel)]
-        if seen.window_overlap is not None:
-            options["window_overlap"] = seen.window_overlap
-        return options
+        window = seen.intensity_window if parse(spec)[0].takes("intensity_window") else None
+        options = {
+            "masks": MASKS[bool(seen.multilabel)] if either else None,
+            "intensity_window": window,
+            "window_overlap": seen.window_overlap,
+        }
+        return {name: value for name, value in options.items() if value is not None}
 
     def check_data(self, data: ImageData, seen: DataRecord) -> None:
         """Refuse masks of another kind, and of other classes or in another order."""

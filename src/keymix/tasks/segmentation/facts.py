@@ -26,6 +26,8 @@ class MaskOptions:
         boundary: Weight of the boundary loss, which is a mean distance in pixels, such as 0.01.
         class_weights: ``balanced`` weighs each class in the loss of pixels so that all have the
             same sum over the training masks; or a weight by name, 1 of the classes left out.
+        intensity_window: Values of scans that become black and white, such as -160,240 Hounsfield
+            units; None scales each slice from its least and largest value.
         window_overlap: Share, 0 to below 1, by which neighbouring windows overlap. Images then keep
             their own size: training sees random crops of ``data.image_size``, a third of them
             around a class drawn at random, and evaluation windows of that size, whose logits are
@@ -39,6 +41,7 @@ class MaskOptions:
     focal: float = 0.0
     boundary: float = 0.0
     class_weights: str | dict[str, float] | None = None
+    intensity_window: tuple[float, float] | None = None
     window_overlap: float | None = None
     masks: Literal["exclusive", "multilabel"] | None = None
 
@@ -46,7 +49,9 @@ class MaskOptions:
         weights = self.class_weights
         given = weights.values() if isinstance(weights, dict) else ()
         fit = all(isinstance(each, int | float) and 0 <= each < math.inf for each in given)
+        low, high = self.intensity_window or (0, 1)
         for name, good, remedy in (
+            ("intensity_window", low < high, "give a lower and a higher value"),
             ("dice", 0 <= self.dice <= 1, "must lie in [0, 1]"),
             ("tversky", min(self.tversky) >= 0, "both weights must be 0 or more"),
             ("tversky", self.dice or self.tversky == (0.5, 0.5), "does nothing without dice"),
@@ -108,7 +113,7 @@ TASK = Task(
     ),
     unit="case",
     options=MaskOptions,
-    data_options=("masks", "window_overlap"),
+    data_options=("masks", "intensity_window", "window_overlap"),
     details=MaskDetails,
     pipeline="image-segmentation",
     training="keymix.tasks.segmentation.training:TRAINING",

@@ -25,7 +25,8 @@ from keymix.data import rle
 from keymix.data.decode import Pixels
 from keymix.data.record import DataRecord
 from keymix.data.sample import Size
-from keymix.data.shown import named
+from keymix.data.shown import named, of_scans
+from keymix.data.volumes import VolumeSlices, case_of, head_of, volume_of, volume_stem
 from keymix.errors import UserError
 from keymix.report.tables import csv_text
 from keymix.tasks.segmentation.facts import TASK
@@ -52,6 +53,7 @@ AT_ONCE = 8
 MASKS = "masks"
 WHAT = "predicted masks"
 RUN_LENGTHS = "predictions.csv"
+VOLUMES = "volumes"
 COLUMNS = ("id", "class", "segmentation")
 
 
@@ -99,11 +101,13 @@ class Manifest(FolderManifest):
         multilabel: Whether a pixel may have several classes.
         classes: The classes.
         images: The images.
+        volumes: Names of the volumes that their masks make.
     """
 
     multilabel: bool
     classes: tuple[ClassColour, ...]
     images: tuple[MaskPrediction, ...]
+    volumes: tuple[str, ...] = ()
 
 
 class MaskWriter(FolderWriter[MaskPrediction]):
@@ -118,6 +122,7 @@ class MaskWriter(FolderWriter[MaskPrediction]):
     def __init__(self, wanted: Wanted) -> None:
         super().__init__(wanted)
         self.rows: list[tuple[str, str, str]] = []
+        self.volumes: dict[Path, dict[int, str]] = {}  # name of each slice, by volume and place
 
     @property
     def colours(self) -> list[mask_pictures.Colour | None]:
@@ -151,8 +156,32 @@ class MaskWriter(FolderWriter[MaskPrediction]):
             area = {name: number * pixel for name, number in pixels.items()}
         return replace(named, size=size, mask=mask, pixels=pixels, area=area)
 
+    def of_files(self, paths: Sequence[Path]) -> list[Item[MaskPrediction]]:
+        """List images, and of volumes the slices."""
+        items = []
+        for path in paths:
+            if volume_stem(path.name) is None:
+                items += super().of_files([path])
+                continue
+            if not of_scans(self.seen) or self.seen.multilabel:
+                raise UserError(
+                    f"{path} is a volume: a run on slices predicts it, whose masks have one class "
+                    "for each pixel"
+                )
+            head = head_of(path)
+            for z in range(head.depth):
+                name = f"{case_of(path.name)}_slice_{z:04d}"
+                slices = VolumeSlices(path, z, self.seen.in_chans, self.seen.intensity_window)
+                named = MaskPrediction(path=f"{path} slice {z}", id=name, spacing=head.spacing)
+                items.append(Item(named=named, pixels=slices))
+                self.volumes.setdefault(path, {})[z] = name
+        return items
+
     def of_split(self, split: Split) -> list[Item[MaskPrediction]]:
         """List images with their truth."""
+        for row in split.rows:
+            if isinstance(at := row.image, VolumeSlices):
+                self.volumes.setdefault(at.path, {})[at.place] = row.name
         return [
             Item(
                 named=MaskPrediction(path=row.id, id=row.name, spacing=row.spacing),
@@ -185,6 +214,7 @@ class MaskWriter(FolderWriter[MaskPrediction]):
                 for name, colour in zip(self.seen.classes, self.colours, strict=True)
             ),
             images=tuple(found),
+            volumes=tuple(map(_volume, self.volumes)),
         )
 
     def write(self, found: MaskPrediction, image: Pixels, truth: Pixels | None) -> MaskPrediction:
@@ -207,9 +237,20 @@ class MaskWriter(FolderWriter[MaskPrediction]):
         return replace(found, mask=None)
 
     def write_results(self, found: Sequence[MaskPrediction]) -> None:
-        """Write the run lengths."""
-        del found
+        """Write the run lengths, and the masks of volumes of which all slices were answered."""
         files.write_text(self.folder / RUN_LENGTHS, csv_text(COLUMNS, self.rows))
+        answered = {each.id for each in found if each.error is None}
+        for path, names in self.volumes.items():
+            if len(names) != head_of(path).depth or not answered.issuperset(names.values()):
+                continue
+            masks = [self.folder / MASKS / f"{names[z]}.png" for z in sorted(names)]
+            volume = volume_of([np.asarray(Image.open(mask)) for mask in masks], path)
+            files.make_folder(self.folder / VOLUMES)
+            files.write_bytes(self.folder / VOLUMES / _volume(path), volume)
+
+
+def _volume(path: Path) -> str:
+    return f"{case_of(path.name)}.nii.gz"
 
 
 @checked
@@ -233,6 +274,7 @@ def predict_masks(
     - ``masks/<id>.png``: class numbers with a palette, or ``masks/<class>/<id>.png`` of 0 and 255
       where a pixel may have several classes;
     - ``overlays/<id>.png``: the image in grey, predicted classes filled, true ones outlined;
+    - ``volumes/<case>.nii.gz`` of slices of NIfTI volumes: class numbers, where the volume lies;
     - ``predictions.csv``: ``id,class,segmentation``, run lengths of each class but the background;
     - ``predictions.json``, the manifest: what was predicted by which run.
 
