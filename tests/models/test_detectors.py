@@ -22,7 +22,7 @@ from keymix.hosts.base import find_host
 from keymix.mixers.map_mixer import MapMixer
 from keymix.mixers.resize import GridBound
 from keymix.models import create_model, load_weights
-from keymix.models.detectors import _draw_first_bias as draw_first_bias
+from keymix.models.backbone import draw_first_bias
 from keymix.models.detectors import padded
 from tolerances import close, differs
 
