@@ -545,7 +545,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no proposals": ({"proposals": 0}, "proposals=0"),
     "the backbone's size": ({"backbone_options": {"img_size": 64}}, "img_size"),
     "a norm of one map": ({"backbone": "test_vit", "map_norm": True}, "map_norm"),
-    "weights of its own": ({"pretrained": True}, "mask_rcnn"),
+    "weights of its own": ({"pretrained": True}, "caformer_micro_32 has no weights of its own"),
 }
 
 

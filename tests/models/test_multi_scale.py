@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import segmentation_models_pytorch as smp
+import timm
 import torch
+from safetensors.torch import save_file
 from timm.layers import DropPath
 from torch import Tensor, nn
 
@@ -239,3 +242,18 @@ def test_it_is_known_and_counted(name: str) -> None:
     pixels = height * width if name == "unet" else height * width // 16
     heads = [layer for layer in found.layers if layer.path == "decoder.head"]
     assert [layer.macs for layer in heads] == [4 * model.num_features * pixels]
+
+
+def test_pretrained_is_the_backbones(tmp_path: Path) -> None:
+    theirs = timm.create_model("test_resnet")
+    file = tmp_path / "weights.safetensors"
+    save_file(theirs.state_dict(), file)
+    stored = {"pretrained_cfg_overlay": {"file": str(file), "hf_hub_id": None}}
+    for name in ("fpn", "setr", "mask_rcnn"):
+        model = create_model(name, backbone="test_resnet", pretrained=True, backbone_options=stored)
+        assert torch.equal(model.body.layer1[0].conv1.weight, theirs.layer1[0].conv1.weight), name
+    with refused(f"{tmp_path.name}/none.*no such file"):
+        stored["pretrained_cfg_overlay"]["file"] = str(tmp_path / "none")
+        create_model("unet", backbone="test_resnet", pretrained=True, backbone_options=stored)
+    with refused("vit_micro_p4_32 has no weights of its own"):
+        create_model("vit_micro_p4_32", pretrained=True)
