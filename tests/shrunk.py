@@ -143,6 +143,24 @@ FAMILIES: dict[str, Family] = {
         head="decoder.head",
         dense=True,
     ),
+    "multi_scale": Family(
+        options={
+            "backbone": "cvt_micro_32",
+            "backbone_options": {
+                "embed_dims": (8, 12, 24, 24),
+                "num_heads": (1, 3, 6, 6),
+                "depths": (1, 1, 1, 1),
+                "embeds": ((3, 2, 1),) * 4,
+            },
+            "decoder_width": 64,
+        },
+        wide={},
+        blocks=4,
+        image=(32, 48),
+        path=r"encoder\.model\.stages\.\d+\.blocks\.\d+\.attn\.mixer",
+        head="decoder.head",
+        dense=True,
+    ),
     "setr behind a ResNet": Family(
         options={**_SETR, "stem_depths": (1, 1, 1)},
         wide={},

@@ -42,6 +42,7 @@ SHOWN = {
     "setr": "setr_micro",
     "setr on a CvT": "setr_qkv_cvt",
     "setr on a backbone": "setr",
+    "multi_scale": "unet",
     "mask_rcnn": "mask_rcnn",
     "cascade_mask_rcnn": "cascade_mask_rcnn",
 }
@@ -56,6 +57,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "head_dim": (0, -1, [8, 8], "a"),
     "mlp_ratio": (-1, 0, "a", NAN, INF, [2.0, 2.0]),
     "patch_size": (0, -1, "a"),
+    "decoder_width": (0, -1, 40, "a", 1.5),
     "width": (3, 0, -1, 7, "a", 1.5),
     "stem_stride": (0, 3, 8, "a"),
     "window_size": (0, "a"),

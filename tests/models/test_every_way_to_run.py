@@ -29,7 +29,7 @@ def one_of_each(name: str) -> dict[str, Any]:
         return {"depths": [2, 1], "num_heads": [1, 2], "merging": [2]}
     if "depths" in options:
         return {"depths": [1] * len(options["depths"])}
-    if "backbone_options" in options:
+    if "depth" in options.get("backbone_options", {}):
         return {"backbone_options": {**options["backbone_options"], "depth": 1}}
     return {}
 

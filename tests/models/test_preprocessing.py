@@ -48,6 +48,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "inception_v3": {},  # two-sided normalisation
     "setr_micro": {"depth": 1, "embed_dim": 24, "decoder_widths": (8, 8, 8)},
     "setr": {"backbone": "test_resnet", "decoder_widths": (8, 8)},
+    "segformer": {"backbone": "test_resnet", "decoder_width": 8},
 }
 
 

@@ -18,6 +18,7 @@ from each import together
 from keymix.analysis.attention import attention_maps
 from keymix.analysis.rollout import attention_rollout
 from keymix.analysis.similarity import map_similarity
+from keymix.decoders.segmentation.multi_scale import KINDS
 from keymix.errors import UserError
 from keymix.hosts import class_token_reads_image, find_host, find_mixers, put_mixers
 from keymix.layers.patches import ResNetPatchEmbed
@@ -59,7 +60,7 @@ def test_every_variant_takes_a_step(name: str) -> None:
 
 def test_other_models_classify() -> None:
     dense = {name for name in list_models() if task_of_model(name) == "segmentation"}
-    assert dense == {*DENSE, "plain_unet"}
+    assert dense == {*DENSE, *KINDS, "plain_unet"}
     assert task_of_model("resnet18") == task_of_model("no model") == "classification"
     assert domain_of("setr") == "dense"
     assert own_mixers("setr", shrunk("setr")) is None

@@ -24,6 +24,7 @@ NAMES = (
     "setr",
     "plain_convnet",
     "plain_unet",
+    "unet",
 )
 
 

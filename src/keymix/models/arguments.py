@@ -24,7 +24,7 @@ _RANGES: tuple[tuple[frozenset[str], str, Callable[[float], bool]], ...] = (
                 *("img_size", "in_chans", "patch_size", "window_size", "merging", "kv_stride"),
                 *("depth", "depths", "depth_token_only", "dims", "embed_dim", "embed_dims"),
                 *("num_heads", "head_dim", "class_heads", "class_head_dim", "time_steps"),
-                *("decoder_widths", "stem_depths", "width", "stem_stride"),
+                *("decoder_width", "decoder_widths", "stem_depths", "width", "stem_stride"),
                 *("out_channels", "proposals", "samples", "detections", "backbone_size"),
             }
         ),
@@ -55,7 +55,8 @@ _MOST: tuple[tuple[frozenset[str], int, int], ...] = (
         frozenset(
             {
                 *("in_chans", "patch_size", "window_size", "merging", "kv_stride", "reg_tokens"),
-                *("dims", "embed_dim", "embed_dims", "decoder_widths", "mlp_ratio", "head_dim"),
+                *("dims", "embed_dim", "embed_dims", "mlp_ratio", "head_dim"),
+                *("decoder_width", "decoder_widths"),
                 *("num_heads", "class_heads", "class_head_dim", "mlp_ratio_token_only", "width"),
             }
         ),

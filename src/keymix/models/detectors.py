@@ -11,7 +11,6 @@ cost would not be linear in pixels.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -37,7 +36,14 @@ from keymix.hosts.base import MixerNames, MixerOptions, find_mixers
 from keymix.mixers.base import Grid
 from keymix.mixers.resize import GridBound
 from keymix.models.arguments import arguments_of, check_value
-from keymix.models.backbone import OnBackbone, checked_options, with_maps
+from keymix.models.backbone import (
+    OnBackbone,
+    checked_options,
+    draw_first_bias,
+    in_a_row,
+    shapes_of,
+    with_maps,
+)
 from keymix.models.family import Row, refuse_whole_numbers, register_variants
 from keymix.models.image_size import without_memory
 
@@ -67,7 +73,8 @@ class Detector(OnBackbone):
 
     Args:
         backbone: Name of the backbone, timm's or keymix's.
-        backbone_options: Its further arguments, such as ``{"pretrained": True}``.
+        backbone_options: Its further arguments; ``pretrained=True`` for the model is
+            ``{"pretrained": True}`` here.
         backbone_size: Side, or height and width, of the images that it is built for, pixels: that
             of its training, by which static keys and position embeddings lie.
         img_size: Side, or height and width, of the images, pixels; nothing learned depends on it.
@@ -125,16 +132,13 @@ class Detector(OnBackbone):
         for name, value in {"score": score_threshold, "nms": nms_threshold}.items():
             if not 0 <= value <= 1:
                 raise UserError(f"{name}_threshold={value!r} must be 0 to 1")
-        options = checked_options(backbone, backbone_options)
-        if drop_path_rate:
-            options["drop_path_rate"] = drop_path_rate
-        options |= {"img_size": whole_size("backbone_size", backbone_size)}
-        options |= {"in_chans": in_chans, "num_classes": 0}
+        options = checked_options(backbone, backbone_options, drop_path_rate, in_chans)
+        options["img_size"] = whole_size("backbone_size", backbone_size)
         height, width = to_2tuple(img_size)
         self.img_size: Grid = (height, width)
         self.in_chans, self.num_features = in_chans, out_channels
         self.encoder, reductions = _encoder(backbone, options)
-        _draw_first_bias(self.encoder, in_chans)
+        draw_first_bias(self.encoder, in_chans)
         batch_norms = any(isinstance(m, nn.BatchNorm2d) for m in self.encoder.modules())
         if freeze_norm and batch_norms:
             self.encoder.model = freeze_batch_norm_2d(self.encoder.model)
@@ -304,9 +308,7 @@ def _classes(number: int) -> int:
 
 def _encoder(name: str, options: Mapping[str, Any]) -> tuple[Any, list[int]]:
     """Build what gives the maps for a pyramid, and say by how much each is reduced."""
-    bare = {key: value for key, value in options.items() if key != "pretrained"}
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        kind = type(with_maps(name, bare)[0])
+    kind = type(shapes_of(name, options)[0])
     any_size = {key: value for key, value in _ANY_SIZE.items() if key in arguments_of(kind)}
     body, reductions = with_maps(name, {**any_size, **options})
     if len(set(reductions)) == 1:  # every block of a plain ViT has a map: the last is taken
@@ -318,10 +320,8 @@ def _encoder(name: str, options: Mapping[str, Any]) -> tuple[Any, list[int]]:
             )
         taken = [len(reductions) - 1]
     else:
-        last = {reduction: index for index, reduction in enumerate(reductions)}
-        taken = [last[reduction] for reduction in LEVELS if reduction in last]
-        found = [reductions[index] for index in taken]
-        if len(found) < 2 or any(2 * a != b for a, b in pairwise(found)):
+        taken = in_a_row(reductions, LEVELS)
+        if len(taken) < 2:
             raise UserError(
                 f"backbone={name!r} gives maps reduced by {', '.join(map(str, reductions))}: a "
                 "feature pyramid needs several of 4, 8, 16 and 32 in a row; take another, such as "
@@ -329,20 +329,6 @@ def _encoder(name: str, options: Mapping[str, Any]) -> tuple[Any, list[int]]:
             )
     reductions = [reductions[index] for index in taken]
     return FeatureGetterNet(body, out_indices=tuple(taken)), reductions
-
-
-def _draw_first_bias(encoder: nn.Module, in_chans: int) -> None:
-    """Draw the bias of the convolution that reads the image, if it is 0, as PyTorch draws it.
-
-    Where images are padded it alone is what the convolution returns. At 0 a norm behind it would
-    multiply gradients by the inverse root of its epsilon, one in each of several norms.
-    """
-    for conv in encoder.modules():
-        if isinstance(conv, nn.Conv2d) and conv.in_channels == in_chans:
-            if conv.bias is not None and not conv.bias.is_meta and not conv.bias.any():
-                bound = conv.weight[0].numel() ** -0.5
-                nn.init.uniform_(conv.bias, -bound, bound)
-            return
 
 
 def _try_other_size(encoder: nn.Module, backbone: str, in_chans: int) -> None:

@@ -7,17 +7,21 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import torch.nn.functional as F
 from jaxtyping import Float
 from timm.layers import get_device_dtype, to_2tuple
 from timm.models._features import feature_take_indices
 from timm.models._input import update_model_input_size
 from torch import Tensor, nn
 
+from keymix.decoders.segmentation.multi_scale import MultiScaleDecoder
 from keymix.hosts.base import Encoded
 from keymix.mixers.base import Grid
 from keymix.models.arguments import check_value
 from keymix.models.family import FeatureModel, Wanted
 
+CLASSES = 4
+"""Of the masks of the KV paper: background, large bowel, small bowel, stomach."""
 _START = re.compile(r"(?<!\[)\^")  # of a line, not the one that turns a set of letters round
 
 
@@ -164,6 +168,64 @@ class EncoderDecoder(FeatureModel, Encoded):
     def _as_map(self, features: Tensor, x: Tensor) -> Tensor:
         """Reshape the encoder's features of images to a map, where they are none."""
         return features
+
+
+class MultiScale(EncoderDecoder):
+    """An encoder, and a decoder that joins its maps of several resolutions.
+
+    Images are padded with zeros at the bottom and the right to whole multiples of the deepest map's
+    reduction; logits are brought to that size, bilinearly, and cropped to the image.
+    """
+
+    def __init__(
+        self,
+        decoder: MultiScaleDecoder,
+        *,
+        img_size: int | Grid,
+        in_chans: int,
+        num_classes: int,
+    ) -> None:
+        super().__init__(
+            decoder,
+            dim=decoder.num_features,
+            img_size=img_size,
+            in_chans=in_chans,
+            num_classes=num_classes,
+        )
+        self.multiple = decoder.deepest
+
+    def padded_size(self, size: Grid) -> Grid:
+        """Height and width of the padded images of a size, pixels."""
+        height, width = (side + -side % self.multiple for side in size)
+        return height, width
+
+    def padded(self, x: Tensor) -> Tensor:
+        """Pad images."""
+        return F.pad(x, (0, -x.shape[-1] % self.multiple, 0, -x.shape[-2] % self.multiple))
+
+    def forward_head(
+        self,
+        x: Float[Tensor, "B D h w"],
+        pre_logits: bool = False,
+        *,
+        size: Grid | None = None,
+    ) -> Tensor:
+        """Classify every pixel.
+
+        Args:
+            x: What :meth:`forward_features` returned: the joined features of the padded image.
+            pre_logits: Stop before the classifier.
+            size: Height and width of the logits, pixels; the model's ``img_size`` if None.
+        """
+        x = self.decoder.drop(x)
+        if pre_logits:
+            return x
+        height, width = size or self.img_size
+        x = self.decoder.head(x)
+        padded = self.padded_size((height, width))
+        if (x.shape[-2], x.shape[-1]) != padded:
+            x = F.interpolate(x, size=padded, mode="bilinear", align_corners=True)
+        return x[..., :height, :width]
 
 
 def within(path: str, matcher: dict[str, Any]) -> dict[str, Any]:

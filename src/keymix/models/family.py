@@ -22,7 +22,12 @@ from keymix.hosts.base import find_mixers
 from keymix.layers.patches import patch_grid
 from keymix.mixers.base import Grid
 from keymix.mixers.spec import spec_of
-from keymix.models.arguments import check_arguments, check_value, refuse_weights
+from keymix.models.arguments import (
+    arguments_of,
+    check_arguments,
+    check_value,
+    refuse_weights,
+)
 from keymix.models.pretrained import names_weights, weights_of
 
 Row = Mapping[str, Any]
@@ -357,7 +362,8 @@ def register_variants(
     (``features_only=True``) give the maps ``out_indices``, or all of them where the argument
     ``maps``, a number of blocks or a row of stages, says that there are fewer. ``filter_fn`` makes
     a checkpoint's tensors fit the model, as timm calls it. Another mixer in place of a row's own
-    leaves the arguments ``with_mixer`` behind.
+    leaves the arguments ``with_mixer`` behind. ``pretrained`` of a model on a backbone is of the
+    backbone.
     """
     described = {f"{name}.untrained": _described(row, cfg) for name, row in variants.items()}
     known = vars(sys.modules[module]).setdefault("default_cfgs", {})
@@ -365,9 +371,13 @@ def register_variants(
 
     def register(name: str, row: Row) -> None:
         classes = _described(row, cfg)["num_classes"]
+        on_backbone = "backbone_options" in arguments_of(build)
 
         def entry(pretrained: bool = False, **given: Any) -> nn.Module:
             if pretrained and not names_weights(weights_of(name, given)):
+                if on_backbone:
+                    options = {**(given.get("backbone_options") or {}), "pretrained": True}
+                    return entry(**given | {"backbone_options": options})
                 raise UserError(
                     f"{name} has no weights of its own to download; build it without pretrained= "
                     "and hand weights of your own or of timm's model to "

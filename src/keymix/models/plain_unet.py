@@ -10,28 +10,25 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch.nn.functional as F
 from jaxtyping import Float
 from timm.models._features import feature_take_indices
 from torch import Tensor
 
-from keymix.decoders.segmentation.unet import UNetDecoder
+from keymix.decoders.segmentation.multi_scale import MultiScaleDecoder
 from keymix.errors import UserError
 from keymix.mixers.base import Grid
-from keymix.models.encoder_decoder import EncoderDecoder
+from keymix.models.encoder_decoder import CLASSES, MultiScale
 from keymix.models.family import Wanted, register_variants
 from keymix.models.plain_convnet import STAGES, PlainConvNet
 
 STEM = 2
-CLASSES = 4  # as SETR's: the background and three organs
 
 
-class PlainUNet(EncoderDecoder):
+class PlainUNet(MultiScale):
     """A U-Net whose way down is a plain convolutional network; it hosts no mixer.
 
     Maps of w, 2w, 4w and 8w channels at 1/2, 1/4, 1/8 and 1/16 of the image go up through blocks
-    of 4w, 2w, w and w / 2 channels. Images of any size go in: they are padded with zeros at the
-    bottom and the right to whole multiples of 16, and the logits are cropped to the image.
+    of 4w, 2w, w and w / 2 channels. Images of any size go in, padded to whole multiples of 16.
 
     Args:
         img_size: Side, or height and width, of the images, pixels; nothing learned depends on it.
@@ -70,20 +67,15 @@ class PlainUNet(EncoderDecoder):
         factory = {"device": device, "dtype": dtype}
         if width < 4 or width % 2:
             raise UserError(f"{width=} must be an even number of 4 or more")
-        decoder = UNetDecoder(
-            tuple(width << stage for stage in range(STAGES)),
-            (4 * width, 2 * width, width, width // 2),
+        decoder = MultiScaleDecoder(
+            "unet",
+            {STEM << stage: width << stage for stage in range(STAGES)},
+            4 * width,
             num_classes,
             drop_rate=drop_rate,
             **factory,
         )
-        super().__init__(
-            decoder,
-            dim=decoder.num_features,
-            img_size=img_size,
-            in_chans=in_chans,
-            num_classes=num_classes,
-        )
+        super().__init__(decoder, img_size=img_size, in_chans=in_chans, num_classes=num_classes)
         self.encoder = PlainConvNet(
             img_size=img_size,
             in_chans=in_chans,
@@ -98,46 +90,20 @@ class PlainUNet(EncoderDecoder):
     def intermediates(self, x: Tensor, wanted: Wanted) -> Any:
         """Return maps of the encoder, of the padded image, and the final features."""
         if wanted.alone:
-            return self.encoder.intermediates(_padded(x), wanted)
+            return self.encoder.intermediates(self.padded(x), wanted)
         taken, _ = feature_take_indices(1 + STAGES, wanted.indices)
         maps = self._maps(x)
-        return self._decoded(maps, x), [maps[i] for i in taken]
+        return self.decoder(maps[1:]), [maps[i] for i in taken]
 
     def forward_features(self, x: Float[Tensor, "B c H W"]) -> Float[Tensor, "B D H W"]:
-        """Return the features before the classifier, at the image's size."""
-        return self._decoded(self._maps(x), x)
-
-    def forward_head(
-        self,
-        x: Float[Tensor, "B D H W"],
-        pre_logits: bool = False,
-        *,
-        size: Grid | None = None,
-    ) -> Tensor:
-        """Classify every pixel.
-
-        Args:
-            x: What :meth:`forward_features` returned.
-            pre_logits: Stop before the classifier.
-            size: Not read: the features have the image's size.
-        """
-        x = self.decoder.drop(x)
-        out: Tensor = x if pre_logits else self.decoder.head(x)
-        return out
+        """Return the features before the classifier, at the padded image's size."""
+        found: Tensor = self.decoder(self._maps(x)[1:])  # the stem's is as large as the first
+        return found
 
     def _maps(self, x: Tensor) -> list[Tensor]:
-        maps: list[Tensor] = self.encoder.forward_intermediates(_padded(x), intermediates_only=True)
+        x = self.padded(x)
+        maps: list[Tensor] = self.encoder.forward_intermediates(x, intermediates_only=True)
         return maps
-
-    def _decoded(self, maps: list[Tensor], x: Tensor) -> Tensor:
-        out: Tensor = self.decoder(maps[1:])  # of the stages; the stem's is as large as the first
-        return out[..., : x.shape[-2], : x.shape[-1]]
-
-
-def _padded(x: Tensor) -> Tensor:
-    """Pad images with zeros at the bottom and the right to multiples of the deepest reduction."""
-    deepest = STEM << (STAGES - 1)
-    return F.pad(x, (0, -x.shape[-1] % deepest, 0, -x.shape[-2] % deepest))
 
 
 VARIANTS: dict[str, dict[str, Any]] = {"plain_unet": {"img_size": 96}}

@@ -23,10 +23,8 @@ from functools import partial
 from typing import Any, Literal
 
 from timm.models._features import FeatureGetterNet
-from timm.models._input import update_model_input_size
 from torch import Tensor
 
-from keymix.arguments import whole_size
 from keymix.decoders.segmentation.pup import WIDTHS, PUPDecoder
 from keymix.errors import UserError
 from keymix.hosts.base import MixerNames, MixerOptions
@@ -35,12 +33,10 @@ from keymix.layers.patches import ResNetPatchEmbed
 from keymix.mixers.base import Grid, to_image
 from keymix.models.backbone import OnBackbone, checked_options, with_maps
 from keymix.models.cvt import CvT
-from keymix.models.encoder_decoder import EncoderDecoder
+from keymix.models.encoder_decoder import CLASSES, EncoderDecoder
 from keymix.models.family import Row, check_patches, register_variants
-from keymix.models.image_size import set_image_size
 from keymix.models.vit import MixerVisionTransformer
 
-CLASSES = 4  # of the paper's masks: background, large bowel, small bowel, stomach
 DEEPEST = 16
 """Reduction that the decoder's four doublings undo: the deepest map of at most this is decoded."""
 
@@ -294,7 +290,8 @@ class SETRBackbone(OnBackbone, SETR):
 
     Args:
         backbone: Name of the backbone, timm's or keymix's.
-        backbone_options: Its further arguments.
+        backbone_options: Its further arguments; ``pretrained=True`` for the model is
+            ``{"pretrained": True}`` here.
         out_index: Number of the map that is decoded, from 0; None for the deepest that is reduced
             by at most 16.
         img_size: Side, or height and width, of the images, pixels.
@@ -330,10 +327,8 @@ class SETRBackbone(OnBackbone, SETR):
         mixer: MixerNames | None = None,
         mixer_options: MixerOptions = None,
     ) -> None:
-        options = checked_options(backbone, backbone_options)
-        if drop_path_rate:
-            options["drop_path_rate"] = drop_path_rate
-        options |= {"img_size": img_size, "in_chans": in_chans, "num_classes": 0}
+        options = checked_options(backbone, backbone_options, drop_path_rate, in_chans)
+        options["img_size"] = img_size
         encoder, reduction = _encoder(backbone, out_index, options)
         if decoder_widths is None:
             doublings = max(1, min(len(WIDTHS), reduction.bit_length() - 1))
@@ -348,22 +343,6 @@ class SETRBackbone(OnBackbone, SETR):
         )
         self.encoder = encoder
         self.take_mixers(backbone, mixer, mixer_options)
-
-    def set_input_size(self, img_size: int | Grid | None = None) -> None:
-        """Change the image size; what is refused changes nothing.
-
-        Args:
-            img_size: Side, or height and width, pixels; as it is if None.
-
-        Raises:
-            UserError: If the backbone, or a mixer in it, cannot take it.
-        """
-        if img_size is None:
-            return
-        size = whole_size("img_size", img_size)
-        set_image_size(self.body, size)
-        self.img_size = size
-        update_model_input_size(self, size)
 
 
 def _encoder(name: str, index: int | None, options: Mapping[str, Any]) -> tuple[Any, int]:

@@ -29,7 +29,7 @@ def mask_rcnn_1x() -> Recipe:
         keymix train mask_rcnn_1x --data coco:PATH --out rcnn
         keymix train mask_rcnn_1x --data coco:PATH --model.weights cskaformer-run --out rcnn
         keymix train mask_rcnn_1x --data coco:PATH --model.options.backbone resnet50 \
-            --model.options.backbone_options '{"pretrained": true}' --out rcnn-r50
+            --model.options.pretrained true --out rcnn-r50
         keymix compare --recipe mask_rcnn_1x --data coco:PATH --no-controls --out rcnn-cmp \
             --baseline sep_conv/sep_conv/mhsa/mhsa \
             --mixers sep_conv/sep_conv/mhsa/mhsa,sep_conv/ska/mhsa/mhsa,sep_conv/cska/mhsa/mhsa
