@@ -9,17 +9,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import timm
 import torch
+from safetensors.torch import save_file
 from timm.data import resolve_model_data_config
 from timm.models.metaformer import Attention, MetaFormer, SepConv
 from torch import nn
 
+import keymix
 from keymix.errors import KeymixWarning, UserError
 from keymix.models import create_model
 from keymix.train.engine import train
 from keymix.train.model import start_from
-from keymix.train.recipe import Recipe
+from keymix.train.recipe import Recipe, replace_path
 from keymix.weights_file import packed
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -109,3 +113,21 @@ def test_a_run_that_started_from_another_describes_its_own_images(
     shown = [resolve_model_data_config(run.model())["mean"] for run in (first, second)]
     assert shown == [tuple(run.summary.data.mean) for run in (first, second)]
     assert shown[0] != shown[1]
+
+
+def test_a_run_of_pretrained_weights_needs_them_once(
+    vary: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    plain = {"model.name": "test_vit", "model.mixer": None, "model.options": {}}
+    own = vary({**plain, "data.image_size": 32, "augment.crop_padding": 0})
+    file = tmp_path / "weights.safetensors"
+    save_file(timm.create_model("test_vit").state_dict(), file)
+    overlay = {"file": str(file), "hf_hub_id": None}
+    options = {**own.model.options, "pretrained": True, "pretrained_cfg_overlay": overlay}
+    recipe = replace_path(own, {"model.options": options, "schedule.epochs": 2})
+    train(recipe, tmp_path / "run")
+    file.unlink()
+    assert keymix.load(tmp_path / "run").predict(np.zeros((32, 32), np.uint8)).classes
+    keymix.evaluate(tmp_path / "run", split="val")
+    with pytest.raises(UserError, match=r"weights\.safetensors"):
+        train(recipe, tmp_path / "afresh")

@@ -160,7 +160,7 @@ def _train(
         with ranks.agreed():
             weights = find_weights(recipe.model) if fresh else None  # or refuse, before data
             images = data if data is not None else _opened(recipe)
-            model = model_for(recipe, images.record())
+            model = model_for(recipe, images.record(), pretrained=fresh)
             _check_readout(model)
             params = sum(p.numel() for p in model.parameters() if p.requires_grad)
             batches = training_batches(recipe, images)

@@ -7,6 +7,7 @@ import hashlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from keymix.errors import KeymixWarning, UserError, one_line
+from keymix.models.arguments import without_weights
 from keymix.models.memory import memory_of_this_machine, ran_out
 from keymix.train import files
 from keymix.train.folder import run_folder
@@ -220,8 +222,14 @@ def build_model(
     return model
 
 
-def model_for(recipe: Recipe, data: DataRecord) -> nn.Module:
-    """Build a recipe's model for data: its head as the data's task wants it; see `build_model`."""
+def model_for(recipe: Recipe, data: DataRecord, *, pretrained: bool = True) -> nn.Module:
+    """Build a recipe's model for data: its head as the data's task wants it; see `build_model`.
+
+    Without `pretrained` no weights are looked for that its options name: its own will follow.
+    """
+    if not pretrained:
+        options = without_weights(recipe.model.options)
+        recipe = replace(recipe, model=replace(recipe.model, options=options))
     part = data.task_kind.load("training")
     return build_model(
         recipe,
