@@ -44,6 +44,22 @@ def test_values_are_classes_whatever_the_mode(tmp_path: Path) -> None:
     assert (mask_of(root, result == 1) == (result == 1)).all()  # a picture of one bit
 
 
+@pytest.mark.parametrize("text", ["ground\nignore\ntree\n", "0 ground\n1 ignore\n2 tree\n"])
+def test_what_is_called_ignore_is_no_class(text: str, tmp_path: Path) -> None:
+    root = mask_set(tmp_path / "set", {"": 1}, size=(2, 3))
+    (root / "classes.txt").write_text(text)
+    values = np.array([[0, 1, 2], [255, 1, 0]], dtype=np.uint8)
+    assert (mask_of(root, values) == [[0, 255, 1], [255, 255, 0]]).all()
+    assert open_masks(str(root), Faults()).classes == ("ground", "tree")
+
+
+def test_a_colour_called_ignore_is_no_class(tmp_path: Path) -> None:
+    root = mask_set(tmp_path / "set", {"": 1}, size=(1, 3))
+    (root / "classes.txt").write_text("10 20 30 ground\n224 224 192 ignore\n0 0 0 tree\n")
+    colours = np.array([[[10, 20, 30], [224, 224, 192], [0, 0, 0]]], dtype=np.uint8)
+    assert mask_of(root, colours).tolist() == [[0, 255, 1]]
+
+
 def test_data_of_a_folder_report_classes_channels_and_what_is_empty(tmp_path: Path) -> None:
     root = mask_set(tmp_path / "set", {"": 12})
     Image.fromarray(np.full((6, 9), 255, dtype=np.uint8)).save(root / "masks" / "p3.png")

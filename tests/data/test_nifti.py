@@ -118,6 +118,12 @@ def test_names_of_classes_are_read_in_every_form(tmp_path: Path) -> None:
     source = open_nifti(str(tmp_path), Faults())
     assert source.classes == ("background", "tumour", "liver")
     assert np.asarray(source.rows[2].read_target()).max() == 2
+    named = {"background": 0, "liver": 1, "ignore": 2}
+    (tmp_path / "dataset.json").write_text(json.dumps({"labels": named}))
+    source = open_nifti(str(tmp_path), Faults())
+    assert source.classes == classes[:2]
+    assert np.unique(source.rows[2].read_target()).tolist() == [0, 1, 255]
+    (tmp_path / "dataset.json").unlink()
     (tmp_path / "classes.txt").write_text("0 background\n1 liver\n")
     with pytest.raises(UserError, match=r"c0\.nii\.gz.*: 2"):
         load(f"nifti:{tmp_path}", image_size=16)

@@ -330,7 +330,8 @@ def _numbered(
     at = np.searchsorted(codes[order], values).clip(max=len(codes) - 1)
     known = codes[order][at] == values
     mask = np.where(known, order[at], IGNORE).astype(np.uint8)
-    return mask, ~known if coloured else ~known & (values != IGNORE)
+    wrong = ~known & (values != names.ignored)
+    return mask, wrong if coloured else wrong & (values != IGNORE)
 
 
 def _values(image: Image.Image, *, coloured: bool) -> tuple[NDArray[Any], bool]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torchvision import tv_tensors
 
-from keymix.data.class_names import read_class_names
+from keymix.data.class_names import IGNORED, ClassNames, read_class_names
 from keymix.data.files import (
     IMAGE_FOLDERS,
     MASK_FOLDERS,
@@ -27,6 +27,7 @@ from keymix.data.files import (
     split_named,
 )
 from keymix.data.kinds import IGNORE, IMAGE, SLICES
+from keymix.data.mask_facts import report_shared_cases
 from keymix.data.record import DataFacts
 from keymix.data.sample import BadSampleError, Fault, Faults, Row, Source, refuse, some
 from keymix.data.specs import MASKS, source
@@ -67,7 +68,7 @@ def open_nifti(
     places = _places(root)
     if "train" not in places:
         raise UserError(f"data nifti:{argument}: {root} has no volumes with labels. {_LAYOUT}.")
-    names, values = _classes(root)
+    names = _classes(root)
     rows = []
     for split, (images, labels) in places.items():
         for case, (path, label) in _pairs(images, labels, faults).items():
@@ -78,7 +79,7 @@ def open_nifti(
                 row = Row(
                     id=f"{path} slice {z}",
                     image=VolumeSlices(path, z, stack, intensity_window),
-                    target=partial(_mask, label, z, values),
+                    target=partial(_mask, label, z, names),
                     split=given,
                     group=case,
                     name=f"{case}_slice_{z:04d}",
@@ -86,9 +87,10 @@ def open_nifti(
                     faults=found,
                 )
                 rows.append(row)
+    report_shared_cases(rows, faults)
     return Source(
         rows=rows,
-        classes=names,
+        classes=names.names,
         kind=SLICES if stack > 1 else IMAGE,
         in_chans=stack,
         test_fraction=0.2,
@@ -111,12 +113,11 @@ def _places(root: Path) -> dict[str, tuple[Path, Path]]:
     return found
 
 
-def _classes(root: Path) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def _classes(root: Path) -> ClassNames:
     """Read names and values of the classes."""
     path = root / "dataset.json"
     if not path.exists():
-        given = read_class_names(root / "classes.txt")
-        return given.names, given.values or tuple(range(len(given.names)))
+        return read_class_names(root / "classes.txt")
     try:
         labels = json.loads(path.read_text("utf-8"))["labels"].items()
         pairs = [
@@ -127,8 +128,9 @@ def _classes(root: Path) -> tuple[tuple[str, ...], tuple[int, ...]]:
         raise UserError(
             f"{path}: its 'labels' are no names with values. Correct it, or write classes.txt."
         ) from error
-    pairs = [(name, value) for name, value in pairs if name != "ignore"]
-    return tuple(name for name, _ in pairs), tuple(value for _, value in pairs)
+    ignored = dict(pairs).get(IGNORED)
+    names, values = zip(*(pair for pair in pairs if pair[0] != IGNORED), strict=True)
+    return ClassNames(names, values, None, ignored)
 
 
 def _pairs(images: Path, labels: Path, faults: Faults) -> dict[str, tuple[Path, Path]]:
@@ -145,11 +147,10 @@ def _pairs(images: Path, labels: Path, faults: Faults) -> dict[str, tuple[Path, 
                 faults.report(path, f"{found[what][case].name} is of the same case. Keep one.")
             found[what][case] = path
     cases = sorted({*found["image"], *found["label"]})
-    missing = Path("missing.nii.gz")
     return {
         case: (
-            found["image"].get(case, images / missing.with_name(f"{case}.nii.gz")),
-            found["label"].get(case, labels / missing.with_name(f"{case}.nii.gz")),
+            found["image"].get(case, images / f"{case}.nii.gz"),
+            found["label"].get(case, labels / f"{case}.nii.gz"),
         )
         for case in cases
     }
@@ -172,13 +173,14 @@ def _fault(path: Path, label: Path) -> tuple[Fault, ...]:
     return (Fault(str(label), why),) if why else ()
 
 
-def _mask(label: Path, z: int, values: tuple[int, ...]) -> tv_tensors.Mask:
+def _mask(label: Path, z: int, names: ClassNames) -> tv_tensors.Mask:
     """Read the labels of a slice as class numbers."""
     given = plane(label, z)
     mask = np.full(given.shape, IGNORE, dtype=np.uint8)
-    for number, value in enumerate(values):
+    for number, value in enumerate(names.values or range(len(names.names))):
         mask[given == value] = number
-    unknown = np.unique(given[(mask == IGNORE) & (given != IGNORE)]).tolist()
+    out = (given == IGNORE) | (given == (IGNORE if names.ignored is None else names.ignored))
+    unknown = np.unique(given[(mask == IGNORE) & ~out]).tolist()
     if unknown:
         listed = some([f"{value:g}" for value in unknown], 3)
         refuse([Fault(str(label), f"{label} has values that no class has: {listed}")])
