@@ -92,7 +92,7 @@ class MultiScaleSegmentation(OnBackbone, MultiScale):
         mixer_options: MixerOptions = None,
     ) -> None:
         options = checked_options(backbone, backbone_options, drop_path_rate, in_chans)
-        size = [side + -side % LEVELS[-1] for side in to_2tuple(img_size)]
+        size = tuple(side + -side % LEVELS[-1] for side in to_2tuple(img_size))
         body, reductions = shapes_of(backbone, {**options, "img_size": size})
         taken = _taken(decoder, backbone, reductions)
         chans = FeatureGetterNet(body, out_indices=taken).feature_info.channels()

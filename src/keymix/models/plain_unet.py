@@ -95,7 +95,7 @@ class PlainUNet(MultiScale):
         maps = self._maps(x)
         return self.decoder(maps[1:]), [maps[i] for i in taken]
 
-    def forward_features(self, x: Float[Tensor, "B c H W"]) -> Float[Tensor, "B D H W"]:
+    def forward_features(self, x: Float[Tensor, "B c H W"]) -> Float[Tensor, "B D h w"]:
         """Return the features before the classifier, at the padded image's size."""
         found: Tensor = self.decoder(self._maps(x)[1:])  # the stem's is as large as the first
         return found
