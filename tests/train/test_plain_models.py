@@ -84,3 +84,9 @@ def test_it_trains_on_masks(tmp_path: Path) -> None:
     losses = [line["train_loss"] for line in run.metrics()]
     assert losses[-1] < losses[0]
     assert run.model().encoder.feature_info[0]["num_chs"] == 6
+
+
+def test_one_value_of_a_channel_is_refused_in_a_line(tmp_path: Path) -> None:
+    recipe = on_digits(**{"model.name": "test_resnet", "data.batch_size": 1, "model.options": {}})
+    with pytest.raises(UserError, match=r"data\.batch_size"):
+        train(recipe, tmp_path / "run")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 _FLOAT = 4  # bytes
+_LONE = "Expected more than 1 value per channel"  # PyTorch's words
 
 
 @contextmanager
@@ -47,7 +48,12 @@ def enough_memory(
         raise UserError(f"{message}.")
     try:
         yield
-    except (MemoryError, RuntimeError, UserError) as error:
+    except (MemoryError, RuntimeError, UserError, ValueError) as error:
+        if _LONE in str(error):
+            raise UserError(
+                "a batch norm of the model sees one value of each channel, so there is nothing to "
+                "normalise over: make data.batch_size larger, or data.image_size"
+            ) from error
         if ran_out(error):
             raise UserError(f"{message}.") from error
         why = one_line(str(error).strip())

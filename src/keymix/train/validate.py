@@ -12,7 +12,8 @@ import warnings
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from keymix.data.augment import check_augment
 from keymix.data.dataset import ImageData
@@ -91,14 +92,21 @@ def _check_task(recipe: Recipe, task: Task) -> None:
     training_of(task).check(recipe)
 
 
-def training_batches(recipe: Recipe, data: ImageData) -> Loader:
-    """Make what serves a run's training images, or refuse settings that do not fit them."""
+def training_batches(recipe: Recipe, data: ImageData, model: nn.Module | None = None) -> Loader:
+    """Make what serves a run's training images, or refuse settings that do not fit them.
+
+    Of a model with batch norms a last batch of a single image is dropped: where its deepest map is
+    one pixel there is nothing to normalise over.
+    """
     if why := data.facts.unfit:
         raise UserError(f"data {data.spec}: {why}")
+    size, count = _share(recipe, data), -(-len(data.train) // ranks.size())
+    layers = () if model is None or count < size or count % size != 1 else model.modules()
     batches = Loader(
         data.train,
         data,
-        batch_size=_share(recipe, data),
+        batch_size=size,
+        drop_last=any(isinstance(each, _BatchNorm) for each in layers),
         train=True,
         augment=recipe.augment,
         seed=recipe.seed,
