@@ -382,4 +382,4 @@ def test_classes_stand_in_one_format(tmp_path: Path, text: str, read: Any) -> No
         with pytest.raises(UserError, match=rf"classes\.txt: {read}"):
             read_class_names(path)
     else:
-        assert read_class_names(path) == read
+        assert read_class_names(path) == (*read, None)

@@ -50,13 +50,14 @@ def saved(path: Path, values: np.ndarray, axes: str = "RAS", affine: np.ndarray 
     return path
 
 
-def decathlon(root: Path, cases: int = 6) -> str:
+def decathlon(root: Path, cases: int = 6, values: tuple[int, ...] = (0, 1, 2)) -> str:
     """Write cases whose axes differ, named as nnU-Net does."""
     for i in range(cases):
-        values, labels = body(i)
-        saved(root / f"imagesTr/c{i}_0000.nii.gz", values, AXES[i % len(AXES)])
+        pixels, labels = body(i)
+        labels = np.array(values, dtype=np.uint8)[labels]
+        saved(root / f"imagesTr/c{i}_0000.nii.gz", pixels, AXES[i % len(AXES)])
         saved(root / f"labelsTr/c{i}.nii.gz", labels, AXES[i % len(AXES)])
-    named = {"background": 0, "liver": 1, "tumour": 2}
+    named = dict(zip(("background", "liver", "tumour"), values, strict=True))
     (root / "dataset.json").write_text(json.dumps({"labels": named}))
     return f"nifti:{root}"
 
@@ -127,8 +128,13 @@ def test_names_of_classes_are_read_in_every_form(tmp_path: Path) -> None:
     (tmp_path / "classes.txt").write_text("0 background\n1 liver\n")
     with pytest.raises(UserError, match=r"c0\.nii\.gz.*: 2"):
         load(f"nifti:{tmp_path}", image_size=16)
-    (tmp_path / "dataset.json").write_text('{"labels": [1]}')
-    with pytest.raises(UserError, match=r"dataset\.json"):
+    for text in ('{"labels": [1]}', '{"labels": {}}', '{"labels": {"a": 1, "b": 1}}', "{"):
+        (tmp_path / "dataset.json").write_text(text)
+        with pytest.raises(UserError, match=r"dataset\.json"):
+            open_nifti(str(tmp_path), Faults())
+    (tmp_path / "dataset.json").unlink()
+    (tmp_path / "classes.txt").write_text("0 0 0 background\n1 1 1 liver\n")
+    with pytest.raises(UserError, match=r"classes\.txt.*colours"):
         open_nifti(str(tmp_path), Faults())
 
 
@@ -141,6 +147,31 @@ def test_splits_may_be_folders(tmp_path: Path) -> None:
     (tmp_path / "classes.txt").write_text("background\nliver\ntumour\n")
     data = load(f"nifti:{tmp_path}", image_size=16)
     assert {*data.test.groups} == {"test0", "test1"}
+    (tmp_path / "testing").mkdir()
+    for name in ("images", "labels"):
+        (tmp_path / "testing" / name).mkdir()
+    with pytest.raises(UserError, match="several folders of test"):
+        open_nifti(str(tmp_path), Faults())
+
+
+def test_scaled_values_are_read_with_their_scale(tmp_path: Path) -> None:
+    values = np.arange(24 * 30 * 5).reshape(24, 30, 5)
+    image = nib.Nifti1Image(values.astype(np.int16), AFFINE)
+    image.header.set_slope_inter(0.5, -1024)
+    for name in ("c.nii", "c.nii.gz"):
+        nib.save(image, tmp_path / name)
+        wanted = np.asarray(nib.load(tmp_path / name).dataobj)[:, ::-1, 2].T
+        np.testing.assert_array_equal(plane(tmp_path / name, 2), wanted)
+
+
+def flipped(content: bytes) -> bytes:
+    """Damage the middle of a file."""
+    half = len(content) // 2
+    return (
+        content[:half]
+        + bytes(255 - each for each in content[half : half + 20])
+        + content[half + 20 :]
+    )
 
 
 @pytest.mark.parametrize(
@@ -153,6 +184,9 @@ def test_splits_may_be_folders(tmp_path: Path) -> None:
         (lambda path, labels: path.unlink(), "cannot read volume"),
         (lambda path, labels: path.write_bytes(path.read_bytes()[:90]), "cannot read volume"),
         (lambda path, labels: saved(path, np.stack([labels, labels], -1)), "24x30x5x2"),
+        (lambda path, labels: path.write_bytes(flipped(path.read_bytes())), "cannot read volume"),
+        (lambda path, labels: saved(path, np.where(labels, np.nan, 0.0)), "not finite"),
+        (lambda path, labels: saved(path, labels.astype(np.complex64)), "complex64"),
     ],
 )
 def test_faulty_labels_are_named(
@@ -173,7 +207,7 @@ def test_faulty_labels_are_named(
 def test_a_run_answers_volumes_with_volumes(tmp_path: Path) -> None:
     recipe = get("small_masks_setr")
     changes = {
-        "data.spec": decathlon(tmp_path / "set"),
+        "data.spec": decathlon(tmp_path / "set", values=(0, 5, 7)),
         "data.image_size": (16, 16),
         "data.test_fraction": 0.3,
         "data.val_fraction": 0.3,
@@ -185,7 +219,13 @@ def test_a_run_answers_volumes_with_volumes(tmp_path: Path) -> None:
     }
     train(replace_path(recipe, changes), tmp_path / "run")
     files = [tmp_path / f"set/imagesTr/c{i}_0000.nii.gz" for i in (2, 3)]
-    found = keymix.predict_masks(tmp_path / "run", files, out=tmp_path / "own")
+    broken = tmp_path / "broken.nii.gz"
+    broken.write_bytes(b"nothing")
+    *found, last = keymix.predict_masks(tmp_path / "run", [*files, broken], out=tmp_path / "own")
+    assert last.error is not None
+    assert "broken.nii.gz" in last.error
+    listed = json.loads((tmp_path / "own/predictions.json").read_text())["volumes"]
+    assert listed == ["c2.nii.gz", "c3.nii.gz"]
     assert [each.id for each in found[:2]] == ["c2_slice_0000", "c2_slice_0001"]
     assert found[0].spacing == (1.25, 1.5)
     keymix.predict_masks(tmp_path / "run", out=tmp_path / "own split", split="train")
@@ -194,7 +234,7 @@ def test_a_run_answers_volumes_with_volumes(tmp_path: Path) -> None:
         np.testing.assert_array_equal(made.affine, image.affine)
         assert made.shape == image.shape
         pixels = [each.pixels for each in found if each.id.startswith(case)]
-        for number, name in enumerate(("liver", "tumour"), 1):
+        for number, name in ((5, "liver"), (7, "tumour")):
             count = int((np.asarray(made.dataobj) == number).sum())
             assert count == sum(each[name] for each in pixels if each)
     volumes = {path.name for path in (tmp_path / "own split/volumes").iterdir()}

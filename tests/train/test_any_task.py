@@ -148,7 +148,7 @@ class Calm:
 @pytest.fixture
 def training(tiny: Recipe, tmp_path: Path) -> Training:
     losses = Losses(model := Mean(), str, tmp_path, late=False)
-    data: Any = SimpleNamespace(task=LevelTask.kind)
+    data: Any = SimpleNamespace(task=LevelTask.kind, record=lambda: None, image_size=(4, 4))
     task = LevelTask(tiny, model, data=data, steps_per_epoch=2, losses=losses)
     return Training(task, make_fabric("32"), steps=2)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import nn
 
 from keymix import recipes
 from keymix.data.bounds import BOUNDS
@@ -118,12 +117,7 @@ def test_a_batch_of_all_images_is_reported(vary: Vary, digits: ImageData) -> Non
         training_batches(vary({"data.batch_size": 73}), digits)
 
 
-def test_a_last_batch_of_one_image_is_dropped_where_norms_are_of_the_batch(
-    vary: Vary, digits: ImageData
-) -> None:
-    recipe, norms = vary({"data.batch_size": 71}), nn.Sequential(nn.BatchNorm2d(1))
-    assert [len(each.index) for each in training_batches(recipe, digits, norms)] == [71]
-    for model in (nn.Sequential(nn.LayerNorm(1)), None):
-        assert [len(each.index) for each in training_batches(recipe, digits, model)] == [71, 1]
-    uneven = vary({"data.batch_size": 35})
-    assert [len(each.index) for each in training_batches(uneven, digits, norms)] == [35, 35, 2]
+def test_a_last_batch_of_one_image_is_dropped(vary: Vary, digits: ImageData) -> None:
+    for size, served in ((71, [71]), (35, [35, 35, 2]), (1, [1] * 72), (72, [72])):
+        recipe = vary({"data.batch_size": size})
+        assert [len(each.index) for each in training_batches(recipe, digits)] == served

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_sharer
 from pathlib import Path
@@ -138,16 +138,21 @@ def test_a_signal_ends_a_check_whose_threads_wait(
     assert command.err.count("\n") == 1
 
 
+def started_since(before: Sequence[Any]) -> list[Any]:
+    """Children of this process that were not there before."""
+    return [each for each in torch.multiprocessing.active_children() if each not in before]
+
+
 class KillReader(Callback):
     """Kills a process that reads data after a step, once there is a checkpoint to resume from."""
 
     def __init__(self, run: Path) -> None:
-        self.run = run
+        self.run, self.before = run, torch.multiprocessing.active_children()
 
     def on_step_end(self, done: int, loss: float) -> None:
         if not checkpoints(self.run):
             return
-        for child in torch.multiprocessing.active_children()[:1]:
+        for child in started_since(self.before)[:1]:
             os.kill(child.pid or 0, signal.SIGKILL)
 
 
@@ -169,11 +174,12 @@ def test_a_process_that_reads_data_and_dies_is_said_and_the_run_resumes(
     )
     callback: Callback = KillReader(tmp_path / "run")
     connect = resource_sharer._ResourceSharer.get_connection
+    before = torch.multiprocessing.active_children()
 
     @staticmethod
     def lost(ident: Any) -> Any:
         if checkpoints(tmp_path / "run"):
-            (child,) = torch.multiprocessing.active_children()
+            (child,) = started_since(before)
             os.kill(child.pid or 0, signal.SIGSTOP)
             threading.Timer(0.5, os.kill, (child.pid, signal.SIGKILL)).start()
             raise ConnectionResetError  # before the signal of its end arrives

@@ -181,3 +181,16 @@ def test_scores_and_predictions_are_at_the_images_own_size(
     assert again["jaccard"] == test["jaccard"]
     other = replace_path(recipe, {"task.options.window_overlap": None})
     assert train(other, tmp_path / "resized").summary.last.test.scores != test
+    result = keymix.compare(
+        data=recipe.data.spec,
+        start=tmp_path / "run",
+        mixers=["mhsa", "ska"],
+        seeds=1,
+        epochs=1,
+        controls=False,
+        reference=False,
+        images=False,
+        overrides={"task.options.window_overlap": 0.25, "data.test_fraction": 0.25},
+        out=tmp_path / "from",
+    )
+    assert {*result.scores.mixer} == {"softmax", "static_key"}

@@ -196,6 +196,8 @@ class _Origin:
         """Training images as evaluation shows them; none where a model takes no batch of images."""
         if self.data.kind.axes != IMAGE.axes or self.data.task.whole_images:
             return ()
+        if self.data.train.listed:  # which are of several sizes: their centres
+            return self.data.some(self.data.train, IMAGES)
         batches = eval_loader(self.plan.recipe, self.data, "train")
         found: list[Tensor] = []
         for batch in batches:

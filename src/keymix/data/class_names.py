@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """``classes.txt``: the names of classes, a line each, in one format for all sources.
 
-A line is ``name``, ``value name`` or ``R G B name``; the first line says which, for all. What is
-called ``ignore`` is no class: pixels of it count nowhere.
+A line is ``name``, ``value name`` or ``R G B name``; the first line says which, for all. Of
+exclusive masks, what is called ``ignore`` is no class: pixels of it count nowhere.
 """
 
 from __future__ import annotations
 
 import re
-from functools import reduce
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from keymix.data.kinds import BACKGROUND, IGNORE
 from keymix.errors import UserError
 
 IGNORED = "ignore"
@@ -33,6 +34,21 @@ class ClassNames(NamedTuple):
     values: tuple[int, ...] | None
     colours: tuple[tuple[int, int, int], ...] | None
     ignored: int | None = None
+
+    def without_ignored(self) -> ClassNames:
+        """Take what is called ``ignore`` out of the classes of exclusive masks."""
+        if IGNORED not in self.names:
+            return self
+        at, colours = self.names.index(IGNORED), self.colours
+        values = self.values or tuple(range(len(self.names)))
+        r, g, b = colours[at] if colours else (0, 0, values[at])
+        rest = [number for number in range(len(self.names)) if number != at]
+        return ClassNames(
+            tuple(self.names[number] for number in rest),
+            None if colours else tuple(values[number] for number in rest),
+            tuple(colours[number] for number in rest) if colours else None,
+            r << 16 | g << 8 | b,
+        )
 
 
 def read_class_names(path: Path) -> ClassNames:
@@ -61,17 +77,22 @@ def read_class_names(path: Path) -> ClassNames:
             raise UserError(f"{path}: line {line}: a colour is 0 to 255 each. Correct {content!r}.")
         names.append(name)
         numbers.append(number)
-    ignored = None
-    if IGNORED in names:
-        if not numbers[0]:  # values are positions
-            numbers = [(place,) for place in range(len(names))]
-        at = names.index(IGNORED)
-        names.pop(at)
-        ignored = reduce(lambda code, part: code << 8 | part, numbers.pop(at))
     parts = {len(number) for number in numbers}
     return ClassNames(
         tuple(names),
         tuple(number[0] for number in numbers) if parts == {1} else None,
         tuple((r, g, b) for r, g, b in numbers) if parts == {3} else None,
-        ignored,
     )
+
+
+def check_classes(path: Path, names: Sequence[str], *, multilabel: bool) -> None:
+    """Refuse names of classes between which nothing can be distinguished."""
+    why = ""
+    if multilabel and BACKGROUND in names:
+        why = f"{BACKGROUND!r} is no class where each class has its own masks"
+    elif not multilabel and len(names) < 2:
+        why = "it has one class only; at least 2 are needed to distinguish"
+    elif len(names) > IGNORE:
+        why = f"it has {len(names)} classes; {IGNORE} are the most, as {IGNORE} is ignored"
+    if why:
+        raise UserError(f"{path}: {why}. Correct it.")

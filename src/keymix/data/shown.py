@@ -116,7 +116,7 @@ def _bytes(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
-def is_shown(name: str) -> bool:
+def _is_shown(name: str) -> bool:
     """Return whether by its name a file is an image or a volume of slices."""
     return is_image(name) or volume_stem(name) is not None
 
@@ -137,6 +137,11 @@ def of_scans(record: DataRecord) -> bool:
     return record.multilabel is not None and kind in ("uwgi", "nifti")
 
 
+def takes_volumes(record: DataRecord) -> bool:
+    """Whether a model of slices answers whole volumes: those of one class for each voxel."""
+    return of_scans(record) and not record.multilabel
+
+
 def _wanted(channels: int, *, scans: bool) -> str:
     """Say which arrays images are."""
     if scans and channels > 1:
@@ -147,12 +152,17 @@ def _wanted(channels: int, *, scans: bool) -> str:
     return "give an image as [h, w] (grey), [h, w, 3] (RGB) or [h, w, 4] (RGBA)."
 
 
-def image_files(paths: Iterable[str | Path], *, events: bool = False) -> list[Path]:
+def image_files(
+    paths: Iterable[str | Path], *, events: bool = False, volumes: bool = False
+) -> list[Path]:
     """The image files that paths mean: files as they are, folders searched with all below.
 
-    Hidden files in folders are left out, as in training. ``events`` looks for recordings of events.
+    Hidden files in folders are left out, as in training. ``events`` looks for recordings of events,
+    ``volumes`` for NIfTI volumes too.
     """
-    fits, what = (is_recording, "recording") if events else (is_shown, "image")
+    fits, what = (is_recording, "recording") if events else (is_image, "image")
+    if volumes:
+        fits = _is_shown
     found: list[Path] = []
     for given in paths:
         if not str(given):

@@ -10,10 +10,12 @@ from __future__ import annotations
 import gzip
 import hashlib
 import importlib
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,7 @@ from keymix.errors import UserError
 
 SUFFIXES = (".nii.gz", ".nii")
 _CHANNEL = "_0000"  # nnU-Net's end of an image's name
-_KEPT = 2  # volumes whose values a process keeps: a compressed one cannot be read by slices
+_KEPT = 8  # volumes whose values a process keeps: a compressed one cannot be read by slices
 
 
 def volume_stem(name: str) -> str | None:
@@ -106,16 +108,21 @@ def plane(path: Path, place: int) -> NDArray[Any]:
     at = place if turned[axes[2], 1] > 0 else depth - 1 - place
     chosen = tuple(at if axis == axes[2] else slice(None) for axis in range(3))
     try:
-        values = _values(path, _written(path)) if path.suffix.lower() == ".gz" else image.dataobj
+        values = _held(path) if path.suffix.lower() == ".gz" else _unscaled(image)
         across = np.asarray(values[chosen]).reshape([image.shape[a] for a in sorted(axes[:2])])
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise _bad(path, str(error)) from error
+    slope, inter = image.dataobj.slope, image.dataobj.inter
+    if (slope, inter) != (1, 0):
+        across = across * slope + inter
+    if not np.isfinite(across).all():
+        raise _bad(path, f"slice {place} has values that are not finite")
     across = across if axes[0] < axes[1] else across.T
     return np.rot90(across[:: int(turned[axes[0], 1]), :: int(turned[axes[1], 1])])
 
 
-def volume_of(planes: Sequence[NDArray[np.uint8]], like: Path) -> bytes:
-    """Make a volume of the masks of all slices that lies where another does, ``.nii.gz``.
+def volume_of(planes: Sequence[NDArray[Any]], like: Path) -> bytes:
+    """Make a volume of whole numbers of all slices that lies where another does, ``.nii.gz``.
 
     Axes, spacing and position are that one's; nothing else of its head is taken over, which may
     name a patient.
@@ -124,7 +131,8 @@ def volume_of(planes: Sequence[NDArray[np.uint8]], like: Path) -> bytes:
     upright = np.stack([np.rot90(each, -1) for each in planes], axis=-1)
     back = nib.orientations.ornt_transform(nib.orientations.axcodes2ornt("RAS"), turned)
     values = nib.orientations.apply_orientation(upright, back).reshape(image.shape)
-    made = nib.Nifti1Image(values.astype(np.uint8), image.affine)
+    kind = np.uint8 if values.min() >= 0 and values.max() <= 255 else np.int32
+    made = nib.Nifti1Image(values.astype(kind), image.affine)
     for name in ("sform", "qform"):
         given, code = getattr(image, f"get_{name}")(coded=True)
         getattr(made, f"set_{name}")(given, int(code))
@@ -142,11 +150,11 @@ def _opened_at(path: Path, _: int) -> tuple[Any, NDArray[np.float64]]:
     nib = _nibabel(path)
     try:
         image = nib.load(path)
-    except (OSError, EOFError, nib.filebasedimages.ImageFileError) as error:
+    except (OSError, EOFError, zlib.error, nib.filebasedimages.ImageFileError) as error:
         raise _bad(path, str(error)) from error
     shape = image.shape
-    if len(shape) < 3 or any(n != 1 for n in shape[3:]):
-        text = "x".join(map(str, shape))
+    if len(shape) < 3 or any(n != 1 for n in shape[3:]) or image.get_data_dtype().kind not in "iuf":
+        text = f"{'x'.join(map(str, shape))} of {image.get_data_dtype()}"
         raise _bad(path, f"it is {text}, and no volume of one value a voxel")
     turned = nib.io_orientation(image.affine)
     if np.isnan(turned).any():
@@ -166,11 +174,26 @@ def _written(path: Path) -> int:
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
+@cache
+def _lock(_: Path) -> Lock:
+    return Lock()
+
+
+def _held(path: Path) -> NDArray[Any]:
+    """Return the values of a compressed volume, which one thread reads for all."""
+    with _lock(path):
+        return _values(path, _written(path))
+
+
 @lru_cache(maxsize=_KEPT)
 def _values(path: Path, _: int) -> NDArray[Any]:
-    """Read all values."""
     image = _opened(path)[0]
-    return np.asarray(image.dataobj).reshape(image.shape[:3])
+    return _unscaled(image).reshape(image.shape[:3])
+
+
+def _unscaled(image: Any) -> NDArray[Any]:
+    """Return values as they are stored, in less memory than scaled ones."""
+    return np.asarray(image.dataobj.get_unscaled())
 
 
 def _bad(path: Path, why: str) -> BadSampleError:

@@ -163,7 +163,7 @@ def _train(
             model = model_for(recipe, images.record(), pretrained=fresh)
             _check_readout(model)
             params = sum(p.numel() for p in model.parameters() if p.requires_grad)
-            batches = training_batches(recipe, images, model)
+            batches = training_batches(recipe, images)
             if weights is not None:  # before the average of weights
                 start_from(model, weights)
             training = make_training(

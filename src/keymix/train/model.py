@@ -228,10 +228,11 @@ def build_model(
     return model
 
 
-def model_for(recipe: Recipe, data: DataRecord, *, pretrained: bool = True) -> nn.Module:
+def model_for(recipe: Recipe, data: DataRecord, *, pretrained: bool = False) -> nn.Module:
     """Build a recipe's model for data: its head as the data's task wants it; see `build_model`.
 
-    Without `pretrained` no weights are looked for that its options name: its own will follow.
+    Weights that its options name are looked for with `pretrained` alone, where a run starts:
+    elsewhere it gets others, or is only counted and measured.
     """
     if not pretrained:
         options = without_weights(recipe.model.options)

@@ -22,7 +22,7 @@ from keymix._version import __version__
 from keymix.data.decode import Pixels
 from keymix.data.record import DataRecord
 from keymix.data.sample import Size
-from keymix.data.shown import file_pixels, image_files
+from keymix.data.shown import file_pixels, image_files, takes_volumes
 from keymix.errors import UserError
 from keymix.task import Task
 from keymix.train import files
@@ -161,7 +161,8 @@ class FolderWriter(ABC, Generic[PredictionT]):
         data, split = None, None
         with enough_memory(size):
             if wanted.paths:
-                self.items = self.of_files([*dict.fromkeys(image_files(wanted.paths))])
+                paths = image_files(wanted.paths, volumes=takes_volumes(seen))
+                self.items = self.of_files([*dict.fromkeys(paths)])
             else:
                 data = data_for(trained.recipe.data, seen, wanted.data, trained.image_size)[0]
                 split = wanted.split or "test"

@@ -116,7 +116,7 @@ class Run:
         state, facts = self.weights(which)
         data = facts.data
         with torch.random.fork_rng(devices=[]):
-            model = model_for(self.recipe, data, pretrained=False)
+            model = model_for(self.recipe, data)
         try:
             model.load_state_dict(state)
             describe(model, preprocessing_of(data))

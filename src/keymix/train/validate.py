@@ -12,8 +12,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor
 
 from keymix.data.augment import check_augment
 from keymix.data.dataset import ImageData
@@ -92,21 +91,20 @@ def _check_task(recipe: Recipe, task: Task) -> None:
     training_of(task).check(recipe)
 
 
-def training_batches(recipe: Recipe, data: ImageData, model: nn.Module | None = None) -> Loader:
+def training_batches(recipe: Recipe, data: ImageData) -> Loader:
     """Make what serves a run's training images, or refuse settings that do not fit them.
 
-    Of a model with batch norms a last batch of a single image is dropped: where its deepest map is
-    one pixel there is nothing to normalise over.
+    A last batch of a single image is dropped, whatever the model, so that all see the same: a batch
+    norm of a map of one pixel has nothing to normalise over.
     """
     if why := data.facts.unfit:
         raise UserError(f"data {data.spec}: {why}")
     size, count = _share(recipe, data), -(-len(data.train) // ranks.size())
-    layers = () if model is None or count < size or count % size != 1 else model.modules()
     batches = Loader(
         data.train,
         data,
         batch_size=size,
-        drop_last=any(isinstance(each, _BatchNorm) for each in layers),
+        drop_last=count > size and count % size == 1,
         train=True,
         augment=recipe.augment,
         seed=recipe.seed,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torchvision import tv_tensors
 
-from keymix.data.class_names import ClassNames, read_class_names
+from keymix.data.class_names import ClassNames, check_classes, read_class_names
 from keymix.data.decode import DAMAGE, SIXTEEN_BIT, Encoded, open_image, reason
 from keymix.data.files import (
     IMAGE_FOLDERS,
@@ -26,7 +26,7 @@ from keymix.data.files import (
     read_rows,
     split_named,
 )
-from keymix.data.kinds import BACKGROUND, IGNORE
+from keymix.data.kinds import IGNORE
 from keymix.data.mask_facts import report_shared_cases
 from keymix.data.record import DataFacts
 from keymix.data.sample import SPLITS, BadSampleError, Fault, Faults, Row, Source, refuse, some
@@ -78,7 +78,8 @@ def open_masks(
     places = _places(root, argument)
     multilabel = _multilabel(places, masks)
     names = read_class_names(root / "classes.txt")
-    _check_classes(root / "classes.txt", names.names, multilabel)
+    names = names if multilabel else names.without_ignored()
+    check_classes(root / "classes.txt", names.names, multilabel=multilabel)
     deep = names.names if multilabel else None
     pairs = {split: _pairs(place, deep, faults) for split, place in places.items()}
     table = root / "groups.csv"
@@ -185,18 +186,6 @@ def _multilabel(places: Mapping[str, _Place], masks: str | None) -> bool:
             f"{MASKS[multilabel]}. Leave it out."
         )
     return multilabel
-
-
-def _check_classes(path: Path, names: Sequence[str], multilabel: bool) -> None:
-    why = ""
-    if multilabel and BACKGROUND in names:
-        why = f"{BACKGROUND!r} is no class where each class has its own masks"
-    elif not multilabel and len(names) < 2:
-        why = "it has one class only; at least 2 are needed to distinguish"
-    elif len(names) > IGNORE:
-        why = f"it has {len(names)} classes; {IGNORE} are the most, as {IGNORE} is ignored"
-    if why:
-        raise UserError(f"{path}: {why}. Correct it.")
 
 
 def _pairs(place: _Place, classes: Sequence[str] | None, faults: Faults) -> list[_Pair]:

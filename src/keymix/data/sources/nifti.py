@@ -10,6 +10,7 @@ names the classes of the labels' values.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torchvision import tv_tensors
 
-from keymix.data.class_names import IGNORED, ClassNames, read_class_names
+from keymix.data.class_names import ClassNames, check_classes, read_class_names
 from keymix.data.files import (
     IMAGE_FOLDERS,
     MASK_FOLDERS,
@@ -34,7 +35,7 @@ from keymix.data.specs import MASKS, source
 from keymix.data.volumes import VolumeSlices, case_of, head_of, plane, volume_stem
 from keymix.errors import UserError
 
-_TRAIN, _TEST = (("imagestr", "labelstr"), ("imagests", "labelsts"))
+_TRAIN, _TEST = ((("imagestr",), ("labelstr",)), (("imagests",), ("labelsts",)))
 _NEAR = 1e-3  # millimetres: label and image lie at one place
 _LAYOUT = (
     "Arrange them as imagesTr/<case>.nii.gz and labelsTr/<case>.nii.gz, or images/ and labels/, "
@@ -69,6 +70,7 @@ def open_nifti(
     if "train" not in places:
         raise UserError(f"data nifti:{argument}: {root} has no volumes with labels. {_LAYOUT}.")
     names = _classes(root)
+    values = names.values or tuple(range(len(names.names)))
     rows = []
     for split, (images, labels) in places.items():
         for case, (path, label) in _pairs(images, labels, faults).items():
@@ -79,7 +81,7 @@ def open_nifti(
                 row = Row(
                     id=f"{path} slice {z}",
                     image=VolumeSlices(path, z, stack, intensity_window),
-                    target=partial(_mask, label, z, names),
+                    target=partial(_mask, label, z, values, names.ignored),
                     split=given,
                     group=case,
                     name=f"{case}_slice_{z:04d}",
@@ -94,43 +96,56 @@ def open_nifti(
         kind=SLICES if stack > 1 else IMAGE,
         in_chans=stack,
         test_fraction=0.2,
-        facts=DataFacts(masks=MASKS[False], stack=stack),
+        facts=DataFacts(masks=MASKS[False], stack=stack, class_ids=values),
     )
 
 
 def _places(root: Path) -> dict[str, tuple[Path, Path]]:
     """Find the folders of images and labels of each split."""
-    found = {}
-    for split, names in (("train", _TRAIN), ("test", _TEST)):
-        images, labels = (folder_named(root, (name,)) for name in names)
-        if images and labels:
-            found[split] = (images, labels)
-    above = {split_named(name): root / name for name in folders(root)}
-    for split, at in {"train": root, **above}.items():
-        images, labels = folder_named(at, IMAGE_FOLDERS), folder_named(at, MASK_FOLDERS)
+    found: dict[str, list[tuple[Path, Path]]] = {}
+    places: list[tuple[str, Path, Sequence[str], Sequence[str]]] = [
+        ("train", root, *_TRAIN),
+        ("test", root, *_TEST),
+        ("train", root, IMAGE_FOLDERS, MASK_FOLDERS),
+    ]
+    places += [
+        (split_named(name), root / name, IMAGE_FOLDERS, MASK_FOLDERS) for name in folders(root)
+    ]
+    for split, at, *names in places:
+        images, labels = (folder_named(at, each) for each in names)
         if split and images and labels:
-            found.setdefault(split, (images, labels))
-    return found
+            found.setdefault(split, []).append((images, labels))
+    if twice := [split for split, several in found.items() if len(several) > 1]:
+        raise UserError(f"{root} has several folders of {twice[0]}. Keep one of them.")
+    return {split: several[0] for split, several in found.items()}
 
 
 def _classes(root: Path) -> ClassNames:
     """Read names and values of the classes."""
     path = root / "dataset.json"
     if not path.exists():
-        return read_class_names(root / "classes.txt")
-    try:
-        labels = json.loads(path.read_text("utf-8"))["labels"].items()
-        pairs = [
-            (name, int(value)) if isinstance(value, int) else (str(value), int(name))
-            for name, value in labels
-        ]
-    except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{path}: its 'labels' are no names with values. Correct it, or write classes.txt."
-        ) from error
-    ignored = dict(pairs).get(IGNORED)
-    names, values = zip(*(pair for pair in pairs if pair[0] != IGNORED), strict=True)
-    return ClassNames(names, values, None, ignored)
+        path = root / "classes.txt"
+        found = read_class_names(path)
+    else:
+        try:
+            pairs = [
+                (name, int(value)) if isinstance(value, int) else (str(value), int(name))
+                for name, value in json.loads(path.read_text("utf-8"))["labels"].items()
+            ]
+        except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"{path}: its 'labels' are no names with a value each. Correct it, or write "
+                "classes.txt in its place."
+            ) from error
+        values = tuple(value for _, value in pairs)
+        found = ClassNames(tuple(name for name, _ in pairs), values, None)
+        if len(set(values)) < len(values):
+            raise UserError(f"{path}: two classes have one value. Correct it.")
+    found = found.without_ignored()
+    if found.colours is not None:
+        raise UserError(f"{path}: labels are values, no colours. Write 'value name' in each line.")
+    check_classes(path, found.names, multilabel=False)
+    return found
 
 
 def _pairs(images: Path, labels: Path, faults: Faults) -> dict[str, tuple[Path, Path]]:
@@ -173,13 +188,13 @@ def _fault(path: Path, label: Path) -> tuple[Fault, ...]:
     return (Fault(str(label), why),) if why else ()
 
 
-def _mask(label: Path, z: int, names: ClassNames) -> tv_tensors.Mask:
+def _mask(label: Path, z: int, values: Sequence[int], ignored: int | None) -> tv_tensors.Mask:
     """Read the labels of a slice as class numbers."""
     given = plane(label, z)
     mask = np.full(given.shape, IGNORE, dtype=np.uint8)
-    for number, value in enumerate(names.values or range(len(names.names))):
+    for number, value in enumerate(values):
         mask[given == value] = number
-    out = (given == IGNORE) | (given == (IGNORE if names.ignored is None else names.ignored))
+    out = (given == IGNORE) | (given == (IGNORE if ignored is None else ignored))
     unknown = np.unique(given[(mask == IGNORE) & ~out]).tolist()
     if unknown:
         listed = some([f"{value:g}" for value in unknown], 3)

@@ -22,10 +22,10 @@ from torch import Tensor
 from keymix.analysis import mask_pictures
 from keymix.arguments import checked
 from keymix.data import rle
-from keymix.data.decode import Pixels
+from keymix.data.decode import Pixels, open_image
 from keymix.data.record import DataRecord
-from keymix.data.sample import Size
-from keymix.data.shown import named, of_scans
+from keymix.data.sample import BadSampleError, Size
+from keymix.data.shown import named, takes_volumes
 from keymix.data.volumes import VolumeSlices, case_of, head_of, volume_of, volume_stem
 from keymix.errors import UserError
 from keymix.report.tables import csv_text
@@ -163,12 +163,17 @@ class MaskWriter(FolderWriter[MaskPrediction]):
             if volume_stem(path.name) is None:
                 items += super().of_files([path])
                 continue
-            if not of_scans(self.seen) or self.seen.multilabel:
+            if not takes_volumes(self.seen):
                 raise UserError(
                     f"{path} is a volume: a run on slices predicts it, whose masks have one class "
                     "for each pixel"
                 )
-            head = head_of(path)
+            try:
+                head = head_of(path)
+            except BadSampleError as error:
+                broken = MaskPrediction(path=str(path), id=case_of(path.name))
+                items.append(Item(named=broken, pixels=partial(_raise, error.faults[0].message)))
+                continue
             for z in range(head.depth):
                 name = f"{case_of(path.name)}_slice_{z:04d}"
                 slices = VolumeSlices(path, z, self.seen.in_chans, self.seen.intensity_window)
@@ -214,8 +219,17 @@ class MaskWriter(FolderWriter[MaskPrediction]):
                 for name, colour in zip(self.seen.classes, self.colours, strict=True)
             ),
             images=tuple(found),
-            volumes=tuple(map(_volume, self.volumes)),
+            volumes=tuple(map(_volume, self._answered(found))),
         )
+
+    def _answered(self, found: Sequence[MaskPrediction]) -> list[Path]:
+        """List the volumes of which every slice is answered, or will be."""
+        good = {each.id for each in found if each.error is None}
+        return [
+            path
+            for path, names in self.volumes.items()
+            if len(names) == head_of(path).depth and good.issuperset(names.values())
+        ]
 
     def write(self, found: MaskPrediction, image: Pixels, truth: Pixels | None) -> MaskPrediction:
         """Write the mask and the overlay, of a stack on its middle slice; keep run lengths."""
@@ -239,14 +253,19 @@ class MaskWriter(FolderWriter[MaskPrediction]):
     def write_results(self, found: Sequence[MaskPrediction]) -> None:
         """Write the run lengths, and the masks of volumes of which all slices were answered."""
         files.write_text(self.folder / RUN_LENGTHS, csv_text(COLUMNS, self.rows))
-        answered = {each.id for each in found if each.error is None}
-        for path, names in self.volumes.items():
-            if len(names) != head_of(path).depth or not answered.issuperset(names.values()):
-                continue
-            masks = [self.folder / MASKS / f"{names[z]}.png" for z in sorted(names)]
-            volume = volume_of([np.asarray(Image.open(mask)) for mask in masks], path)
+        labels = np.array(self.seen.class_ids or range(len(self.seen.classes)))
+        for path in self._answered(found):
+            names, planes = self.volumes[path], []
+            for z in sorted(names):
+                with open_image(self.folder / MASKS / f"{names[z]}.png") as image:
+                    planes.append(labels[np.asarray(image)])
+            volume = volume_of(planes, path)
             files.make_folder(self.folder / VOLUMES)
             files.write_bytes(self.folder / VOLUMES / _volume(path), volume)
+
+
+def _raise(why: str) -> Pixels:
+    raise UserError(why)
 
 
 def _volume(path: Path) -> str:
@@ -274,7 +293,8 @@ def predict_masks(
     - ``masks/<id>.png``: class numbers with a palette, or ``masks/<class>/<id>.png`` of 0 and 255
       where a pixel may have several classes;
     - ``overlays/<id>.png``: the image in grey, predicted classes filled, true ones outlined;
-    - ``volumes/<case>.nii.gz`` of slices of NIfTI volumes: class numbers, where the volume lies;
+    - ``volumes/<case>.nii.gz`` of NIfTI volumes of which all slices are answered: the values of
+      the labels that the run was trained on, where the volume lies;
     - ``predictions.csv``: ``id,class,segmentation``, run lengths of each class but the background;
     - ``predictions.json``, the manifest: what was predicted by which run.
 

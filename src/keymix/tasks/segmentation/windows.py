@@ -22,8 +22,8 @@ class SlidingWindows(nn.Module):
 
     Logits of windows that overlap are averaged with Gaussian weights, which are largest in a
     window's middle: MONAI's ``sliding_window_inference``, with what it does by default. An image
-    that fits one window is answered as by the model itself. Smaller ones are padded at the bottom
-    and the right with black, as training pads them.
+    that fits one window is answered as by the model itself. Smaller ones are padded with black at
+    the bottom and the right; in training they lie at a random place in black.
 
     `model` takes images of a window's `size`, height and width in pixels; `overlap` is the share,
     0 to below 1, by which neighbouring windows overlap; `black` is what black is in each channel of
