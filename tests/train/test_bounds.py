@@ -117,7 +117,8 @@ def test_a_batch_of_all_images_is_reported(vary: Vary, digits: ImageData) -> Non
         training_batches(vary({"data.batch_size": 73}), digits)
 
 
-def test_a_last_batch_of_one_image_is_dropped(vary: Vary, digits: ImageData) -> None:
-    for size, served in ((71, [71]), (35, [35, 35, 2]), (1, [1] * 72), (72, [72])):
-        recipe = vary({"data.batch_size": size})
-        assert [len(each.index) for each in training_batches(recipe, digits)] == served
+def test_a_last_batch_of_one_image_gets_another(vary: Vary, digits: ImageData) -> None:
+    for size, served in ((71, [71, 2]), (35, [35, 35, 2]), (1, [1] * 72), (72, [72])):
+        batches = [*training_batches(vary({"data.batch_size": size}), digits)]
+        assert [len(each.index) for each in batches] == served
+        assert {i for each in batches for i in each.index.tolist()} == {*range(72)}

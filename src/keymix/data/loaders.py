@@ -97,6 +97,8 @@ class Loader:
         workers: Processes that decode and augment ahead; 0 works in this process, and so do sets
             in memory without masks, for which this is faster.
         drop_last: Drop the last batch if it is not full.
+        pair_last: Where the last of several batches would have a single image, serve the first of
+            the order once more next to it, as several ranks do anyway. A stream's stays as it is.
         device: Where batches come out.
 
     Raises:
@@ -117,6 +119,7 @@ class Loader:
         world_size: int = 1,
         workers: int = 0,
         drop_last: bool = False,
+        pair_last: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
         if batch_size < 1:
@@ -133,6 +136,7 @@ class Loader:
         self.rank = rank
         self.world_size = world_size
         self.drop_last = drop_last
+        self.pair_last = pair_last and world_size == 1 and split.stream is None
         self.device = torch.device(device)
         self.epoch = 0
         if len(self) == 0:
@@ -202,7 +206,9 @@ class Loader:
         total, ranks = len(self.split), self.world_size
         if not self.train:
             return (total - (self.rank if rank is None else rank) + ranks - 1) // ranks
-        return total // ranks if self.drop_last else math.ceil(total / ranks)
+        count = total // ranks if self.drop_last else math.ceil(total / ranks)
+        lone = count > self.batch_size and count % self.batch_size == 1
+        return count + 1 if lone and self.pair_last else count
 
     def _finished(self, made: Made) -> Batch:
         images: Tensor | list[Tensor]

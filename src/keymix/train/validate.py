@@ -94,17 +94,16 @@ def _check_task(recipe: Recipe, task: Task) -> None:
 def training_batches(recipe: Recipe, data: ImageData) -> Loader:
     """Make what serves a run's training images, or refuse settings that do not fit them.
 
-    A last batch of a single image is dropped, whatever the model, so that all see the same: a batch
-    norm of a map of one pixel has nothing to normalise over.
+    A last batch of a single image gets another, whatever the model, so that all see the same: over
+    one image a batch norm of a map of one pixel has nothing to normalise over.
     """
     if why := data.facts.unfit:
         raise UserError(f"data {data.spec}: {why}")
-    size, count = _share(recipe, data), -(-len(data.train) // ranks.size())
     batches = Loader(
         data.train,
         data,
-        batch_size=size,
-        drop_last=count > size and count % size == 1,
+        batch_size=_share(recipe, data),
+        pair_last=True,
         train=True,
         augment=recipe.augment,
         seed=recipe.seed,
