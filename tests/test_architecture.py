@@ -239,6 +239,7 @@ SHORT = {
     "analysis/threads.py": "one rule, shared by measuring, training and comparing",
     "cli/report.py": "a verb",
     "cli/scores.py": "shared by two verbs",
+    "data/formats/nifti.py": "a format of volumes",
     "data/sources/digits.py": "a source",
     "layers/checkpoint.py": "shared by three rooms",
     "layers/spiking_block.py": "shared by embeddings, stages and mixers",

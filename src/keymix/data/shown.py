@@ -20,7 +20,7 @@ from keymix.data.kinds import RECORDING
 from keymix.data.sample import Size
 from keymix.data.slices import id_and_spacing, read_stack, scaled
 from keymix.data.view import view_of
-from keymix.data.volumes import volume_stem
+from keymix.data.volumes import is_volume
 from keymix.errors import UserError
 
 if TYPE_CHECKING:
@@ -43,11 +43,13 @@ def read_file(path: Path, record: DataRecord, size: Size) -> Tensor:
 
 def file_pixels(path: Path, record: DataRecord) -> Pixels:
     """Decode an image file at its own size, as the data of a record does: uint8 ``[C, h, w]``."""
-    if volume_stem(path.name) is not None:
+    if is_volume(path):
         raise UserError(
             f"{path} is a volume: `keymix predict` and keymix.predict_masks take it; in memory, "
             "give its slices as arrays."
         )
+    if path.suffix.lower() == ".dcm":
+        raise UserError(f"{path} is a slice of a DICOM series: give the folder of the series.")
     if of_scans(record):
         return read_stack(path, record.in_chans, record.intensity_window)
     return picture_pixels(path, record.in_chans, record.white_level)
@@ -116,11 +118,6 @@ def _bytes(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
-def _is_shown(name: str) -> bool:
-    """Return whether by its name a file is an image or a volume of slices."""
-    return is_image(name) or volume_stem(name) is not None
-
-
 def fitted(pixels: Pixels, record: DataRecord, size: Size) -> Tensor:
     """Bring pixels to the size that a model sees, as the data of a record does its own.
 
@@ -134,7 +131,7 @@ def fitted(pixels: Pixels, record: DataRecord, size: Size) -> Tensor:
 def of_scans(record: DataRecord) -> bool:
     """Whether images are slices, scaled from their least and largest value."""
     kind = record.spec.partition(":")[0]
-    return record.multilabel is not None and kind in ("uwgi", "nifti")
+    return record.multilabel is not None and kind in ("uwgi", "volumes")
 
 
 def takes_volumes(record: DataRecord) -> bool:
@@ -158,21 +155,23 @@ def image_files(
     """The image files that paths mean: files as they are, folders searched with all below.
 
     Hidden files in folders are left out, as in training. ``events`` looks for recordings of events,
-    ``volumes`` for NIfTI volumes too.
+    ``volumes`` for volumes too.
     """
     fits, what = (is_recording, "recording") if events else (is_image, "image")
-    if volumes:
-        fits = _is_shown
     found: list[Path] = []
     for given in paths:
         if not str(given):
             raise UserError(f"a path is empty: name {what}s or folders of them, '.' for this one.")
         path = Path(given)
         if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if fits(p.name) and not p.is_dir())
-            if not inside:
+            inside = sorted(
+                p
+                for p in (path, *path.rglob("*"))
+                if (fits(p.name) and not p.is_dir()) or (volumes and is_volume(p))
+            )
+            if not inside and (events or not is_volume(path)):
                 raise UserError(f"the folder {str(path)!r} holds no {what}s.")
-            found += inside
+            found += inside or [path]
         elif path.exists():
             found.append(path)
         else:

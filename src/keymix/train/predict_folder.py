@@ -35,7 +35,7 @@ from keymix.train.recipe import is_part
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData, Split
 
-MANIFEST, OVERLAYS = "predictions.json", "overlays"
+MANIFEST, OVERLAYS, VOLUMES = "predictions.json", "overlays", "volumes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +230,9 @@ class FolderWriter(ABC, Generic[PredictionT]):
         written = files.read_json(before) if before.exists() else {}
         known = [row for row in written.get("images") or () if isinstance(row, dict)]
         names = {str(row.get(key)) for row in known for key in ("id", "overlay")}
-        names.update(map(str, written.get("volumes") or ()))
+        for name in map(str, written.get("volumes") or ()):
+            if is_part(name):
+                files.remove(self.folder / VOLUMES / name)
         for path in self.folder.glob("*/**/*"):
             if path.is_file() and {path.name, path.stem} & names:
                 path.unlink()

@@ -26,7 +26,7 @@ from keymix.data.decode import Pixels, open_image
 from keymix.data.record import DataRecord
 from keymix.data.sample import BadSampleError, Size
 from keymix.data.shown import named, takes_volumes
-from keymix.data.volumes import VolumeSlices, case_of, head_of, volume_of, volume_stem
+from keymix.data.volumes import VolumeSlices, case_of, is_volume, open_volume
 from keymix.errors import UserError
 from keymix.report.tables import csv_text
 from keymix.tasks.segmentation.facts import TASK
@@ -37,6 +37,7 @@ from keymix.train.folder import Which
 from keymix.train.parts import Prediction, Wanted
 from keymix.train.predict_folder import (
     OVERLAYS,
+    VOLUMES,
     FolderManifest,
     FolderWriter,
     Item,
@@ -53,7 +54,6 @@ AT_ONCE = 8
 MASKS = "masks"
 WHAT = "predicted masks"
 RUN_LENGTHS = "predictions.csv"
-VOLUMES = "volumes"
 COLUMNS = ("id", "class", "segmentation")
 
 
@@ -160,7 +160,7 @@ class MaskWriter(FolderWriter[MaskPrediction]):
         """List images, and of volumes the slices."""
         items = []
         for path in paths:
-            if volume_stem(path.name) is None:
+            if not is_volume(path):
                 items += super().of_files([path])
                 continue
             if not takes_volumes(self.seen):
@@ -169,15 +169,15 @@ class MaskWriter(FolderWriter[MaskPrediction]):
                     "for each pixel"
                 )
             try:
-                head = head_of(path)
+                volume = open_volume(path)
             except BadSampleError as error:
-                broken = MaskPrediction(path=str(path), id=case_of(path.name))
+                broken = MaskPrediction(path=str(path), id=case_of(path))
                 items.append(Item(named=broken, pixels=partial(_raise, error.faults[0].message)))
                 continue
-            for z in range(head.depth):
-                name = f"{case_of(path.name)}_slice_{z:04d}"
+            for z in range(volume.depth):
+                name = f"{case_of(path)}_slice_{z:04d}"
                 slices = VolumeSlices(path, z, self.seen.in_chans, self.seen.intensity_window)
-                named = MaskPrediction(path=f"{path} slice {z}", id=name, spacing=head.spacing)
+                named = MaskPrediction(path=f"{path} slice {z}", id=name, spacing=volume.spacing)
                 items.append(Item(named=named, pixels=slices))
                 self.volumes.setdefault(path, {})[z] = name
         return items
@@ -228,7 +228,7 @@ class MaskWriter(FolderWriter[MaskPrediction]):
         return [
             path
             for path, names in self.volumes.items()
-            if len(names) == head_of(path).depth and good.issuperset(names.values())
+            if len(names) == open_volume(path).depth and good.issuperset(names.values())
         ]
 
     def write(self, found: MaskPrediction, image: Pixels, truth: Pixels | None) -> MaskPrediction:
@@ -259,9 +259,14 @@ class MaskWriter(FolderWriter[MaskPrediction]):
             for z in sorted(names):
                 with open_image(self.folder / MASKS / f"{names[z]}.png") as image:
                     planes.append(labels[np.asarray(image)])
-            volume = volume_of(planes, path)
-            files.make_folder(self.folder / VOLUMES)
-            files.write_bytes(self.folder / VOLUMES / _volume(path), volume)
+            place = self.folder / VOLUMES / _volume(path)
+            part = files.part_of(place)
+            files.remove(part)
+            for end, content in open_volume(path).like(planes).items():
+                file = Path(f"{part}{end}" if end.startswith("/") else part)
+                files.make_folder(file.parent)
+                files.write_bytes(file, content)
+            files.replace_folder(part, place)
 
 
 def _raise(why: str) -> Pixels:
@@ -269,7 +274,7 @@ def _raise(why: str) -> Pixels:
 
 
 def _volume(path: Path) -> str:
-    return f"{case_of(path.name)}.nii.gz"
+    return f"{case_of(path)}{open_volume(path).suffix}"
 
 
 @checked
@@ -293,8 +298,9 @@ def predict_masks(
     - ``masks/<id>.png``: class numbers with a palette, or ``masks/<class>/<id>.png`` of 0 and 255
       where a pixel may have several classes;
     - ``overlays/<id>.png``: the image in grey, predicted classes filled, true ones outlined;
-    - ``volumes/<case>.nii.gz`` of NIfTI volumes of which all slices are answered: the values of
-      the labels that the run was trained on, where the volume lies;
+    - ``volumes/<case>.nii.gz``, a folder ``<case>`` of DICOM files or ``<case>.tif``, as the
+      volume's own format is, of volumes of which all slices are answered: the values of the labels
+      that the run was trained on, where the volume lies;
     - ``predictions.csv``: ``id,class,segmentation``, run lengths of each class but the background;
     - ``predictions.json``, the manifest: what was predicted by which run.
 

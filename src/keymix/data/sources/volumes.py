@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NIfTI volumes with labels: slices with masks, in the layouts of nnU-Net and the Decathlon.
+"""Volumes with labels: slices with masks, in the layouts of nnU-Net and the Decathlon.
 
 ``imagesTr/<case>.nii.gz`` (or nnU-Net's ``<case>_0000.nii.gz``) and ``labelsTr/<case>.nii.gz``,
 with ``imagesTs/`` and ``labelsTs/`` for the test; or ``images/`` and ``labels/`` or ``masks/``,
-perhaps below ``train/``, ``val/`` and ``test/``. ``dataset.json`` (either form) or ``classes.txt``
-names the classes of the labels' values.
+perhaps below ``train/``, ``val/`` and ``test/``. Each may be a NIfTI file, a TIFF file or a folder
+of DICOM files. ``dataset.json`` (either form) or ``classes.txt`` names the labels' values.
 """
 
 from __future__ import annotations
@@ -32,29 +32,30 @@ from keymix.data.mask_facts import report_shared_cases
 from keymix.data.record import DataFacts
 from keymix.data.sample import BadSampleError, Fault, Faults, Row, Source, refuse, some
 from keymix.data.specs import MASKS, source
-from keymix.data.volumes import VolumeSlices, case_of, head_of, plane, volume_stem
+from keymix.data.volumes import VolumeSlices, case_of, format_of, open_volume
 from keymix.errors import UserError
 
 _TRAIN, _TEST = ((("imagestr",), ("labelstr",)), (("imagests",), ("labelsts",)))
-_NEAR = 1e-3  # millimetres: label and image lie at one place
+_NEAR = 0.01  # of a voxel: label and image lie at one place
 _LAYOUT = (
-    "Arrange them as imagesTr/<case>.nii.gz and labelsTr/<case>.nii.gz, or images/ and labels/, "
-    "with dataset.json or classes.txt above"
+    "Arrange them as imagesTr/ and labelsTr/, or images/ and labels/, with <case>.nii.gz, "
+    "<case>.tif or a folder <case> of DICOM files in each, and dataset.json or classes.txt above"
 )
 
 
 @source(
-    "nifti",
+    "volumes",
     argument="PATH",
-    summary="NIfTI volumes and labels: PATH/imagesTr/ and PATH/labelsTr/ (nnU-Net, Medical "
-    "Segmentation Decathlon) or PATH/images/ and PATH/labels/; slices of a volume stay together",
+    summary="volumes and labels (NIfTI, folders of DICOM files, TIFF of several pages): "
+    "PATH/imagesTr/ and PATH/labelsTr/ (nnU-Net, Medical Segmentation Decathlon) or PATH/images/ "
+    "and PATH/labels/; slices of a volume stay together",
     kind="slices",
     task="segmentation",
     target="mask",
     settings=("intensity_window",),
     on_disk=True,
 )
-def open_nifti(
+def open_volumes(
     argument: str,
     faults: Faults,
     *,
@@ -64,11 +65,11 @@ def open_nifti(
 ) -> Source:
     """Open the volumes of a folder; each slice of one that has labels is a sample."""
     if masks == MASKS[True]:
-        raise UserError("task.options.masks = 'multilabel': a voxel of nifti:PATH has one class.")
-    root = existing_path("nifti", argument)
+        raise UserError("task.options.masks = 'multilabel': a voxel of volumes:PATH has one class.")
+    root = existing_path("volumes", argument)
     places = _places(root)
     if "train" not in places:
-        raise UserError(f"data nifti:{argument}: {root} has no volumes with labels. {_LAYOUT}.")
+        raise UserError(f"data volumes:{argument}: {root} has no volumes with labels. {_LAYOUT}.")
     names = _classes(root)
     values = names.values or tuple(range(len(names.names)))
     rows = []
@@ -76,8 +77,8 @@ def open_nifti(
         for case, (path, label) in _pairs(images, labels, faults).items():
             found = _fault(path, label)
             given = split if len(places) > 1 else ""
-            depth = 1 if found else head_of(path).depth
-            for z in range(depth):
+            volume = None if found else open_volume(path)
+            for z in range(volume.depth if volume else 1):
                 row = Row(
                     id=f"{path} slice {z}",
                     image=VolumeSlices(path, z, stack, intensity_window),
@@ -85,7 +86,7 @@ def open_nifti(
                     split=given,
                     group=case,
                     name=f"{case}_slice_{z:04d}",
-                    spacing=None if found else head_of(path).spacing,
+                    spacing=volume.spacing if volume else None,
                     faults=found,
                 )
                 rows.append(row)
@@ -153,19 +154,18 @@ def _pairs(images: Path, labels: Path, faults: Faults) -> dict[str, tuple[Path, 
     found: dict[str, dict[str, Path]] = {"image": {}, "label": {}}
     for what, folder in (("image", images), ("label", labels)):
         for path in sorted(folder.iterdir()):
-            if (stem := volume_stem(path.name)) is None:
+            if format_of(path) is None:
                 if not path.name.startswith("."):
                     faults.stranger(path)
                 continue
-            case = case_of(path.name) if what == "image" else stem
-            if case in found[what]:
+            if (case := case_of(path)) in found[what]:
                 faults.report(path, f"{found[what][case].name} is of the same case. Keep one.")
             found[what][case] = path
     cases = sorted({*found["image"], *found["label"]})
     return {
         case: (
-            found["image"].get(case, images / f"{case}.nii.gz"),
-            found["label"].get(case, labels / f"{case}.nii.gz"),
+            found["image"].get(case, images / case),
+            found["label"].get(case, labels / case),
         )
         for case in cases
     }
@@ -173,24 +173,31 @@ def _pairs(images: Path, labels: Path, faults: Faults) -> dict[str, tuple[Path, 
 
 def _fault(path: Path, label: Path) -> tuple[Fault, ...]:
     """Say what is wrong with a volume or its labels."""
+    for there, wanted, what in ((path, label, "labels"), (label, path, "volume")):
+        if not wanted.exists():
+            return (Fault(str(there), f"{there} has no {what} in {wanted.parent}"),)
     try:
-        own, other = head_of(path), head_of(label)
+        own, other = open_volume(path), open_volume(label)
     except BadSampleError as error:
         return error.faults
     why = ""
-    if (own.size, own.depth) != (other.size, other.depth):
-        ours, theirs = ("x".join(map(str, (*h.size, h.depth))) for h in (own, other))
+    ours, theirs = ("x".join(map(str, (*each.size, each.depth))) for each in (own, other))
+    sizes = [pair for pair in zip(own.voxel, other.voxel, strict=True) if min(pair) > 0]
+    if ours != theirs:
         why = f"{label} has {theirs} voxels, and {path} has {ours}"
-    elif not np.allclose(own.spacing, other.spacing, atol=_NEAR):
-        why = f"{label} has voxels of {other.spacing} mm, and {path} of {own.spacing} mm"
-    elif not np.allclose(own.affine, other.affine, atol=_NEAR):
+    elif not all(np.isclose(a, b, rtol=_NEAR) for a, b in sizes):
+        ours, theirs = ("x".join(f"{mm:.4g}" for mm in each.voxel) for each in (own, other))
+        why = f"{label} has voxels of {theirs} mm, and {path} of {ours} mm"
+    elif own.upright is None or other.upright is None:
+        pass  # nobody says how one of them lies
+    elif not np.allclose(own.upright, other.upright, atol=_NEAR * min(own.voxel)):
         why = f"{label} and {path} do not lie at the same place: their affine matrices differ"
     return (Fault(str(label), why),) if why else ()
 
 
 def _mask(label: Path, z: int, values: Sequence[int], ignored: int | None) -> tv_tensors.Mask:
     """Read the labels of a slice as class numbers."""
-    given = plane(label, z)
+    given = open_volume(label).plane(z)
     mask = np.full(given.shape, IGNORE, dtype=np.uint8)
     for number, value in enumerate(values):
         mask[given == value] = number

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An opened volume of any format: its slices across the body, and masks of slices as a volume.
+
+Whatever the order of a volume's axes, a slice lies across the axis from feet to head, its first row
+in front and its columns from the patient's left to the right (nibabel's RAS+ turned by 90 degrees).
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from keymix.data.sample import BadSampleError, Fault, Size
+from keymix.errors import UserError
+
+_KEPT = 8  # volumes whose values a process keeps: those that cannot be read by slices
+
+
+class Volume(ABC):
+    """A volume that is opened, without its values.
+
+    Args:
+        path: Its file or folder.
+        shape: Voxels along each of its axes.
+        turned: Which axis of the body each is, right, front or head, and 1 or -1 for its direction
+            (nibabel's orientation).
+        affine: From voxels to millimetres, RAS+; None where nobody says how it lies.
+        voxel: Millimetres of a voxel along each axis, 0 where unknown; None for the affine's.
+    """
+
+    suffix: ClassVar[str]
+    """What a written volume's name ends with; none of a folder."""
+
+    def __init__(
+        self,
+        path: Path,
+        shape: Sequence[int],
+        turned: ArrayLike,
+        affine: NDArray[np.float64] | None,
+        voxel: Sequence[float] | None = None,
+    ) -> None:
+        self.path, self.shape = path, tuple(shape)
+        if affine is not None:
+            voxel = np.linalg.norm(affine[:3, :3], axis=0).tolist()
+        body = np.asarray(turned)
+        if np.isnan(body).any():
+            raise bad(path, "its affine matrix does not say how its axes lie")
+        self._body, self._ways = body[:, 0].astype(int), body[:, 1].astype(int)
+        self._axes = x, y, z = np.argsort(self._body).tolist()
+        self.size: Size = (self.shape[y], self.shape[x])
+        self.depth = self.shape[z]
+        sizes = voxel or (0.0, 0.0, 0.0)
+        self.voxel = (sizes[y], sizes[x], sizes[z])  # from row to row, column to column, slices
+        self.upright = affine
+        """From columns to the right, rows to the front and slices to the head to millimetres."""
+        if affine is not None:
+            turn = np.eye(4)[:, [*self._axes, 3]]
+            turn[:3, :3] *= self._ways[self._axes]
+            turn[:3, 3] = np.where(self._ways < 0, np.array(self.shape) - 1, 0)
+            self.upright = affine @ turn
+        self.lock = Lock()
+
+    @property
+    def spacing(self) -> tuple[float, float] | None:
+        """Millimetres from row to row and from column to column; None if unknown."""
+        return self.voxel[:2] if min(self.voxel[:2]) > 0 else None
+
+    @abstractmethod
+    def across(self, axis: int, at: int) -> NDArray[Any]:
+        """Read a slice across one of its axes, the others in their order."""
+
+    def whole(self) -> NDArray[Any]:
+        """Read all values."""
+        return np.stack([self.across(2, at) for at in range(self.shape[2])], axis=-1)
+
+    @abstractmethod
+    def files(self, values: NDArray[Any]) -> dict[str, bytes]:
+        """Make files of whole numbers that lie as it does, by the ends of their names.
+
+        Nothing else of its head is taken over, which may name a patient.
+        """
+
+    def file(self, place: int) -> Path:
+        """Return the file that a slice stands in."""
+        del place
+        return self.path
+
+    def place(self, place: int) -> int:
+        """Count a slice, from the feet, along its own axis."""
+        z = self._axes[2]
+        return place if self._ways[z] > 0 else self.depth - 1 - place
+
+    def plane(self, place: int) -> NDArray[Any]:
+        """Read a slice, ``[h, w]``."""
+        x, y, z = self._axes
+        values = self.across(z, self.place(place))
+        if not np.isfinite(values).all():
+            raise bad(self.path, f"slice {place} has values that are not finite")
+        values = values if x < y else values.T
+        return np.rot90(values[:: self._ways[x], :: self._ways[y]])
+
+    def like(self, planes: Sequence[NDArray[Any]]) -> dict[str, bytes]:
+        """Make the files of a volume of whole numbers of all slices, which lies where it lies."""
+        upright = np.stack([np.rot90(each, -1) for each in planes], axis=-1)
+        turned = upright.transpose(self._body.tolist())
+        return self.files(np.flip(turned, tuple(np.flatnonzero(self._ways < 0).tolist())))
+
+
+def held(volume: Volume) -> NDArray[Any]:
+    """Return all values, which one thread reads for all."""
+    with volume.lock:
+        return _whole(volume)
+
+
+@lru_cache(maxsize=_KEPT)
+def _whole(volume: Volume) -> NDArray[Any]:
+    return volume.whole()
+
+
+def fitting(path: Path, values: NDArray[Any], *kinds: type[np.integer[Any]]) -> NDArray[Any]:
+    """Store whole numbers in the first kind that has them all."""
+    low, high = int(values.min()), int(values.max())
+    for kind in kinds:
+        if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
+            return np.ascontiguousarray(values.astype(kind))
+    raise UserError(f"{path}: labels from {low} to {high} do not fit its format. Renumber them.")
+
+
+def bad(path: Path, why: object) -> BadSampleError:
+    """Make the error for a volume, or a file of it, that cannot be read."""
+    text = " ".join(str(why).split())
+    return BadSampleError([Fault(str(path), f"cannot read volume {path}: {text}")])
+
+
+def library(name: str, path: Path) -> Any:
+    """Import what reads a format."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(f"{path} needs {name}: pip install 'keymix[medical]'") from error
