@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 
 from keymix.data.decode import head_digest
-from keymix.data.formats import tiff
 from keymix.data.formats.base import Volume, bad
 from keymix.data.formats.dicom import DicomSeries, series_files
 from keymix.data.formats.nifti import NiftiVolume
 from keymix.data.formats.tiff import TiffVolume
-from keymix.data.sample import Size, Stored
+from keymix.data.sample import BadSampleError, Size, Stored
 from keymix.data.slices import scaled
 
 _SUFFIXES: dict[str, Callable[[Path], Volume]] = {
     ".nii.gz": NiftiVolume,
     ".nii": NiftiVolume,
-    **dict.fromkeys(tiff.SUFFIXES, TiffVolume),
+    ".tif": TiffVolume,
+    ".tiff": TiffVolume,
 }
 _CHANNEL = "_0000"  # nnU-Net's end of an image's name
 
@@ -54,7 +54,10 @@ def format_of(path: Path) -> Callable[[Path], Volume] | None:
 def is_volume(path: Path) -> bool:
     """Whether what is there is a volume; a TIFF file of a single page is an image."""
     found = format_of(path)
-    return found is not None and (found is not TiffVolume or tiff.pages(path) > 1)
+    try:
+        return found is not None and (found is not TiffVolume or open_volume(path).depth > 1)
+    except BadSampleError:
+        return False
 
 
 def open_volume(path: Path) -> Volume:
@@ -105,7 +108,8 @@ class VolumeSlices(Stored):
 
     def digest(self, *, content: bool = True) -> bytes:
         """Hash name, place, its file's length and, with ``content``, the first 64 KiB of that."""
-        file, head = open_volume(self.path).file(self.place), b""
+        stored, head = open_volume(self.path).stored, b""
+        file = stored[self.place % len(stored)]
         if content:
             with file.open("rb") as stream:
                 head = stream.read(1 << 16)

@@ -16,7 +16,7 @@ from threading import Lock
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from keymix.data.sample import BadSampleError, Fault, Size
 from keymix.errors import UserError
@@ -27,46 +27,32 @@ _KEPT = 8  # volumes whose values a process keeps: those that cannot be read by 
 class Volume(ABC):
     """A volume that is opened, without its values.
 
-    Args:
-        path: Its file or folder.
-        shape: Voxels along each of its axes.
-        turned: Which axis of the body each is, right, front or head, and 1 or -1 for its direction
-            (nibabel's orientation).
-        affine: From voxels to millimetres, RAS+; None where nobody says how it lies.
-        voxel: Millimetres of a voxel along each axis, 0 where unknown; None for the affine's.
+    Its `lie` gives for each axis of its own which of the body's it is, right, front or head, and 1
+    or -1 for its direction (nibabel's orientation). `voxel` is in millimetres from row to row, from
+    column to column and from slice to slice, 0 where unknown. `upright` is the affine matrix from
+    columns, rows from the back, and slices to millimetres; None where nobody says how it lies.
     """
 
     suffix: ClassVar[str]
-    """What a written volume's name ends with; none of a folder."""
+    """What a written volume's name ends with; nothing of a folder."""
 
     def __init__(
-        self,
-        path: Path,
-        shape: Sequence[int],
-        turned: ArrayLike,
-        affine: NDArray[np.float64] | None,
-        voxel: Sequence[float] | None = None,
+        self, stored: Sequence[Path], shape: Sequence[int], lie: Any, affine: NDArray[Any] | None
     ) -> None:
-        self.path, self.shape = path, tuple(shape)
-        if affine is not None:
-            voxel = np.linalg.norm(affine[:3, :3], axis=0).tolist()
-        body = np.asarray(turned)
-        if np.isnan(body).any():
-            raise bad(path, "its affine matrix does not say how its axes lie")
-        self._body, self._ways = body[:, 0].astype(int), body[:, 1].astype(int)
+        self.stored, self.shape, self.lock = stored, tuple(shape), Lock()
+        if np.isnan(lie).any():
+            raise bad(stored[0], "its affine matrix does not say how its axes lie")
+        self._body, self._ways = np.asarray(lie).astype(int).T
         self._axes = x, y, z = np.argsort(self._body).tolist()
         self.size: Size = (self.shape[y], self.shape[x])
-        self.depth = self.shape[z]
-        sizes = voxel or (0.0, 0.0, 0.0)
-        self.voxel = (sizes[y], sizes[x], sizes[z])  # from row to row, column to column, slices
-        self.upright = affine
-        """From columns to the right, rows to the front and slices to the head to millimetres."""
+        self.depth, self.voxel, self.upright = self.shape[z], (0.0, 0.0, 0.0), affine
         if affine is not None:
             turn = np.eye(4)[:, [*self._axes, 3]]
             turn[:3, :3] *= self._ways[self._axes]
             turn[:3, 3] = np.where(self._ways < 0, np.array(self.shape) - 1, 0)
             self.upright = affine @ turn
-        self.lock = Lock()
+            across, down, up = np.linalg.norm(self.upright[:3, :3], axis=0).tolist()
+            self.voxel = (down, across, up)
 
     @property
     def spacing(self) -> tuple[float, float] | None:
@@ -88,22 +74,12 @@ class Volume(ABC):
         Nothing else of its head is taken over, which may name a patient.
         """
 
-    def file(self, place: int) -> Path:
-        """Return the file that a slice stands in."""
-        del place
-        return self.path
-
-    def place(self, place: int) -> int:
-        """Count a slice, from the feet, along its own axis."""
-        z = self._axes[2]
-        return place if self._ways[z] > 0 else self.depth - 1 - place
-
     def plane(self, place: int) -> NDArray[Any]:
         """Read a slice, ``[h, w]``."""
         x, y, z = self._axes
-        values = self.across(z, self.place(place))
+        values = self.across(z, place if self._ways[z] > 0 else self.depth - 1 - place)
         if not np.isfinite(values).all():
-            raise bad(self.path, f"slice {place} has values that are not finite")
+            raise bad(self.stored[0], f"slice {place} has values that are not finite")
         values = values if x < y else values.T
         return np.rot90(values[:: self._ways[x], :: self._ways[y]])
 
@@ -113,11 +89,10 @@ class Volume(ABC):
         turned = upright.transpose(self._body.tolist())
         return self.files(np.flip(turned, tuple(np.flatnonzero(self._ways < 0).tolist())))
 
-
-def held(volume: Volume) -> NDArray[Any]:
-    """Return all values, which one thread reads for all."""
-    with volume.lock:
-        return _whole(volume)
+    def held(self) -> NDArray[Any]:
+        """Return all values, which one thread reads for all."""
+        with self.lock:
+            return _whole(self)
 
 
 @lru_cache(maxsize=_KEPT)
@@ -125,17 +100,17 @@ def _whole(volume: Volume) -> NDArray[Any]:
     return volume.whole()
 
 
-def fitting(path: Path, values: NDArray[Any], *kinds: type[np.integer[Any]]) -> NDArray[Any]:
+def fitting(values: NDArray[Any], *kinds: type[np.integer[Any]]) -> NDArray[Any]:
     """Store whole numbers in the first kind that has them all."""
     low, high = int(values.min()), int(values.max())
     for kind in kinds:
         if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
-            return np.ascontiguousarray(values.astype(kind))
-    raise UserError(f"{path}: labels from {low} to {high} do not fit its format. Renumber them.")
+            return values.astype(kind)
+    raise UserError(f"labels from {low} to {high} do not fit the format. Renumber the classes.")
 
 
 def bad(path: Path, why: object) -> BadSampleError:
-    """Make the error for a volume, or a file of it, that cannot be read."""
+    """Make the error for a file, or a folder, of a volume that cannot be read."""
     text = " ".join(str(why).split())
     return BadSampleError([Fault(str(path), f"cannot read volume {path}: {text}")])
 

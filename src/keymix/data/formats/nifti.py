@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from keymix.data.formats.base import Volume, bad, fitting, held, library
+from keymix.data.formats.base import Volume, bad, fitting, library
 
 
 class NiftiVolume(Volume):
@@ -29,7 +29,7 @@ class NiftiVolume(Volume):
         if len(shape) < 3 or any(n != 1 for n in shape[3:]) or kind.kind not in "iuf":
             text = f"{'x'.join(map(str, shape))} of {kind}"
             raise bad(path, f"it is {text}, and no volume of one value per voxel")
-        super().__init__(path, shape[:3], nib.io_orientation(image.affine), image.affine)
+        super().__init__([path], shape[:3], nib.io_orientation(image.affine), image.affine)
 
     def whole(self) -> NDArray[Any]:
         """Read values as they are stored, in less memory than scaled ones."""
@@ -37,19 +37,19 @@ class NiftiVolume(Volume):
 
     def across(self, axis: int, at: int) -> NDArray[Any]:
         """Read a slice, scaled."""
-        chosen = tuple(at if axis == each else slice(None) for each in range(3))
+        path, data = self.stored[0], self.image.dataobj
         try:
-            values = held(self) if self.path.suffix.lower() == ".gz" else self.whole()
-            values = np.asarray(values[chosen])
+            values = self.held() if path.suffix.lower() == ".gz" else self.whole()
+            values = np.asarray(np.moveaxis(values, axis, 0)[at])
         except (OSError, EOFError, ValueError, zlib.error) as error:
-            raise bad(self.path, error) from error
-        slope, inter = self.image.dataobj.slope, self.image.dataobj.inter
-        return values if (slope, inter) == (1, 0) else values * slope + inter
+            raise bad(path, error) from error
+        plain = (data.slope, data.inter) == (1, 0)
+        return values if plain else np.asarray(values * data.slope + data.inter)
 
     def files(self, values: NDArray[Any]) -> dict[str, bytes]:
         """Make a compressed file with its axes, spacing and position."""
-        values = fitting(self.path, values, np.uint8, np.int32)
-        made = self.nib.Nifti1Image(values.reshape(self.image.shape), self.image.affine)
+        values = fitting(values, np.uint8, np.int32).reshape(self.image.shape)
+        made = self.nib.Nifti1Image(values, self.image.affine)
         for name in ("sform", "qform"):
             given, code = getattr(self.image, f"get_{name}")(coded=True)
             getattr(made, f"set_{name}")(given, int(code))

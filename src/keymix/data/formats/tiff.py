@@ -19,21 +19,11 @@ from PIL import Image
 from keymix.data.decode import DAMAGE, SIXTEEN_BIT, open_image, reason
 from keymix.data.formats.base import Volume, bad, fitting
 
-SUFFIXES = (".tif", ".tiff")
 _ABOUT, _X, _Y, _UNIT = 270, 282, 283, 296  # tags: description, pixels per unit, unit
 _MODES = ("L", "P", "F", *SIXTEEN_BIT)
 _UNITS = {"mm": 1.0, "cm": 10.0, "um": 1e-3, "µm": 1e-3, r"\u00B5m": 1e-3, "micron": 1e-3}
 _DAMAGE = (*DAMAGE, TypeError)  # of pages after the first
 _AS_STORED = ((0, 1), (1, -1), (2, 1))  # columns to the right, rows to the back
-
-
-def pages(path: Path) -> int:
-    """Count the pages of a file; 0 of one that cannot be read."""
-    try:
-        with open_image(path) as image:
-            return int(getattr(image, "n_frames", 1))
-    except _DAMAGE:
-        return 0
 
 
 class TiffVolume(Volume):
@@ -42,56 +32,49 @@ class TiffVolume(Volume):
     suffix = ".tif"
 
     def __init__(self, path: Path) -> None:
-        found = set()
+        found = []
         try:
             with open_image(path) as image:
                 tags: Any = getattr(image, "tag_v2", {})
-                depth = int(getattr(image, "n_frames", 1))
-                for at in range(depth):
+                for at in range(getattr(image, "n_frames", 1)):
                     image.seek(at)
-                    found.add((*image.size, image.mode))
+                    found.append((*image.size, image.mode))
         except _DAMAGE as error:
             raise bad(path, reason(error)) from error
-        if len(found) > 1 or image.mode not in _MODES:
-            kinds = ", ".join(f"{w}x{h} {mode}" for w, h, mode in sorted(found))
+        if len({*found}) > 1 or image.mode not in _MODES:
+            kinds = ", ".join(f"{w}x{h} {mode}" for w, h, mode in sorted({*found}))
             raise bad(path, f"its pages are {kinds}: they must be grey, and of one size")
-        about = dict(re.findall(r"^(\w+)=(.*?)\s*$", str(tags.get(_ABOUT, "")), re.MULTILINE))
+        super().__init__([path], (*image.size, len(found)), _AS_STORED, None)
+        about = dict(re.findall(r"^(\w+)=(\S*)", str(tags.get(_ABOUT, "")), re.MULTILINE))
         unit = _UNITS.get(about.get("unit", "")) if "ImageJ" in about else None
-        if unit is None and tags.get(_UNIT) == 3:
-            unit = 10.0
+        unit = 10.0 if unit is None and tags.get(_UNIT) == 3 else unit
         x, y = (float(tags.get(tag, 0)) for tag in (_X, _Y))
-        voxel = (0.0, 0.0, 0.0)
         self.tags: dict[int, Any] = {}
         if unit and x > 0 and y > 0:
-            step = float(about.get("spacing", 0))
-            voxel = (unit / x, unit / y, unit * step)
+            self.voxel = (unit / y, unit / x, unit * float(about.get("spacing", 0)))
             self.tags = {tag: tags[tag] for tag in (_X, _Y, _UNIT) if tag in tags}
-            if "ImageJ" in about:
-                lines = [f"unit={about.get('unit')}", *([f"spacing={step}"] if step else [])]
-                self.tags[_ABOUT] = "\n".join(["ImageJ=1.54", f"slices={depth}", *lines, ""])
-        super().__init__(path, (*image.size, depth), _AS_STORED, None, voxel)
+        if self.tags and "ImageJ" in about:
+            known = {"ImageJ": "1.54", "slices": self.depth} | {
+                name: about[name] for name in ("unit", "spacing") if name in about
+            }
+            self.tags[_ABOUT] = "".join(f"{name}={value}\n" for name, value in known.items())
 
     def across(self, axis: int, at: int) -> NDArray[Any]:
         """Read a page, columns first."""
         del axis
         try:
-            with open_image(self.path) as image:
+            with open_image(self.stored[0]) as image:
                 image.seek(at)
                 return np.asarray(image).T
         except _DAMAGE as error:
-            raise bad(self.path, f"page {at + 1}: {reason(error)}") from error
+            raise bad(self.stored[0], f"page {at + 1}: {reason(error)}") from error
 
     def files(self, values: NDArray[Any]) -> dict[str, bytes]:
         """Make a file of as many pages with its resolution."""
-        values = fitting(self.path, values, np.uint8, np.uint16, np.int32)
-        first, *rest = (Image.fromarray(values[..., at].T.copy()) for at in range(self.depth))
-        stream = io.BytesIO()
+        pages = np.ascontiguousarray(fitting(values, np.uint8, np.uint16, np.int32).T)
+        first, *rest = map(Image.fromarray, pages)
+        stream, kind = io.BytesIO(), "tiff_deflate"
         first.save(
-            stream,
-            "TIFF",
-            save_all=True,
-            append_images=rest,
-            tiffinfo=self.tags,
-            compression="tiff_deflate",
+            stream, "TIFF", save_all=True, append_images=rest, tiffinfo=self.tags, compression=kind
         )
         return {self.suffix: stream.getvalue()}
