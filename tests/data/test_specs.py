@@ -110,6 +110,8 @@ def test_an_argument_in_brackets_may_be_left_out() -> None:
         (["images", "masks"], "masks"),
         (["train/images", "train/masks", "val/images", "val/masks"], "masks"),
         (["train/images", "test/images", "test/masks"], "masks"),
+        (["imagesTr", "labelsTr"], "volumes"),
+        (["images/case1", "labels/case1.nii.gz"], "volumes"),
         (["masks", "hats"], "folder"),  # classes of these names
         (["train/masks", "train/hats"], "folder"),
         (["train/case1/case1_day0/scans"], "folder"),

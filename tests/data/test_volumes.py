@@ -142,13 +142,13 @@ def test_a_slice_lies_alike_however_the_axes_of_its_file_do(
     assert (volume.size, volume.depth) == ((30, 24), 5)
     assert volume.voxel == (1.25, 1.5, 5)
     for z in range(5):
-        front_first = values[:, ::-1, z].T  # rows from the front, columns from the left
+        front_first = values[::-1, ::-1, z].T  # rows from the front, columns from the right
         np.testing.assert_array_equal(volume.plane(z), front_first)
     stack = VolumeSlices(path, 4, 3, (-50.0, 150.0))()
     wanted = [scaled(volume.plane(z), (-50.0, 150.0)) for z in (3, 4, 4)]
     np.testing.assert_array_equal(stack.numpy(), np.stack(wanted))
     np.testing.assert_allclose(volume.upright, AFFINE, atol=1e-9)
-    made = volume.like([np.rot90(labels[..., z]) for z in range(5)])
+    made = volume.like([labels[::-1, ::-1, z].T for z in range(5)])
     for end, content in made.items():
         again = tmp_path / f"again{end}"
         again.parent.mkdir(exist_ok=True)
@@ -218,7 +218,9 @@ def test_volumes_are_cases_and_slices_samples(tmp_path: Path) -> None:
     assert sum(map(len, groups)) == 6
     assert all(len(split) == 5 * len(of) for split, of in zip(data.splits, groups, strict=True))
     for i in range(5):
-        wanted = torch.from_numpy(body(int(data.train.groups[i][1:]))[1][:, ::-1, i % 5].T.copy())
+        wanted = torch.from_numpy(
+            body(int(data.train.groups[i][1:]))[1][::-1, ::-1, i % 5].T.copy()
+        )
         assert torch.equal(data.train.mask(i), wanted)
     assert data.train.rows[0].spacing == (1.25, 1.5)
     assert data.record().intensity_window == (-50, 250)
@@ -276,7 +278,7 @@ def test_scaled_values_are_read_with_their_scale(tmp_path: Path) -> None:
     image.header.set_slope_inter(0.5, -1024)
     for name in ("c.nii", "c.nii.gz"):
         nib.save(image, tmp_path / name)
-        wanted = np.asarray(nib.load(tmp_path / name).dataobj)[:, ::-1, 2].T
+        wanted = np.asarray(nib.load(tmp_path / name).dataobj)[::-1, ::-1, 2].T
         np.testing.assert_array_equal(open_volume(tmp_path / name).plane(2), wanted)
 
 

@@ -66,6 +66,8 @@ _OF_COCO = (
     "train/_annotations.coco.json",
 )
 """Files by which a folder is recognised as images with instances."""
+_OF_VOLUMES = ("imagesTr/", "labels/*.nii*", "train/labels/*.nii*")
+"""What a folder of volumes has: labels of other formats may be pictures."""
 TABLES = ("labels.csv", "metadata.csv")
 """Tables by which a folder is recognised as images with a class each."""
 _WORDNET_ID = re.compile(r"n\d{8}")
@@ -360,6 +362,7 @@ def kind_of(path: Path) -> str:
         ("uwgi", _holds_scans),
         ("coco", lambda at: any(any(at.glob(names)) for names in _OF_COCO)),
         ("csv", _holds_table),
+        ("volumes", lambda at: any(any(at.glob(names)) for names in _OF_VOLUMES)),
         ("masks", lambda at: any(_holds_masks(at / part) for part in ("", "train", "val", "test"))),
         ("imagenet", _holds_imagenet),
         ("events", _holds_events),

@@ -79,7 +79,9 @@ def _lock(_: Path) -> Lock:
 def _opened(path: Path, _: int) -> Volume:
     kind = format_of(path)
     if kind is None:
-        raise bad(path, "it is no NIfTI or TIFF file, and no folder of DICOM files")
+        raise bad(
+            path, "it is no NIfTI or TIFF file, and no folder with DICOM files directly in it"
+        )
     return kind(path)
 
 

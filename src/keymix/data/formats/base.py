@@ -2,7 +2,7 @@
 """An opened volume of any format: its slices across the body, and masks of slices as a volume.
 
 Whatever the order of a volume's axes, a slice lies across the axis from feet to head, its first row
-in front and its columns from the patient's left to the right (nibabel's RAS+ turned by 90 degrees).
+in front and its first column on the patient's right, as radiologists look at it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Volume(ABC):
     Its `lie` gives for each axis of its own which of the body's it is, right, front or head, and 1
     or -1 for its direction (nibabel's orientation). `voxel` is in millimetres from row to row, from
     column to column and from slice to slice, 0 where unknown. `upright` is the affine matrix from
-    columns, rows from the back, and slices to millimetres; None where nobody says how it lies.
+    voxels to the right, front and head to millimetres; None where nobody says how it lies.
     """
 
     suffix: ClassVar[str]
@@ -51,7 +51,7 @@ class Volume(ABC):
             turn[:3, :3] *= self._ways[self._axes]
             turn[:3, 3] = np.where(self._ways < 0, np.array(self.shape) - 1, 0)
             self.upright = affine @ turn
-            across, down, up = np.linalg.norm(self.upright[:3, :3], axis=0).tolist()
+            across, down, up = np.linalg.norm(self.upright[:3, :3], axis=0).round(6).tolist()
             self.voxel = (down, across, up)
 
     @property
@@ -80,12 +80,12 @@ class Volume(ABC):
         values = self.across(z, place if self._ways[z] > 0 else self.depth - 1 - place)
         if not np.isfinite(values).all():
             raise bad(self.stored[0], f"slice {place} has values that are not finite")
-        values = values if x < y else values.T
-        return np.rot90(values[:: self._ways[x], :: self._ways[y]])
+        values = values.T if x < y else values
+        return values[:: -self._ways[y], :: -self._ways[x]]
 
     def like(self, planes: Sequence[NDArray[Any]]) -> dict[str, bytes]:
         """Make the files of a volume of whole numbers of all slices, which lies where it lies."""
-        upright = np.stack([np.rot90(each, -1) for each in planes], axis=-1)
+        upright = np.stack([each[::-1, ::-1].T for each in planes], axis=-1)
         turned = upright.transpose(self._body.tolist())
         return self.files(np.flip(turned, tuple(np.flatnonzero(self._ways < 0).tolist())))
 

@@ -94,7 +94,7 @@ class DicomSeries(Volume):
     def across(self, axis: int, at: int) -> NDArray[Any]:
         """Read a file, or what lies across all of them."""
         if axis != 2:
-            return np.moveaxis(self.held(), axis, 0)[at]
+            return np.asarray(np.moveaxis(self.held(), axis, 0)[at])
         file = self.stored[at]
         try:
             found = self.dicom.dcmread(file)

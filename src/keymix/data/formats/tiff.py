@@ -23,7 +23,7 @@ _ABOUT, _X, _Y, _UNIT = 270, 282, 283, 296  # tags: description, pixels per unit
 _MODES = ("L", "P", "F", *SIXTEEN_BIT)
 _UNITS = {"mm": 1.0, "cm": 10.0, "um": 1e-3, "µm": 1e-3, r"\u00B5m": 1e-3, "micron": 1e-3}
 _DAMAGE = (*DAMAGE, TypeError)  # of pages after the first
-_AS_STORED = ((0, 1), (1, -1), (2, 1))  # columns to the right, rows to the back
+_AS_STORED = ((0, -1), (1, -1), (2, 1))  # columns to the left, rows to the back
 
 
 class TiffVolume(Volume):
