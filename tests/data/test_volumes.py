@@ -37,6 +37,8 @@ from keymix.train.recipe import replace_path
 AXES = ("RAS", "LPS", "PSL", "IAR", "SRP")
 LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
 AFFINE = np.array([[1.5, 0, 0, 10], [0, 1.25, 0, -20], [0, 0, 5, 30], [0, 0, 0, 1]])
+TURN = nib.eulerangles.euler2mat(x=0.2, z=-0.1)
+TILTED = nib.affines.from_matvec(TURN @ AFFINE[:3, :3], AFFINE[:3, 3])
 
 
 def body(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -132,12 +134,13 @@ def decathlon(
 
 
 @pytest.mark.parametrize("suffix", [".nii", ".nii.gz", ""])
+@pytest.mark.parametrize("affine", [AFFINE, TILTED])
 @pytest.mark.parametrize("axes", AXES)
 def test_a_slice_lies_alike_however_the_axes_of_its_file_do(
-    axes: str, suffix: str, tmp_path: Path
+    axes: str, suffix: str, affine: np.ndarray, tmp_path: Path
 ) -> None:
     values, labels = body()
-    path = saved(tmp_path / f"c{suffix}", values, axes)
+    path = saved(tmp_path / f"c{suffix}", values, axes, affine)
     volume = open_volume(path)
     assert (volume.size, volume.depth) == ((30, 24), 5)
     assert volume.voxel == (1.25, 1.5, 5)
@@ -147,7 +150,7 @@ def test_a_slice_lies_alike_however_the_axes_of_its_file_do(
     stack = VolumeSlices(path, 4, 3, (-50.0, 150.0))()
     wanted = [scaled(volume.plane(z), (-50.0, 150.0)) for z in (3, 4, 4)]
     np.testing.assert_array_equal(stack.numpy(), np.stack(wanted))
-    np.testing.assert_allclose(volume.upright, AFFINE, atol=1e-9)
+    np.testing.assert_allclose(volume.upright, affine, atol=1e-5)
     made = volume.like([labels[::-1, ::-1, z].T for z in range(5)])
     for end, content in made.items():
         again = tmp_path / f"again{end}"
@@ -162,9 +165,10 @@ def test_a_slice_lies_alike_however_the_axes_of_its_file_do(
         found = np.asarray(back.dataobj), back.affine
     else:
         assert len(made) == len([*path.iterdir()])
-        found = placed(again.parent)
+        found, own = placed(again.parent), open_volume(again.parent)
+        assert all((own.plane(z) == labels[::-1, ::-1, z].T).all() for z in range(5))
     upright = nib.as_closest_canonical(nib.Nifti1Image(*found))
-    np.testing.assert_allclose(upright.affine, AFFINE, atol=1e-9)
+    np.testing.assert_allclose(upright.affine, affine, atol=1e-5)
     np.testing.assert_array_equal(np.asarray(upright.dataobj), labels)
 
 
@@ -432,6 +436,8 @@ def test_a_run_answers_volumes_with_volumes(end: str, tmp_path: Path) -> None:
     assert "broken.nii.gz" in last.error
     listed = json.loads((tmp_path / "own/predictions.json").read_text())["volumes"]
     assert listed == [f"c2{end}", f"c3{end}"]
+    everything = (path for path in tmp_path.glob("[!s]*/**/*") if path.is_file())
+    assert not [path for path in everything if re.search(b"Jane|MRN4711", path.read_bytes())]
     assert [each.id for each in found[:2]] == ["c2_slice_0000", "c2_slice_0001"]
     assert found[0].spacing == pytest.approx((1.25, 1.5))
     keymix.predict_masks(tmp_path / "run", out=tmp_path / "own split", split="train")

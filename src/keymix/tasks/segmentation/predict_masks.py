@@ -254,7 +254,10 @@ class MaskWriter(FolderWriter[MaskPrediction]):
         """Write the run lengths, and the masks of volumes of which all slices were answered."""
         files.write_text(self.folder / RUN_LENGTHS, csv_text(COLUMNS, self.rows))
         labels = np.array(self.seen.class_ids or range(len(self.seen.classes)))
-        for path in self._answered(found):
+        answered = self._answered(found)
+        if answered:
+            self.content = f"{len(answered)} volume{'s' * (len(answered) > 1)}, {self.content}"
+        for path in answered:
             names, planes = self.volumes[path], []
             for z in sorted(names):
                 with open_image(self.folder / MASKS / f"{names[z]}.png") as image:
