@@ -355,10 +355,10 @@ class AnswersPart(ABC):
         """
         return over_units(mixer, baseline, score=task.score, unit=task.unit)
 
-    def details(self, test: SplitScores) -> DetailsTable | None:
-        """Return what an evaluation records next to its scores; None for nothing."""
+    def details(self, test: SplitScores) -> Sequence[DetailsTable]:
+        """Return what an evaluation records next to its scores; nothing to say no more."""
         del test
-        return None
+        return ()
 
     def predictions(
         self, outputs: Any, paths: Sequence[str], seen: DataRecord, *, top: int

@@ -165,9 +165,9 @@ def evaluate(
             of the training if None.
 
     Returns:
-        ``loss``, ``top1``, ``top5`` (fractions, or None), or the scores of masks with those of
-        each class (``loss``, ``jaccard``, ``weighted_jaccard``, ``dice``, ``hausdorff_mm``,
-        ``classes``, …); ``images``, ``data``, ``split``,
+        ``loss``, ``top1``, ``top5`` (fractions, or None), or the scores of masks, with those of
+        each class and case (``loss``, ``jaccard``, ``weighted_jaccard``, ``dice``,
+        ``surface_dice``, ``hd95_mm`` or ``hd95_px``, …); ``images``, ``data``, ``split``,
         ``weights``, ``image_size``, ``resize``, ``time_steps`` (T, or None of a model without).
 
     Raises:
