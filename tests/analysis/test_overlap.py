@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of masks against cases counted by hand, against scikit-learn and MONAI."""
+"""Scores of masks against cases counted by hand and against other libraries."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from monai.metrics import compute_hausdorff_distance, compute_surface_dice
+from monai.metrics import compute_dice, compute_hausdorff_distance, compute_surface_dice
+from monai.networks import one_hot
 from scipy.ndimage import gaussian_filter
+from segmentation_models_pytorch.metrics import f1_score as smp_f1_score
+from segmentation_models_pytorch.metrics import get_stats, iou_score
 from sklearn.metrics import f1_score, jaccard_score
 
 from each import together
@@ -169,6 +172,21 @@ def test_dice_is_f1_over_all_pixels():
     counts = counts_of(predicted, target).sum(0)
     theirs = f1_score(target.ravel(), predicted.ravel(), average=None)
     np.testing.assert_allclose(dice(counts), theirs, rtol=1e-12)
+
+
+def test_iou_and_dice_are_those_of_segmentation_models_and_monai():
+    predicted, target = drawn((3, 17, 13), 4, 5)
+    target[0, :4] = IGNORE
+    pair = torch.from_numpy(predicted), torch.from_numpy(target)
+    stats = get_stats(*pair, mode="multiclass", num_classes=4, ignore_index=IGNORE)
+    pooled = [each.sum(0) for each in stats]
+    counts = counts_of(predicted, target).sum(0)
+    np.testing.assert_allclose(jaccard(counts), iou_score(*pooled), atol=1e-6)
+    np.testing.assert_allclose(dice(counts), smp_f1_score(*pooled), atol=1e-6)
+    whole = [one_hot(each[1:, None], 4) for each in pair]  # MONAI ignores no value
+    theirs = compute_dice(*whole)
+    of_images = dice(counts_of(predicted[1:], target[1:]))
+    np.testing.assert_allclose(of_images, theirs, atol=1e-6)
 
 
 def monais(predicted, truth, spacing, tolerance):
