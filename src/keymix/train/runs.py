@@ -186,8 +186,8 @@ def evaluate(
     run = run if isinstance(run, Run) else load_run(run)
     with enough_memory(image_size):
         model, seen = run.model_and_data(which)
-        size = at_size(model, seen, image_size, resize)
         seen = in_windows(seen, overlap, flips)
+        size = at_size(model, seen, image_size, resize)
         if time_steps is not None:
             take_time_steps(model, time_steps)
         data, numbers = data_for(run.recipe.data, seen, data_spec, size, time_steps)
@@ -246,7 +246,10 @@ def in_windows(seen: DataRecord, overlap: float | None, flips: Flips | None) -> 
     for name, value in (("overlap", overlap), ("flips", flips)):
         if value is not None and "window_overlap" not in seen.task_kind.data_options:
             does = seen.task_kind.does
-            raise UserError(f"{name}={value!r} is for masks; the run {does}. Leave it out.")
+            text = (
+                f"{name}={value!r}: windows and flips are for masks; the run {does}. Leave it out."
+            )
+            raise UserError(text)
     if overlap is not None and not 0 <= overlap < 1:
         raise UserError(f"overlap={overlap!r}: give a share of a window, 0 to below 1.")
     return seen if overlap is None else replace(seen, window_overlap=overlap)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peak memory and time of one image's mask: in sliding windows, and with the whole image at once.
+
+    keymix train small_masks_setr --data uwgi:DATA --model unet --model.options.backbone resnet18 \
+        --epochs 1 --out unet
+    python benchmarks/windows.py unet
+
+Each is `keymix.load(run).predict` of an image of random pixels in a process of its own. Memory is
+by how much its resident set grows over that, at most; the least of it is what an image of any size
+needs by pixel: its bytes and values, the logits, and the sum of the windows' weights.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import keymix
+from keymix.analysis.memory import available_bytes
+from measured import begin, options, table
+
+SIDES, WHOLE = (512, 1024, 2048, 4096), 2048
+MIB = 2**20
+
+
+def resident(key: str) -> float:
+    """MiB that this process has (VmRSS) or had at most (VmHWM)."""
+    text = Path("/proc/self/status").read_text()
+    return int(text.partition(f"{key}:")[2].split()[0]) / 1024
+
+
+def predicted(run: Path, size: int, side: int, overlap: float | None) -> tuple[float, float, int]:
+    """Predict an image of a side at a size; MiB, seconds, and bytes that a pixel keeps."""
+    torch.set_num_threads(1)
+    trained = keymix.load(run, image_size=size, overlap=overlap)
+    shape = (side, side) if trained.data.in_chans == 1 else (side, side, trained.data.in_chans)
+    image = np.random.default_rng(0).integers(0, 255, shape).astype(np.uint8)
+    trained.predict(image[:size, :size])  # code is loaded now
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the most starts again from here
+    before, start = resident("VmRSS"), time.process_time()
+    trained.predict(image)
+    kept = trained.data.in_chans * 5 + len(trained.classes) * 4 + 4
+    return resident("VmHWM") - before, time.process_time() - start, kept
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark."""
+    parser = options(__doc__, threads=1)
+    parser.add_argument("run", type=Path, help="a run on masks")
+    parser.add_argument("--window", type=int, default=256, help="default: 256")
+    parser.add_argument("--overlap", type=float, default=0.5, help="default: 0.5")
+    parser.add_argument("--sides", type=int, nargs="+", default=SIDES, help="of images, pixels")
+    parser.add_argument("--whole", type=int, default=WHOLE, help="side up to which all is seen")
+    given = begin(parser, argv)
+    rows = []
+    for side in given.sides:
+        # a process each: memory that was freed but not returned would hide what the next takes
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+            ways = [(given.window, given.overlap), *([(side, None)] if side <= given.whole else [])]
+            found = [pool.submit(predicted, given.run, size, side, o).result() for size, o in ways]
+        least = found[0][2] * side**2 / MIB
+        cells = [f"{each[n]:,.{n}f}" for n in (0, 1) for each in found]
+        print(side, f"{least:,.0f}", *cells, flush=True)
+        whole = found[1] if len(found) > 1 else None
+        rows.append(
+            [
+                f"{side}²",
+                f"{least:,.0f}",
+                f"{found[0][0]:,.0f}",
+                f"{found[0][0] - least:,.0f}",
+                f"{found[0][1]:.1f}",
+                *(["–", "–"] if whole is None else [f"{whole[0]:,.0f}", f"{whole[1]:.1f}"]),
+            ]
+        )
+    heads = ("pixels", "kept, MiB", "windows, MiB", "less kept", "s", "whole, MiB", "s")
+    table(heads, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
