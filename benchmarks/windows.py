@@ -5,9 +5,10 @@
         --epochs 1 --out unet
     python benchmarks/windows.py unet
 
-Each is `keymix.load(run).predict` of an image of random pixels in a process of its own. Memory is
-by how much its resident set grows over that, at most; the least of it is what an image of any size
-needs by pixel: its bytes and values, the logits, and the sum of the windows' weights.
+Each is ``keymix.load(run).predict`` of an image of random pixels in a process of its own, of one
+thread. Memory, in MiB, is by how much the resident set grows over that, at most. "kept" is the part
+of it that any way must have in memory per pixel: the image as bytes and as values, its logits, and
+the sum of the windows' weights.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ import numpy as np
 import torch
 
 import keymix
-from keymix.analysis.memory import available_bytes
 from measured import begin, options, table
 
 SIDES, WHOLE = (512, 1024, 2048, 4096), 2048
@@ -62,25 +62,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = begin(parser, argv)
     rows = []
     for side in given.sides:
+        wanted = [(given.window, given.overlap), *([(side, None)] if side <= given.whole else [])]
         # a process each: memory that was freed but not returned would hide what the next takes
         with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-            ways = [(given.window, given.overlap), *([(side, None)] if side <= given.whole else [])]
-            found = [pool.submit(predicted, given.run, size, side, o).result() for size, o in ways]
-        least = found[0][2] * side**2 / MIB
-        cells = [f"{each[n]:,.{n}f}" for n in (0, 1) for each in found]
-        print(side, f"{least:,.0f}", *cells, flush=True)
-        whole = found[1] if len(found) > 1 else None
-        rows.append(
-            [
-                f"{side}²",
-                f"{least:,.0f}",
-                f"{found[0][0]:,.0f}",
-                f"{found[0][0] - least:,.0f}",
-                f"{found[0][1]:.1f}",
-                *(["–", "–"] if whole is None else [f"{whole[0]:,.0f}", f"{whole[1]:.1f}"]),
-            ]
-        )
-    heads = ("pixels", "kept, MiB", "windows, MiB", "less kept", "s", "whole, MiB", "s")
+            found = [pool.submit(predicted, given.run, size, side, at) for size, at in wanted]
+        (grown, seconds, kept), *whole = (each.result() for each in found)
+        least = kept * side**2 / MIB
+        numbers = [least, grown, grown - least, *(each[0] for each in whole)]
+        cells = [f"{number:,.0f}" for number in numbers] + ["–"] * (1 - len(whole))
+        times = [f"{number:.1f}" for number in (seconds, *(each[1] for each in whole))]
+        rows.append([f"{side}²", *cells, *times, *["–"] * (1 - len(whole))])
+    heads = ("pixels", "kept", "windows", "windows less kept", "whole", "windows, s", "whole, s")
     table(heads, rows)
     return 0
 

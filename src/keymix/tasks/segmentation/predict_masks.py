@@ -95,10 +95,7 @@ class MaskPrediction(Prediction):
             return None
         logits, _, seen = self.source
         logits = at_native_size(logits, self.size)
-        found: NDArray[np.float32] = (
-            logits.sigmoid() if seen.multilabel else logits.softmax(0)
-        ).numpy()
-        return found
+        return np.asarray(logits.sigmoid() if seen.multilabel else logits.softmax(0))
 
     @property
     def overlay(self) -> Pixels | None:
