@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,6 +30,7 @@ from keymix.report.formats import distance, percent
 from keymix.task import LOSS, Task
 from keymix.tasks.segmentation.facts import CaseScores, ClassScores, MaskDetails
 from keymix.tasks.segmentation.predict_masks import (
+    ARRAYS,
     AT_ONCE,
     MaskPrediction,
     MaskWriter,
@@ -44,6 +45,7 @@ from keymix.tasks.segmentation.scoring import (
 )
 from keymix.tasks.segmentation.windows import seen_whole
 from keymix.train.parts import (
+    Answered,
     DetailsTable,
     Evaluated,
     Prediction,
@@ -57,7 +59,7 @@ from keymix.train.scoring import Outputs
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData, Split
 
-ARRAYS = ("counts", "surfaces", "bins")
+STORED = ("counts", "surfaces", "bins")
 WORST = 10
 """Cases that are printed."""
 
@@ -110,7 +112,7 @@ class MaskAnswers(Answers):
 
     def arrays(self, which: str) -> Arrays:
         """Counted pixels, scores of outlines, and pixels by confidence."""
-        return {f"{which}_{name}": getattr(self, name) for name in ARRAYS}
+        return {f"{which}_{name}": getattr(self, name) for name in STORED}
 
     def same_truth(self, other: Answers) -> bool:
         """Whether other answers are to the same images, of the same cases, with the same masks."""
@@ -186,6 +188,7 @@ class SegmentationAnswers(FolderAnswers[MaskPrediction]):
     """How segmenters are evaluated, at the size that the model sees, or in windows at their own."""
 
     prediction = MaskPrediction
+    predict_options = FolderAnswers.predict_options | {"flips", "overlap", "window"}
     folder_writer = MaskWriter
     writer = "predict_masks"
     at_once = AT_ONCE
@@ -234,7 +237,7 @@ class SegmentationAnswers(FolderAnswers[MaskPrediction]):
         return MaskAnswers(
             index=stored["index"][order],
             group=stored["group"][order],
-            **{name: stored[f"{which}_{name}"][order] for name in ARRAYS},
+            **{name: stored[f"{which}_{name}"][order] for name in STORED},
             classes=data.classes,
             scored=data.scored_classes,
         )
@@ -263,7 +266,6 @@ class SegmentationAnswers(FolderAnswers[MaskPrediction]):
         options = {
             "masks": MASKS[bool(seen.multilabel)] if either else None,
             "intensity_window": window,
-            "window_overlap": seen.window_overlap,
         }
         return {name: value for name, value in options.items() if value is not None}
 
@@ -313,9 +315,17 @@ class SegmentationAnswers(FolderAnswers[MaskPrediction]):
         ]
         return PredictionRows(heads=["id", "class", "pixels", "area_mm2"], rows=rows)
 
+    def predicted(
+        self, outputs: Any, inputs: Sequence[Answered], seen: DataRecord, *, top: int
+    ) -> Iterator[MaskPrediction]:
+        """Say what a model gave; keep that, for probabilities and overlays."""
+        found = super().predicted(outputs, inputs, seen, top=top)
+        for each, output, given in zip(found, outputs, inputs, strict=True):
+            yield replace(each, source=(output.float().cpu(), given.pixels, seen))
+
     def plain(self, found: Prediction) -> object:
-        """Return all fields."""
-        return asdict(found)
+        """Return all fields but arrays."""
+        return {name: value for name, value in vars(found).items() if name not in ARRAYS}
 
     def details(self, test: SplitScores) -> Sequence[DetailsTable]:
         """Return the scores of each class and of each case, the worst first."""
