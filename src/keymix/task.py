@@ -43,7 +43,6 @@ class Score:
         high: The most that it can be; None if there is no bound.
         unit: ``%`` of a fraction, which is written in percent and whose differences are points;
             else the unit itself, or nothing.
-        unit_key: Where the task's own part of a record has the unit in place of `unit`.
         places: Decimal places of a value that is no fraction; None for three digits.
         needs: The fact of the data, a field of `keymix.data.record.DataFacts`, without which it is
             not defined; empty for none.
@@ -57,7 +56,6 @@ class Score:
     low: float | None = 0.0
     high: float | None = 1.0
     unit: str = "%"
-    unit_key: str = ""
     places: int | None = None
     needs: str = ""
 

@@ -16,6 +16,8 @@ import measured
 import plain_baselines
 from keymix.analysis.counting import count
 from keymix.analysis.timing import Paired, Samples
+from made_masks import write_uwgi
+from written_masks_run import written_masks_run
 
 LOADERS = ["keymix", "DataLoader, 0 workers", "DataLoader, 2 workers"]
 STEPS = ["waiting", "step, ms", "step / keymix"]
@@ -64,6 +66,17 @@ def test_it_prints_a_row_for_each_case(
     rows = run(script, words, capsys)
     assert [row[0] for row in rows] == names
     assert all(any(char.isdigit() for char in "".join(row[1:])) for row in rows)
+
+
+@pytest.mark.slow
+def test_windows_are_measured_against_the_whole_image(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    data = write_uwgi(tmp_path / "uwgi", cases=4, slices=2, side=24)
+    trained = written_masks_run(tmp_path / "run", f"uwgi:{data}", test_fraction=0.3)
+    rows = run("windows", f"{trained.folder} --window 24 --sides 32 40 --whole 32", capsys)
+    assert [row[0] for row in rows] == ["32²", "40²"]
+    assert rows[0][-1] != rows[1][-1] == "–"
 
 
 @pytest.mark.slow

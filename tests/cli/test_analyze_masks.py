@@ -94,7 +94,7 @@ def test_a_run_on_masks_is_not_swapped_on_the_command_line(
 def test_eval_reports_each_class(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", str(run.folder), "--split", "train"]) == 0
     text = capsys.readouterr()
-    for word in ("IoU %", "Hausdorff mm", "in one alone", "large_bowel", "stomach", "all"):
+    for word in ("IoU %", "HD95 mm", "in one alone", "large_bowel", "stomach", "all"):
         assert word in text.out
     assert main(["eval", str(run.folder), "--json"]) == 0
     scores = json.loads(capsys.readouterr().out)

@@ -125,3 +125,23 @@ def test_larger_images_are_cropped_as_in_training(run: Path) -> None:
     opened = load_run(run)
     loaded, _ = data_for(opened.recipe.data, opened.weights()[1].data, None, size)
     assert {split.view.crop_pct for split in loaded.splits} == {1.0}
+
+
+@pytest.mark.parametrize("verb", ["eval", "predict"])
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--window", "8"], "window"),
+        (["--overlap", "0.5"], "overlap"),
+        (["--flips", "both"], "flips"),
+        (["--window", "8", "--image-size", "8"], "--image-size"),
+        (["--window", "0"], "--window"),
+    ],
+)
+def test_windows_and_flips_are_for_masks(
+    verb: str, words: list[str], named: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb, str(run), *words]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert named in said.err

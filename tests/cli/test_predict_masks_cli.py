@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import keymix
 from keymix.cli import main
 from keymix.tasks.segmentation.answers import ANSWERS
 from keymix.tasks.segmentation.predict_masks import MaskPrediction
@@ -119,3 +120,37 @@ def test_csv_is_a_line_an_organ(
     for row in rows:
         known = row["id"] != "lone"
         assert row["area_mm2"] == (str(2.25 * int(row["pixels"])) if known else "")
+
+
+def test_windows_at_the_images_own_size(
+    masks_run: str, scans: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--window", "16", "--flips", "horizontal"]
+    assert main(["eval", masks_run, *words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["image_size"], found["overlap"], found["flips"]) == ([16, 16], 0.5, "horizontal")
+    again = keymix.evaluate(masks_run, image_size=16, overlap=0.5, flips="horizontal")
+    assert found["jaccard"] == again["jaccard"]
+    assert main(["eval", masks_run, *words, "--overlap", "0.25"]) == 0
+    said = capsys.readouterr()
+    head, row = (line.split("\t") for line in said.out.splitlines()[:2])
+    assert row[head.index("window")] == "16x16"
+    assert "warning" not in said.err
+    assert main(["predict", masks_run, *words, "--out", "out"]) == 0
+    assert json.loads(Path("out/predictions.json").read_text())["overlap"] == 0.5
+
+
+def test_a_window_larger_than_all_images_is_a_line(
+    masks_run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", masks_run, "--window", "32", "--out", "out"]) == 0
+    warned = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert warned == [
+        "keymix: warning: images that are smaller than a window of 32x32 pixels are padded with "
+        "black"
+    ]
+
+
+def test_an_overlap_is_a_share(masks_run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", masks_run, "--overlap", "1"]) == 2
+    assert "overlap=1.0: give a share of a window" in capsys.readouterr().err

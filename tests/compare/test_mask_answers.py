@@ -44,7 +44,8 @@ def answers(areas: list[int], group: list[int]) -> MaskAnswers:
         index=np.arange(len(areas)),
         group=np.array(group),
         counts=counts,
-        hausdorff=np.full(counts.shape[:2], np.nan),
+        surfaces=np.full((*counts.shape[:2], 2), np.nan),
+        bins=np.ones((len(counts), 15, 3)),
         classes=DATA.classes,
         scored=(1, 2),
     )
@@ -64,7 +65,8 @@ def stored(path: Path) -> Path:
         "index": order,
         "group": np.array([5, 5, 6, 6])[order],
         **{f"{which}_counts": counts[order] + i for i, which in enumerate(("last", "best"))},
-        **{f"{which}_hausdorff": np.full((4, 3), np.nan) for which in ("last", "best")},
+        **{f"{which}_surfaces": np.full((4, 3, 2), np.nan) for which in ("last", "best")},
+        **{f"{which}_bins": np.ones((4, 15, 3)) for which in ("last", "best")},
     }
     write_arrays(path, arrays)
     return path

@@ -90,8 +90,9 @@ def test_results_csv_names_distances_by_their_unit(done):
     with (done.out / "results.csv").open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
     metrics = {row["metric"] for row in rows if row["split"] == "test"}
-    known = {"jaccard", "weighted_jaccard", "dice", "loss", "hausdorff_missed"}
-    assert known <= metrics <= known | {"hausdorff_px"}
+    known = {"jaccard", "weighted_jaccard", "dice", "loss", "missed"}
+    known |= {"surface_dice", "calibration_error"}
+    assert known <= metrics <= known | {"hd95_px"}
     assert {row["metric"] for row in rows if row["split"] == "val"} == {
         "jaccard", "weighted_jaccard", "dice", "loss",
     }  # fmt: skip
@@ -153,7 +154,7 @@ def test_terminal_and_page_speak_of_overlap(done, capsys):
     page = done.report.read_text(encoding="utf-8")
     for section in ("What they find", "Mean IoU against cost", "Where they look"):
         assert section in page
-    assert plain(done)["hausdorff_unit"] == "px"
+    assert "hd95_px" in plain(done)["mixers"][0]
 
 
 def test_progress_shows_what_was_validated(done, finished_masks):

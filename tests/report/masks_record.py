@@ -96,15 +96,18 @@ def make_mask_record(
             "weighted_jaccard": score - 0.01,
             "dice": float(dice(pooled)[1:].mean()),
             "loss": 0.1,
-            "hausdorff_mm": 20.0 - 10 * score,
-            "hausdorff_missed": 7,
+            "hd95_mm": 20.0 - 10 * score,
+            "surface_dice": score / 2,
+            "calibration_error": 0.125,
+            "missed": 7,
         }
         val = {"jaccard": score + 0.01, "weighted_jaccard": score, "dice": score, "loss": 0.1}
         answers = MaskAnswers(
             index=np.arange(images),
             group=group,
             counts=counts,
-            hausdorff=np.full(counts.shape[:2], np.nan),
+            surfaces=np.full((*counts.shape[:2], 2), np.nan),
+            bins=np.ones((images, 15, 3)),
             classes=("background", *organs),
             scored=scored,
         )
@@ -117,10 +120,12 @@ def make_mask_record(
             "last": {"epoch": 12, "val": val, "test": test},
             "best": {"epoch": 10, "val": val, "test": test},
             "shares": packed_shares(mean_jaccard(counts, scored)),
+            "reliability": [[100.0 * k, 100.0 * k * (k + 0.5) / 15, 50.0 * k] for k in range(15)],
             "classes": {
                 "score": jaccard(pooled)[1:].tolist(),
                 "dice": dice(pooled)[1:].tolist(),
-                "hausdorff": [12.5 + c for c in scored],
+                "hd95": [12.5 + c for c in scored],
+                "surface_dice": [0.25 + c / 16 for c in scored],
                 "missed": [2 * c for c in scored],
             },
         }
@@ -135,7 +140,7 @@ def make_mask_record(
         "test_images": images,
         "test_cases": cases,
         "classes": {"names": list(organs), "test_images": (true[:, 1:] > 0).sum(0).tolist()},
-        "hausdorff_unit": "mm",
+        "distance_unit": "mm",
         "galleries": {"masks": made_up_gallery(labels, organs[:3], images)},
         "data": record["data"]
         | {

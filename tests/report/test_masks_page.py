@@ -70,16 +70,26 @@ def test_the_table_has_every_score_in_its_unit(page):
             assert row[label].startswith(f"{expected[key]['mean'] * 100:.1f} ± ")
         weighted = expected["weighted_jaccard"]["mean"]
         assert row["weighted IoU, %"].startswith(f"{weighted * 100:.1f} ")
-        distance = expected["hausdorff_mm"]
-        assert row["Hausdorff, mm"] == f"{distance['mean']:.1f} ± {distance['sd']:.1f}"
+        distance = expected["hd95_mm"]
+        assert row["HD95, mm"] == f"{distance['mean']:.1f} ± {distance['sd']:.1f}"
         assert row["validation, %"] == f"{expected['val_jaccard']['mean'] * 100:.1f}"
 
 
 def test_pixels_are_no_millimetres():
-    record = make_mask_record() | {"hausdorff_unit": "px"}
+    record = make_mask_record() | {"distance_unit": "px"}
+    for row in record["outcome"]["last"]:
+        row["hd95_px"] = row.pop("hd95_mm")
     page = render(record)
-    assert "Hausdorff, px" in page
+    assert "HD95, px" in page
     assert ", mm" not in words(page)
+
+
+def test_calibration_is_drawn_of_runs_that_have_it(page):
+    assert 'aria-label="share of right pixels by probability"' in page
+    record = make_mask_record()
+    for run in record["runs"]:
+        del run["reliability"]
+    assert "share of right pixels" not in render(record)
 
 
 def test_a_class_is_shown_for_each_mixer_as_the_mean_over_seeds(page):
@@ -90,7 +100,7 @@ def test_a_class_is_shown_for_each_mixer_as_the_mean_over_seeds(page):
         c, mixer = ORGANS.index(row[""]), row["mixer"].split()[0]
         runs = [run["classes"]["score"][c] for run in record["runs"] if run["mixer"] == mixer]
         assert row["IoU, %"] == f"{mean(runs) * 100:.1f}"
-        assert row["Hausdorff, mm"] == f"{13.5 + c:.1f}"
+        assert row["HD95, mm"] == f"{13.5 + c:.1f}"
         assert row["missed or invented, images"] == f"{2 * (c + 1):.1f}"
         assert row["test images with it"] == str(record["classes"]["test_images"][c])
 
@@ -181,7 +191,15 @@ def test_runs_that_failed_leave_a_page():
             run.clear()
             run.update(kept | {"status": "failed", "reason": "RuntimeError: out of luck"})
     nothing = {"n": 0, "mean": None, "sd": None}
-    keys = ("jaccard", "weighted_jaccard", "dice", "hausdorff_mm", "val_jaccard")
+    keys = (
+        "jaccard",
+        "weighted_jaccard",
+        "dice",
+        "hd95_mm",
+        "surface_dice",
+        "calibration_error",
+        "val_jaccard",
+    )
     for row in record["outcome"]["last"]:
         if row["mixer"] == "key_value":
             row.update(dict.fromkeys(keys, nothing) | {"seeds": None, "images": None})

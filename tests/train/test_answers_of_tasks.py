@@ -60,7 +60,8 @@ def masks(seed: int) -> MaskAnswers:
         index=np.arange(N),
         group=np.arange(N) // 4,
         counts=np.stack([common, predicted, true], -1),
-        hausdorff=np.full((N, K), np.nan),
+        surfaces=np.full((N, K, 2), np.nan),
+        bins=np.ones((N, 15, 3)),
         classes=("background", "b", "c", "d"),
         scored=(1, 2, 3),
     )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from keymix.analysis import overlap
+from keymix.analysis.overlap import surface_scores
 from keymix.data import load
 from keymix.data.dataset import ImageData
 from keymix.data.loaders import Loader
@@ -24,7 +26,12 @@ from keymix.errors import UserError
 from keymix.tasks.segmentation.answers import ANSWERS, MaskAnswers
 from keymix.tasks.segmentation.facts import MaskDetails, MaskOptions
 from keymix.tasks.segmentation.losses import boundary_loss, loss_of_each, mean_loss, overlap_loss
-from keymix.tasks.segmentation.scoring import MaskScores
+from keymix.tasks.segmentation.scoring import (
+    BINS,
+    MaskScores,
+    calibration_error,
+    confidence_bins,
+)
 from keymix.tasks.segmentation.training import SegmentationTask, weights_of_classes
 from keymix.train.nonfinite import Losses
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe, TaskConfig
@@ -110,10 +117,58 @@ def test_ignored_pixels_are_no_way_off(data_of: Callable[[np.ndarray], ImageData
     found = np.where(truth == 255, 1, truth)
     found[2, 3] = 1  # two pixels off, nearer than the ignored ones
     answers, details = scored(sure_of(found, 3), data_of(truth))
-    assert details.hausdorff_unit == "px"
-    assert answers.hausdorff[:, 1].tolist() == [2.0] * len(answers.index)
-    assert answers.hausdorff[:, 2].tolist() == [0.0] * len(answers.index)
+    assert details.distance_unit == "px"
+    assert answers.surfaces[:, 1, 0].tolist() == pytest.approx([1.9] * len(answers.index))
+    assert answers.surfaces[:, 2, 0].tolist() == [0.0] * len(answers.index)
     assert answers.counts[0].tolist() == [[27, 27, 28], [1, 2, 1], [1, 1, 1]]
+
+
+def expected_error(sure: np.ndarray, right: np.ndarray) -> float:
+    """The definition, bin by bin: the gap of each, by the share of the answers in it."""
+    edges = np.linspace(0, 1, BINS + 1)
+    places = [(low <= sure) & (sure < high) for low, high in itertools.pairwise(edges)]
+    gaps = [abs(right[at].mean() - sure[at].mean()) * at.mean() for at in places if at.any()]
+    return float(sum(gaps))
+
+
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_the_calibration_error_is_that_of_the_pixels_that_count(multilabel: bool) -> None:
+    generator = torch.Generator().manual_seed(4)
+    logits = 2 * torch.randn(5, 3, 8, 9, generator=generator, dtype=torch.float64)
+    shape = (5, 3, 8, 9) if multilabel else (5, 8, 9)
+    targets = torch.randint(0, 2 if multilabel else 3, shape, generator=generator)
+    targets[torch.rand(shape, generator=generator) < 0.2] = 255
+    found = sum(
+        confidence_bins(*each, multilabel=multilabel, classes=[1, 2]).numpy()
+        for each in zip(logits, targets, strict=True)
+    )
+    if multilabel:
+        shares, truth = logits[:, 1:].sigmoid(), targets[:, 1:]
+        sure, right = torch.maximum(shares, 1 - shares), (shares > 0.5) == (truth == 1)
+    else:
+        shares, truth = logits.softmax(1), targets
+        sure, right = shares.max(1).values, shares.argmax(1) == truth
+    counted = truth != 255
+    wanted = expected_error(sure[counted].numpy(), right[counted].numpy())
+    assert calibration_error(found) == pytest.approx(wanted, rel=1e-9)
+    assert found[:, 0].sum() == counted.sum()
+    assert math.isnan(calibration_error(np.zeros((BINS, 3))))
+
+
+def test_cases_begin_with_the_worst_and_are_scored_over_all_their_pixels(tmp_path: Path) -> None:
+    data = load(write_oblong(tmp_path), image_size=(24, 36), test_fraction=0.75, val_fraction=0.5)
+    found = np.zeros((24, 36))
+    found[:12, :9] = 3  # half of the stomach
+    answers, details = scored(sure_of(found, 4), data)
+    names = sorted({*data.test.groups})
+    assert len(names) == len(details.cases) > 1
+    for case in details.cases:
+        assert (case.images, case.jaccard) == (1, 0.5)
+        assert case.dice == (None, None, pytest.approx(2 / 3))
+    answers.counts[1, 3, 0] = 0
+    worse = replace(answers).details("mm", names)  # whose cases are counted again
+    assert worse.cases[0].name == names[1]
+    assert worse.cases[0].dice[2] == 0
 
 
 def write_oblong(folder: Path) -> str:
@@ -144,8 +199,12 @@ def test_distances_are_millimetres_of_rows_and_columns_each(
     found = np.zeros((32, 16))
     found[:rows, :columns] = 3  # the truth is [:16, :8]
     answers, details = scored(sure_of(found, 4), data)
-    assert details.hausdorff_unit == "mm"
-    assert answers.hausdorff[:, 3].tolist() == pytest.approx([far] * len(answers.index), rel=1e-12)
+    assert details.distance_unit == "mm"
+    assert details.hd95_px is None
+    wanted = surface_scores(found == 3, data.test.mask(0).numpy() == 3, (1.125, 4.5))
+    assert wanted[0] == pytest.approx(far, rel=0.2)
+    for measured in answers.surfaces[:, 3].tolist():
+        assert measured == pytest.approx(wanted, rel=1e-12)
 
 
 @pytest.fixture

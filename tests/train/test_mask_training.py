@@ -43,7 +43,7 @@ def test_a_run_records_what_its_kept_counts_say(run: Run) -> None:
     assert run.summary.task == data.task == "segmentation"
     assert data.classes == ("background", *ORGANS)
     with np.load(run.folder / files.PREDICTIONS) as kept:
-        counts, distances = kept["last_counts"], kept["last_hausdorff"]
+        counts, distances = kept["last_counts"], kept["last_surfaces"][..., 0]
         assert sorted(kept["index"]) == list(range(data.sizes["test"]))
         assert len(set(kept["group"].tolist())) == (data.cases or {})["test"]
     scored = list(data.scored_classes)
@@ -55,9 +55,9 @@ def test_a_run_records_what_its_kept_counts_say(run: Run) -> None:
     pixels = 24 * 24 * data.sizes["test"]
     assert pooled[:, 1].sum() == pooled[:, 2].sum() == pixels
     one_alone = (counts[:, 1:, 1] > 0) != (counts[:, 1:, 2] > 0)
-    assert own.hausdorff_missed == one_alone.sum() == sum(c.missed for c in own.classes)
+    assert own.missed == one_alone.sum() == sum(c.missed for c in own.classes)
     assert [each.name for each in own.classes] == list(ORGANS)
-    assert own.hausdorff_unit == "mm"
+    assert own.distance_unit == "mm"
     both = (counts[..., 1] > 0) & (counts[..., 2] > 0)
     assert (np.isfinite(distances[:, 1:]) == both[:, 1:]).all()
     assert np.isnan(distances[:, 0]).all()
@@ -76,8 +76,8 @@ def test_an_epoch_records_the_losses_and_the_scores_of_validation(run: Run) -> N
 def test_distances_are_in_millimetres_of_the_scan_at_any_size_of_the_model(run: Run) -> None:
     near = evaluate(run, split="train")
     far = evaluate(run, split="train", image_size=48)
-    assert near["hausdorff_mm"] < 24 * 1.5 * 2**0.5
-    assert far["hausdorff_mm"] < 24 * 1.5 * 2**0.5  # 48 pixels of 0.75 mm
+    assert near["hd95_mm"] < 24 * 1.5 * 2**0.5
+    assert far["hd95_mm"] < 24 * 1.5 * 2**0.5  # 48 pixels of 0.75 mm
     assert far["image_size"] == [48, 48]
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import csv
 import json
+import pickle
 import shutil
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +17,13 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+import keymix
+from keymix.analysis import mean_jaccard, overlap_counts
 from keymix.analysis.mask_pictures import PALETTE, rim
 from keymix.data import load
 from keymix.data.loaders import Loader
 from keymix.data.slices import read_stack
-from keymix.errors import UserError
+from keymix.errors import KeymixWarning, UserError
 from keymix.tasks.segmentation.predict_masks import COLUMNS, predict_masks
 from keymix.train.evaluation import data_for
 from keymix.train.files import read_weights, weights_file, write_weights
@@ -103,6 +107,109 @@ def test_masks_are_the_models_classes_at_the_size_of_each_image(
     for k, organ in enumerate(ORGANS):
         found = mask_of(tmp_path / "several", f"{organ}/case2_day1_slice_0001.png")
         np.testing.assert_array_equal(found, np.where(logits[k].numpy() > 0, 255, 0))
+
+
+def scan(height: int, width: int) -> np.ndarray:
+    """A slice in memory."""
+    return np.random.default_rng(0).integers(0, 9000, (height, width)).astype(np.uint16)
+
+
+@pytest.mark.parametrize("side", [SEEN, 32])
+def test_a_window_that_covers_the_image_answers_as_the_model_does(
+    side: int, runs: dict[str, Run]
+) -> None:
+    image = scan(side, side)
+    for kind in ("exclusive", "multilabel"):
+        whole = keymix.load(runs[kind], image_size=side).predict(image)
+        window = keymix.load(runs[kind], image_size=side, overlap=0.5).predict(image)
+        np.testing.assert_array_equal(window.mask, whole.mask)
+        np.testing.assert_array_equal(window.probabilities, whole.probabilities)
+        flipped = keymix.load(runs[kind], image_size=side, flips="horizontal").predict(image)
+        assert (flipped.probabilities != whole.probabilities).any()
+
+
+@pytest.mark.parametrize("kind", ["exclusive", "multilabel"])
+def test_scores_in_windows_are_those_of_the_masks_at_the_images_own_size(
+    kind: str, runs: dict[str, Run], tmp_path: Path
+) -> None:
+    run, given = runs[kind], {"image_size": 16, "overlap": 0.25, "flips": "both"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", KeymixWarning)
+        scores = keymix.evaluate(run, **given)
+        keymix.evaluate(run, overlap=0.25)  # of the training's size: the images are its own
+    trained, counts = keymix.load(run, **given), []
+    data, _ = data_for(run.recipe.data, trained.data, None, trained.image_size)
+    for row in data.test.rows:
+        found, true = trained.predict(row.id).mask, row.read_target().numpy()
+        assert found.shape == true.shape
+        assert true.shape[-2:] == (SIDE, SIDE)
+        counts.append(
+            overlap_counts(
+                found[None],
+                true[None],
+                num_classes=len(data.classes),
+                multilabel=kind == "multilabel",
+            )
+        )
+    pooled = np.concatenate(counts).sum(0)
+    assert scores["jaccard"] == pytest.approx(
+        float(mean_jaccard(pooled, trained.data.scored_classes)), rel=1e-12
+    )
+    assert (scores["image_size"], scores["overlap"], scores["flips"]) == ([16, 16], 0.25, "both")
+    assert scores["jaccard"] != keymix.evaluate(run)["jaccard"]
+    predict_masks(run, out=tmp_path / "out", **given)
+    stored = json.loads((tmp_path / "out" / MANIFEST).read_text())
+    assert (stored["image_size"], stored["overlap"], stored["flips"]) == ([16, 16], 0.25, "both")
+    if kind == "exclusive":
+        np.testing.assert_array_equal(
+            mask_of(tmp_path / "out", f"{data.test.rows[0].name}.png"),
+            trained.predict(data.test.rows[0].id).mask,
+        )
+
+
+def test_a_mirrored_image_has_the_mirrored_mask(runs: dict[str, Run]) -> None:
+    trained = keymix.load(runs["exclusive"], image_size=16, overlap=0.5, flips="both")
+    image = scan(32, 32)  # whose windows lie alike in the mirror
+    found = trained.predict(image).mask
+    np.testing.assert_array_equal(trained.predict(image[:, ::-1]).mask, found[:, ::-1])
+    np.testing.assert_array_equal(trained.predict(image[::-1]).mask, found[::-1])
+    alone = keymix.load(runs["exclusive"], image_size=16, overlap=0.5)
+    assert (alone.predict(image[:, ::-1]).mask != alone.predict(image).mask[:, ::-1]).any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [None, 0.5])
+@pytest.mark.parametrize("kind", ["exclusive", "multilabel", "stack"])
+def test_probabilities_and_overlays_are_those_of_the_mask(
+    kind: str, overlap: float | None, runs: dict[str, Run], scans: Path, tmp_path: Path
+) -> None:
+    run = runs[kind]
+    trained, path = keymix.load(run, overlap=overlap), slice_of(scans, 2, 1)
+    found = trained.predict(path)
+    likely = found.probabilities
+    assert likely.dtype == np.float32
+    assert likely.shape == (len(trained.classes), SIDE, SIDE)
+    if kind == "multilabel":
+        np.testing.assert_array_equal(likely > 0.5, found.mask == 1)
+    else:
+        np.testing.assert_array_equal(likely.argmax(0), found.mask)
+        np.testing.assert_allclose(likely.sum(0), 1, atol=1e-6)
+    predict_masks(run, [path], out=tmp_path / "out", overlap=overlap)
+    drawn = np.asarray(Image.open(tmp_path / "out" / "overlays" / f"{found.id}.png"))
+    np.testing.assert_array_equal(found.overlay, drawn)
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no image")
+    batch = trained.predict([broken, slice_of(scans, 2, 2), path])
+    assert (batch[0].probabilities, batch[0].overlay) == (None, None)
+    np.testing.assert_allclose(batch[2].probabilities, likely, rtol=0, atol=1e-5)
+    again = pickle.loads(pickle.dumps(found))
+    np.testing.assert_array_equal(again.probabilities, likely)
+    np.testing.assert_array_equal(again.overlay, drawn)
+    assert trained.predict(trained.transform(path)).overlay is None  # whose pixels are not there
+    keymix.export(run, tmp_path / "run.onnx")
+    of_file = keymix.load(tmp_path / "run.onnx", overlap=overlap).predict(path)
+    np.testing.assert_allclose(of_file.probabilities, likely, rtol=0, atol=1e-4)
+    np.testing.assert_array_equal(of_file.overlay, drawn)
 
 
 def test_names_in_the_table_of_run_lengths_are_neutralised(

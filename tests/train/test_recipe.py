@@ -125,6 +125,7 @@ def test_unfit_value_is_refused_by_name(tiny: Recipe, path: str, value: object) 
         ("augment.flip", "true", True),
         ("model.options", "{depth: 2}", {"depth": 2}),
         ("model.options.eps", "1e-5", 1e-5),
+        ("task.options.class_weights", "{leaf: 1e-1, stem: 2E3}", {"leaf": 0.1, "stem": 2e3}),
         ("model.options.qk_norm", "true", True),
     ],
 )

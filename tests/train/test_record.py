@@ -98,8 +98,11 @@ def test_epochs_are_ranked_by_score_then_by_loss() -> None:
 
 
 def test_the_details_of_a_task_come_back_and_are_checked() -> None:
-    own = {"hausdorff_mm": 2.0, "hausdorff_missed": 1, "hausdorff_unit": "mm", "true_pixels": 9}
-    leaf = {"name": "leaf", "jaccard": 0.5, "dice": None, "hausdorff_mm": None, "missed": 1}
+    own = {"hd95_mm": 2.0, "hd95_px": None, "surface_dice": 0.5, "calibration_error": 0.1}
+    own |= {"missed": 1, "distance_unit": "mm", "true_pixels": 9}
+    own |= {"cases": [{"name": "a", "images": 2, "jaccard": 0.5, "dice": [None]}]}
+    leaf = {"name": "leaf", "jaccard": 0.5, "dice": None, "hd95": None, "missed": 1}
+    leaf |= {"surface_dice": None}
     scores = {"loss": 1.0, "jaccard": 0.5, "weighted_jaccard": 0.4, "dice": None}
     test = SplitScores(scores=scores, own=Own({**own, "classes": [leaf]}))
     mark = record.Tested(epoch=1, val=scores, test=test)
@@ -108,7 +111,7 @@ def test_the_details_of_a_task_come_back_and_are_checked() -> None:
     assert from_json(RunRecord, values, where="it") == run
     assert values["last"]["test"] == {**scores, **own, "classes": [leaf]}
     assert run.last.test.own.read(MaskDetails).classes[0].name == "leaf"
-    for name, value in (("classes", None), ("hausdorff_unit", "inch"), ("hausdorff_missed", None)):
+    for name, value in (("classes", None), ("distance_unit", "inch"), ("missed", None)):
         wrong = {**values["last"]["test"], name: value}
         bad = {**values, "last": {**values["last"], "test": wrong}}
         with pytest.raises(UserError, match=name):

@@ -21,10 +21,11 @@ from keymix.data import load
 from keymix.data.augment import Augment
 from keymix.data.loaders import Loader
 from keymix.data.mask_augment import RARE, window_corner
-from keymix.errors import UserError
+from keymix.errors import KeymixWarning, UserError
 from keymix.tasks.segmentation.windows import SlidingWindows
 from keymix.train.engine import train
 from keymix.train.recipe import Recipe, replace_path
+from keymix.train.scoring import Flips, Mirrored
 
 BLACK = (-0.5, -1.0, -2.0)
 
@@ -55,7 +56,8 @@ def test_small_images_are_padded_with_black() -> None:
     image = torch.randn(3, 11, 20, dtype=torch.float64)
     whole = torch.tensor(BLACK, dtype=torch.float64)[:, None, None].repeat(1, 16, 24)
     whole[:, :11, :20] = image
-    (found,) = windows(model)([image])
+    with pytest.warns(KeymixWarning, match="smaller than a window of 16x24 pixels"):
+        (found,) = windows(model)([image])
     assert found.shape == (4, 11, 20)
     torch.testing.assert_close(found, model(whole[None])[0, :, :11, :20], rtol=0, atol=1e-12)
 
@@ -81,6 +83,21 @@ def test_without_monai_a_line_says_what_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "monai.inferers.utils", None)
     with pytest.raises(UserError, match=r"keymix\[medical\]"):
         windows(nn.Identity())
+
+
+@pytest.mark.parametrize(("flips", "axes"), [("horizontal", (-1,)), ("both", (-2, -1))])
+def test_mirror_images_have_mirrored_logits(flips: Flips, axes: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    model, image = nn.Conv2d(3, 4, 3, padding=1).double(), torch.randn(2, 3, 9, 7).double()
+    mirrored = Mirrored(model, flips)
+    found = mirrored(image)
+    for axis in axes:
+        torch.testing.assert_close(mirrored(image.flip(axis)).flip(axis), found)
+    assert (mirrored(image.flip(-2)).flip(-2) - found).abs().max() > 0.01 or flips == "both"
+    with torch.no_grad():
+        for axis in axes:
+            model.weight += model.weight.flip(axis).clone()
+    torch.testing.assert_close(mirrored(image), model(image))
 
 
 @pytest.mark.parametrize("planes", [False, True])

@@ -15,7 +15,7 @@ __getattr__, __dir__, __all__ = attach(
         "attention_maps": "keymix.analysis.attention",
         "count": "keymix.analysis.counting",
         "dice": "keymix.analysis.overlap",
-        "hausdorff": "keymix.analysis.overlap",
+        "surface_scores": "keymix.analysis.overlap",
         "jaccard": "keymix.analysis.overlap",
         "map_similarity": "keymix.analysis.similarity",
         "mean_dice": "keymix.analysis.overlap",

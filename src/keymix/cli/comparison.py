@@ -240,15 +240,6 @@ def print_open_runs(result: Comparison) -> None:
         console.warn(line)
 
 
-def _units(record: Results) -> list[str]:
-    """Name where the task's part of a record has the units of scores."""
-    from keymix.report.part import page_of
-
-    task = record.task_kind
-    keys = (score.unit_key for score in (*task.scores, *page_of(task).test_scores))
-    return [key for key in keys if key]
-
-
 def plain(result: Comparison) -> dict[str, Any]:
     """Return the result as plain values for ``--json``."""
     from keymix.report.answer import answer
@@ -263,7 +254,6 @@ def plain(result: Comparison) -> dict[str, Any]:
         "seeds": record["seeds"],
         "data_check": record.get("data_check"),
         **{key: record[key] for key in ("findings", "references", "recommendation")},
-        **{key: record[key] for key in ("task", *_units(result.record)) if key in record},
         "mixers": [
             {
                 **row,

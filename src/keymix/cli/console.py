@@ -112,6 +112,7 @@ def show(made: Table) -> None:
 
 OUT_RULE = "; an existing one is refused"
 RESUME_RULE = "; the same work resumes there"
+OVERLAP = 0.5
 MOST_PIXELS = 2**20
 """Of a side: more than any image has that a model is shown."""
 
@@ -216,12 +217,28 @@ class VerbParser(argparse.ArgumentParser):
         )
 
     def add_image_size_of_run(self) -> None:
-        """Add ``--image-size`` and ``--resize`` of a trained run; `image_size_of` reads them."""
+        """Add how a trained run sees images; `image_size_of` and `overlap_of` read it."""
         self.add_image_size("as it was trained")
         self.add_argument(
             "--resize",
             choices=("interpolate", "pool_values"),
             help="what mixers with learned positions do at another size (default: as trained)",
+        )
+        self.add_argument(
+            "--window",
+            metavar="S|H,W",
+            help="for masks: slide windows of this size over each image at its own size",
+        )
+        self.add_argument(
+            "--overlap",
+            type=float,
+            metavar="X",
+            help=f"share that neighbouring windows overlap by (default of --window: {OVERLAP})",
+        )
+        self.add_argument(
+            "--flips",
+            choices=("horizontal", "both"),
+            help="for masks: average the logits of the image and its mirror images",
         )
 
     def add_time_steps(self, default: str) -> None:
@@ -256,12 +273,22 @@ def _whole(text: str) -> int:
 
 
 def image_size_of(given: argparse.Namespace) -> tuple[int, int] | None:
-    """Read ``--image-size``, None if it was not given; ``--resize`` alone is refused."""
+    """Read ``--window`` or ``--image-size``, None without; ``--resize`` alone is refused."""
+    if given.window is not None:
+        if given.image_size is not None:
+            raise UserError(f"--window {given.window} is the image size: leave --image-size out.")
+        return parse_size(given.window, "--window")
     if given.image_size is not None:
         return parse_size(given.image_size)
     if given.resize is not None:
         raise UserError(f"--resize {given.resize} acts at another size: give --image-size too")
     return None
+
+
+def overlap_of(given: argparse.Namespace) -> float | None:
+    """Read ``--overlap``; windows have one."""
+    overlap: float | None = given.overlap
+    return OVERLAP if overlap is None and given.window is not None else overlap
 
 
 def parse_size(text: str, option: str = "--image-size") -> tuple[int, int]:

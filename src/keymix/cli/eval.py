@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from keymix.cli import console, scores
-from keymix.cli.console import VerbParser, image_size_of
+from keymix.cli.console import VerbParser, image_size_of, overlap_of
 from keymix.data.specs import kind_of_spec, task_name
 from keymix.records import from_json
 from keymix.task import get_task
@@ -21,7 +21,7 @@ examples:
   keymix eval my-run --image-size 48 --resize interpolate
   keymix eval my-run --image-size 32,48 --resize pool_values --json
   keymix eval my-spiking-run --time-steps 2
-  keymix eval my-masks-run --split train
+  keymix eval my-masks-run --window 512 --overlap 0.5 --flips horizontal
 
 A run sees images of another size through the model's set_input_size: position embeddings are
 resampled. Mixers that learned something per position (static_key, conv_static_key, key_value with
@@ -71,6 +71,8 @@ def main(argv: list[str]) -> int:
         image_size=size,
         resize=given.resize,
         time_steps=given.time_steps,
+        overlap=overlap_of(given),
+        flips=given.flips,
     )
     if given.json:
         console.say(json.dumps(found))
@@ -78,7 +80,7 @@ def main(argv: list[str]) -> int:
     row = [found["data"], found["split"], found["weights"]]
     heads = ["data", "split", "weights"]
     if size is not None:
-        heads.append("pixels")
+        heads.append("pixels" if given.window is None else "window")
         row.append(f"{size[0]}x{size[1]}")
     if given.time_steps is not None:
         heads.append("T")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keymix.cli import console
-from keymix.cli.console import VerbParser, image_size_of
+from keymix.cli.console import VerbParser, image_size_of, overlap_of
 from keymix.data.specs import kind_of_spec, task_name
 from keymix.errors import UserError
 from keymix.report.tables import csv_text
@@ -19,7 +19,8 @@ from keymix.task import Task, get_task
 if TYPE_CHECKING:
     from keymix.train.parts import AnswersPart, Prediction, PredictionRows
 
-OPTIONS = frozenset({"data", "per_image", "score_threshold", "split", "time_steps", "top"})
+OF_PIXELS = frozenset({"flips", "overlap", "window"})
+OPTIONS = OF_PIXELS | {"data", "per_image", "score_threshold", "split", "time_steps", "top"}
 """Options that not every task takes."""
 FOLDER = "predictions"
 """Where predictions go that are written into a folder."""
@@ -31,6 +32,7 @@ examples:
   keymix predict model.onnx a-folder     a file that keymix export wrote
   keymix predict my-masks-run            its own test split, into predictions/
   keymix predict my-masks-run case20_day0/scans --out case20
+  keymix predict my-masks-run slides --window 512 --overlap 0.5 --flips both
   keymix predict my-masks-run --data uwgi:PATH --split val --out val-masks
 
 A run on masks prints one summary: in how many images each class was found, and
@@ -116,6 +118,8 @@ def _into_folder(part: AnswersPart, given: argparse.Namespace, size: tuple[int, 
             which=given.weights,
             image_size=size,
             resize=given.resize,
+            overlap=overlap_of(given),
+            flips=given.flips,
             score_threshold=given.score_threshold,
             overwrite=given.overwrite,
         )

@@ -34,10 +34,8 @@ def print_details(test: SplitScores, task: Task, what: str) -> None:
     """Print what a task records next to the scores, such as those of each class, under a title."""
     from keymix.train.parts import answers_of
 
-    table = answers_of(task).details(test)
-    if table is None:
-        return
-    rows = [list(row) for row in table.rows]
-    console.table(list(table.heads), rows, left=1, title=f"{table.title}, {what}")
-    if table.note:
-        console.note(table.note)
+    for table in answers_of(task).details(test):
+        rows = [list(row) for row in table.rows]
+        console.table(list(table.heads), rows, left=1, title=f"{table.title}, {what}")
+        if table.note:
+            console.note(table.note)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from keymix.report.part import page_of
 from keymix.report.record import DoneRun, Results
 from keymix.report.tables import Column, Table
 from keymix.report.words import finding_text
@@ -54,24 +53,12 @@ def scores_table(record: Results) -> Table:
 
 
 def _scores(record: Results) -> Iterator[tuple[DoneRun, list[Any]]]:
-    named = _named_by_unit(record)
     for run in (run for run in record.runs if isinstance(run, DoneRun)):
         for epoch, mark in (("last", run.last), ("best", run.best)):
             for split, scores in (("val", mark.val), ("test", mark.test)):
                 for name, value in scores.items():
                     if value is not None:
-                        metric = named.get(name, name)
-                        yield run, [run.mixer, run.seed, epoch, split, metric, value]
-
-
-def _named_by_unit(record: Results) -> dict[str, str]:
-    """Name scores by the unit that the record has, where their keys end in another."""
-    named = {}
-    for score in page_of(record.task_kind).test_scores:
-        unit = record.own.values.get(score.unit_key)
-        if unit and score.key.endswith(f"_{score.unit}"):
-            named[score.key] = f"{score.key.removesuffix(score.unit)}{unit}"
-    return named
+                        yield run, [run.mixer, run.seed, epoch, split, name, value]
 
 
 def results_table(record: Results) -> Table:

@@ -78,9 +78,7 @@ def parse(cls: type, path: str, text: str) -> Any:
 
 
 def _free(text: str, option: str) -> Any:
-    """A value of any type; 1e-5 is a number, though to YAML 1.1 only 1.0e-5 is one."""
-    if re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", text):
-        return float(text)
+    """A value of any type."""
     try:
         return yaml.load(text, Loader=_Loader)
     except _UNREADABLE:
@@ -192,7 +190,7 @@ def _whole(value: Any) -> int | None:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads YAML without a key that is given twice."""
+    """Reads YAML without a key that is given twice; 1e-5 is a number, as in YAML 1.2."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Compose a mapping whose keys differ."""
@@ -206,6 +204,9 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+$"), [*"+-0123456789"]
+)
 _UNREADABLE = (OSError, RecursionError, ValueError, yaml.YAMLError)  # of ours, too
 
 

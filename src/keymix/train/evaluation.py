@@ -47,7 +47,7 @@ def eval_loader(recipe: Recipe, data: ImageData, split: SplitName) -> Loader:
     return Loader(
         getattr(data, split),
         data,
-        batch_size=recipe.data.eval_batch_size,
+        batch_size=recipe.data.eval_batch_size if data.facts.window_overlap is None else 1,
         train=False,
         seed=recipe.seed,
         rank=ranks.rank(),
@@ -128,6 +128,9 @@ def data_for(
     if wanted != own:
         options = answers_of(seen.task_kind).options_for(seen, wanted)
         config = of_other_data(config, wanted, options)
+    if seen.window_overlap is not None:
+        of_task = {**config.task_options, "window_overlap": seen.window_overlap}
+        config = replace(config, task_options=of_task)
     if time_steps is not None and entry.takes("time_steps"):
         config = replace(config, time_steps=time_steps)
     white = seen.white_level if entry.takes("white_level") else None
@@ -179,10 +182,11 @@ def _same_task(spec: str, seen: DataRecord) -> None:
 def _changed(seen: DataRecord, now: DataRecord) -> bool:
     """Whether images, labels or splits differ from the record of the training.
 
-    A fingerprint of pixels says nothing about images of another size, or about other frames.
+    A fingerprint of pixels says nothing about images of another size, or about other frames, nor
+    about files.
     """
     same = seen.image_size == now.image_size and seen.time_steps == now.time_steps
-    if same and seen.fingerprint != now.fingerprint:
+    if same and seen.fingerprint_of == now.fingerprint_of and seen.fingerprint != now.fingerprint:
         return True
     return seen.index_sha256 != now.index_sha256
 

@@ -18,13 +18,14 @@ from keymix.analysis import passes
 from keymix.analysis.answers import Answers, Arrays, FloatArray, whole
 from keymix.analysis.passes import Inputs
 from keymix.analysis.statistics import Interval, over_units
+from keymix.data.decode import Pixels
 from keymix.data.record import DataRecord
 from keymix.data.specs import Setting, task_name
 from keymix.errors import UserError, require
 from keymix.records import to_json
 from keymix.task import Score, Task, get_task
 from keymix.train import ranks
-from keymix.train.scoring import ImageBatch, Outputs, answered
+from keymix.train.scoring import Flips, ImageBatch, Outputs, answered
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData, Split
@@ -193,10 +194,13 @@ class Answered:
         path: Its file; empty of an image in memory.
         size: Its own height and width, pixels, which the model may not have seen it at; of what
             was prepared before, and of recordings, those that the model saw.
+        pixels: Its own pixels, uint8 ``[C, h, w]``; None of what was prepared before, and of
+            recordings.
     """
 
     path: str
     size: tuple[int, int]
+    pixels: Pixels | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +232,8 @@ class Wanted:
         image_size: Side, or height and width, pixels, of the images that the model sees; None for
             those of the training.
         resize: What mixers with parameters per position do at another size.
+        overlap: Share by which windows of the size overlap that slide over images at their own.
+        flips: Mirror images that are answered too.
         score_threshold: Score from which on what is found is drawn and counted; None for the
             task's own.
         overwrite: Replace predictions that the folder holds.
@@ -241,6 +247,8 @@ class Wanted:
     which: Literal["last", "best"] = "last"
     image_size: int | tuple[int, int] | None = None
     resize: str | None = None
+    overlap: float | None = None
+    flips: Flips | None = None
     score_threshold: float | None = None
     overwrite: bool = False
 
@@ -250,10 +258,10 @@ class AnswersPart(ABC):
 
     ``prediction`` is what is said of a file, and ``predict_options`` are the options that
     ``keymix predict`` takes besides those of all tasks: ``top``, ``time_steps``, ``data``,
-    ``split``, ``per_image``, ``score_threshold``. Predictions are printed; a task that writes them
-    into a folder names keymix's public function that does so as ``writer``. ``at_once`` is how many
-    inputs a model is given together to predict. ``chance`` is what `skill` compares with, in a
-    clause.
+    ``split``, ``per_image``, ``score_threshold``, and, where each pixel is answered, ``window``,
+    ``overlap``, ``flips``. Predictions are printed; a task that writes them into a folder names
+    keymix's public function that does so as ``writer``. ``at_once`` is how many inputs a model is
+    given together to predict. ``chance`` is what `skill` compares with, in a clause.
     """
 
     prediction: type[Prediction] = Prediction
@@ -355,10 +363,10 @@ class AnswersPart(ABC):
         """
         return over_units(mixer, baseline, score=task.score, unit=task.unit)
 
-    def details(self, test: SplitScores) -> DetailsTable | None:
-        """Return what an evaluation records next to its scores; None for nothing."""
+    def details(self, test: SplitScores) -> Sequence[DetailsTable]:
+        """Return what an evaluation records next to its scores; nothing to say no more."""
         del test
-        return None
+        return ()
 
     def predictions(
         self, outputs: Any, paths: Sequence[str], seen: DataRecord, *, top: int

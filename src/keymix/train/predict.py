@@ -49,8 +49,8 @@ from keymix.train.model import device_of_this_machine, enough_memory
 from keymix.train.parts import Answered, Prediction, answers_of
 from keymix.train.pushed import is_pushed, read_pushed
 from keymix.train.recipe import ModelConfig, Recipe
-from keymix.train.runs import Run, at_size, load_run, refuse_lone
-from keymix.train.scoring import autocast
+from keymix.train.runs import Run, at_size, in_windows, load_run, refuse_lone
+from keymix.train.scoring import Flips, Mirrored, autocast
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -133,6 +133,11 @@ class TrainedModel:
         return replace(self.recipe.model, drop_path=0.0)
 
     @property
+    def at_once(self) -> int:
+        """How many inputs the model is given together; one of images that windows slide over."""
+        return 1 if self.data.window_overlap is not None else answers_of(self.task).at_once
+
+    @property
     def takes_events(self) -> bool:
         """Whether its inputs are recordings of events, and not images."""
         return self.data.events
@@ -170,8 +175,9 @@ class TrainedModel:
             A prediction of the run's task, or a list of them. Of classes, it has ``classes``,
             best first, and their ``probabilities``; of masks ``mask`` at the image's own size,
             ``[h, w]`` of class numbers or ``[K, h, w]`` of 0 and 1 where a pixel may have several
-            classes, and ``pixels`` of each class. All have ``path``, empty for images in memory,
-            and ``error``.
+            classes, ``pixels`` of each class, and, made when they are asked for,
+            ``probabilities`` ``[K, h, w]`` and an ``overlay`` ``[h, w, 3]``. All have ``path``,
+            empty for images in memory, and ``error``.
 
         Raises:
             UserError: If an input does not exist or is none that the model takes, or the memory
@@ -242,13 +248,13 @@ class TrainedModel:
     def _answers(self, inputs: Sequence[Picture], top: int, *, alone: bool) -> Iterator[Prediction]:
         """Answer inputs in batches; a file that cannot be read gets its error, or alone raises."""
         part = answers_of(self.data.task_kind)
-        for start in range(0, len(inputs), part.at_once):
+        for start in range(0, len(inputs), self.at_once):
             shown: list[Tensor] = []
             known: list[Answered | Prediction] = []
-            for each in inputs[start : start + part.at_once]:
+            for each in inputs[start : start + self.at_once]:
                 is_file = isinstance(each, str | Path)
                 try:
-                    tensor, size = self._read(each)
+                    tensor, size, pixels = self._read(each)
                 except UserError as error:
                     if alone or not is_file:
                         raise
@@ -256,14 +262,14 @@ class TrainedModel:
                     continue
                 shown.append(tensor)
                 path = str(each) if is_file else str(getattr(each, "filename", ""))
-                known.append(Answered(path=path, size=size))
+                known.append(Answered(path=path, size=size, pixels=pixels))
             answered = [each for each in known if isinstance(each, Answered)]
             outputs = self.outputs(shown) if shown else None
             found = iter(part.predicted(outputs, answered, self.data, top=top) if shown else ())
             yield from (next(found) if isinstance(k, Answered) else k for k in known)
 
-    def _read(self, given: Picture) -> tuple[Tensor, Size]:
-        """Prepare an input; with its own height and width."""
+    def _read(self, given: Picture) -> tuple[Tensor, Size, Pixels | None]:
+        """Prepare an input; with its own height and width, and pixels."""
         if isinstance(given, str | Path):
             return self._of_file(Path(given))
         if isinstance(given, Tensor) and given.is_floating_point():
@@ -283,7 +289,7 @@ class TrainedModel:
         pixels = memory_pixels(given, data.in_chans, data.white_level, scans=scans, window=window)
         return self._of_pixels(pixels)
 
-    def _of_file(self, path: Path) -> tuple[Tensor, Size]:
+    def _of_file(self, path: Path) -> tuple[Tensor, Size, Pixels | None]:
         if not self.takes_events:
             if is_recording(path.name):
                 raise UserError(f"{path}: is a recording of events; the run was trained on images.")
@@ -292,12 +298,12 @@ class TrainedModel:
             raise UserError(
                 f"{path}: is an image; the run was trained on recordings of events (.npz, .aedat)."
             )
-        return self._normalised(read_file(path, self.data, self.image_size)), self.image_size
+        return self._normalised(read_file(path, self.data, self.image_size)), self.image_size, None
 
-    def _of_pixels(self, pixels: Pixels) -> tuple[Tensor, Size]:
-        return self.prepare(pixels), (pixels.shape[-2], pixels.shape[-1])
+    def _of_pixels(self, pixels: Pixels) -> tuple[Tensor, Size, Pixels | None]:
+        return self.prepare(pixels), (pixels.shape[-2], pixels.shape[-1]), pixels
 
-    def _as_prepared(self, given: Tensor) -> tuple[Tensor, Size]:
+    def _as_prepared(self, given: Tensor) -> tuple[Tensor, Size, Pixels | None]:
         """Take what `transform` returned, by its shape."""
         frames = (self.data.time_steps,) if self.takes_events else ()
         shape = (*frames, self.data.in_chans, *self.image_size)
@@ -307,7 +313,7 @@ class TrainedModel:
                 f"a float tensor of shape {tuple(given.shape)}: the model takes {list(shape)}, as "
                 "transform() returns it. Give pixels as uint8."
             )
-        return given.float(), (given.shape[-2], given.shape[-1])
+        return given.float(), (given.shape[-2], given.shape[-1]), None
 
 
 def published(given: object, network: nn.Module) -> tuple[ModelFacts, DataRecord | None]:
@@ -328,6 +334,8 @@ def load(
     image_size: int | tuple[int, int] | None = None,
     resize: str | None = None,
     time_steps: int | None = None,
+    overlap: float | None = None,
+    flips: Flips | None = None,
 ) -> TrainedModel:
     """Load a trained run, or what was exported or pushed, ready to predict.
 
@@ -345,6 +353,8 @@ def load(
         image_size: As in `evaluate`.
         resize: As in `evaluate`.
         time_steps: As in `evaluate`.
+        overlap: As in `evaluate`.
+        flips: As in `evaluate`.
 
     Raises:
         UserError: If it is no run's folder (of a comparison's, its runs are named), the weights
@@ -360,7 +370,8 @@ def load(
     """
     if not isinstance(run, Run) and is_exported(run):
         given = {"which": None if which == "last" else which, "resize": resize}
-        return _of_exported(Path(run), image_size, {**given, "time_steps": time_steps})
+        file = _of_exported(Path(run), image_size, {**given, "time_steps": time_steps})
+        return _answering(file, overlap, flips)
     refuse_lone(resize, image_size)
     source: Run | Shipped
     with enough_memory(image_size):
@@ -379,9 +390,16 @@ def load(
             take_time_steps(model, time_steps)
         model = model.to(device_of_this_machine())
     trained = TrainedModel(source=source, model=model, data=seen, image_size=size)
-    if time_steps is None or not trained.takes_events:
-        return trained
-    return replace(trained, data=replace(seen, time_steps=time_steps))
+    if time_steps is not None and trained.takes_events:
+        trained = replace(trained, data=replace(seen, time_steps=time_steps))
+    return _answering(trained, overlap, flips)
+
+
+def _answering(trained: TrainedModel, overlap: float | None, flips: Flips | None) -> TrainedModel:
+    """Let a model answer in windows, and mirror images too."""
+    data = in_windows(trained.data, overlap, flips)
+    model = trained.model if flips is None else Mirrored(trained.model, flips)
+    return replace(trained, model=model, data=data)
 
 
 def _of_exported(

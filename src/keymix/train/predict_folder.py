@@ -50,6 +50,8 @@ class FolderManifest:
         split: Split of the data; None of image files.
         image_size: Height and width of the images as the model sees them, pixels; of images that
             keep their proportions short and long side.
+        overlap: Share by which windows of that size overlap; None of images seen whole.
+        flips: Mirror images that were answered too.
         complete: Whether all is written.
     """
 
@@ -59,6 +61,8 @@ class FolderManifest:
     data: str | None
     split: str | None
     image_size: Size
+    overlap: float | None = None
+    flips: str | None = None
     complete: bool = False
 
 
@@ -81,15 +85,14 @@ class FolderWriter(ABC, Generic[PredictionT]):
     """Predicts into a folder: what images are called and how they are answered and written.
 
     `what` the folder holds, such as ``predicted masks``; `content` says with ``{images}`` what is
-    written, `results` is the file of what is of all images together; `at_once` images are given to
-    the model together. `seen` is the record of the data that the run was trained on.
+    written, `results` is the file of what is of all images together. `seen` is the record of the
+    data that the run was trained on.
     """
 
     task: Task
     what: str
     content: str
     results: str
-    at_once: int
     folder: Path
     seen: DataRecord
     items: Sequence[Item[PredictionT]]
@@ -146,7 +149,14 @@ class FolderWriter(ABC, Generic[PredictionT]):
         Nothing is written before task, folder, names, weights and memory are known to fit.
         """
         wanted, size = self.wanted, self.wanted.image_size
-        trained = load(wanted.run, which=wanted.which, image_size=size, resize=wanted.resize)
+        trained = load(
+            wanted.run,
+            which=wanted.which,
+            image_size=size,
+            resize=wanted.resize,
+            overlap=wanted.overlap,
+            flips=wanted.flips,
+        )
         self.seen, task = (seen := trained.data), trained.task
         if task.name != self.task.name:
             raise UserError(
@@ -182,13 +192,15 @@ class FolderWriter(ABC, Generic[PredictionT]):
                 data=None if data is None else data.spec,
                 split=split,
                 image_size=trained.image_size,
+                overlap=seen.window_overlap,
+                flips=wanted.flips,
             )
             planned = self.manifest(about, [item.named for item in self.items])
             files.write_json(self.folder / MANIFEST, planned)
             found = [
                 each
-                for start in range(0, len(self.items), self.at_once)
-                for each in self._written(trained, self.items[start : start + self.at_once])
+                for start in range(0, len(self.items), trained.at_once)
+                for each in self._written(trained, self.items[start : start + trained.at_once])
             ]
         self.write_results(found)
         whole = self.manifest(replace(about, complete=True), found)

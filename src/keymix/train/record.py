@@ -54,6 +54,8 @@ class Evaluation(SplitScores):
         image_size: Height and width of the images, pixels.
         resize: Policy of mixers that have parameters per position.
         time_steps: T, or None of a model without.
+        overlap: Share by which sliding windows of that size overlap; None of images seen whole.
+        flips: Mirror images that were answered too.
     """
 
     images: int
@@ -63,6 +65,8 @@ class Evaluation(SplitScores):
     image_size: tuple[int, int]
     resize: str | None
     time_steps: int | None
+    overlap: float | None = None
+    flips: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from keymix.train.folder import Which, read_summary, recorded_recipe, run_folder
 from keymix.train.model import enough_memory, model_for
 from keymix.train.recipe import Recipe
 from keymix.train.record import Evaluation, RunRecord, WeightsFacts
+from keymix.train.scoring import Flips, Mirrored
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,8 @@ def evaluate(
     image_size: int | tuple[int, int] | None = None,
     resize: str | None = None,
     time_steps: int | None = None,
+    overlap: float | None = None,
+    flips: Flips | None = None,
 ) -> dict[str, Any]:
     """Score a run on its own test split or on other data with the same classes.
 
@@ -163,12 +166,17 @@ def evaluate(
             ``"pool_values"``, in place of the one the run was trained with.
         time_steps: Steps T of a spiking model, and frames made of each recording of events; those
             of the training if None.
+        overlap: For runs on masks, share, 0 to below 1, by which windows of ``image_size`` overlap
+            that slide over each image at its own size; None to see images as in training.
+        flips: For runs on masks, mirror images whose logits are averaged with the image's:
+            ``"horizontal"``, or ``"both"`` for three of them.
 
     Returns:
-        ``loss``, ``top1``, ``top5`` (fractions, or None), or the scores of masks with those of
-        each class (``loss``, ``jaccard``, ``weighted_jaccard``, ``dice``, ``hausdorff_mm``,
-        ``classes``, …); ``images``, ``data``, ``split``,
-        ``weights``, ``image_size``, ``resize``, ``time_steps`` (T, or None of a model without).
+        ``loss``, ``top1``, ``top5`` (fractions, or None), or the scores of masks, with those of
+        each class and case (``loss``, ``jaccard``, ``weighted_jaccard``, ``dice``,
+        ``surface_dice``, ``hd95_mm`` or ``hd95_px``, …); ``images``, ``data``, ``split``,
+        ``weights``, ``image_size``, ``resize``, ``time_steps`` (T, or None of a model without),
+        ``overlap``, ``flips``.
 
     Raises:
         UserError: If weights or data are unfit, the data has classes that the run never saw, or
@@ -178,11 +186,15 @@ def evaluate(
     run = run if isinstance(run, Run) else load_run(run)
     with enough_memory(image_size):
         model, seen = run.model_and_data(which)
+        seen = in_windows(seen, overlap, flips)
         size = at_size(model, seen, image_size, resize)
         if time_steps is not None:
             take_time_steps(model, time_steps)
         data, numbers = data_for(run.recipe.data, seen, data_spec, size, time_steps)
-        scored = score_split(run.recipe, model, data, split, numbers=numbers, classes=seen.classes)
+        answering = model if flips is None else Mirrored(model, flips)
+        scored = score_split(
+            run.recipe, answering, data, split, numbers=numbers, classes=seen.classes
+        )
     inputs = f"{split} {data.kind.nouns}"
     warn_of_degenerate(scored.answers, run.recipe.model, inputs, scored.scores.get(LOSS))
     plain: dict[str, Any] = to_json(
@@ -195,6 +207,8 @@ def evaluate(
             image_size=size,
             resize=resize,
             time_steps=getattr(model, "time_steps", None),
+            overlap=seen.window_overlap,
+            flips=flips,
         )
     )
     return plain
@@ -225,3 +239,17 @@ def at_size(
     elif resize is not None:
         raise UserError(f"resize={resize!r}: the model takes images of any size. Leave it out.")
     return whole_size("image_size", image_size)
+
+
+def in_windows(seen: DataRecord, overlap: float | None, flips: Flips | None) -> DataRecord:
+    """Let windows slide over images; these and flips are refused where pixels are not answered."""
+    for name, value in (("overlap", overlap), ("flips", flips)):
+        if value is not None and "window_overlap" not in seen.task_kind.data_options:
+            does = seen.task_kind.does
+            text = (
+                f"{name}={value!r}: windows and flips are for masks; the run {does}. Leave it out."
+            )
+            raise UserError(text)
+    if overlap is not None and not 0 <= overlap < 1:
+        raise UserError(f"overlap={overlap!r}: give a share of a window, 0 to below 1.")
+    return seen if overlap is None else replace(seen, window_overlap=overlap)

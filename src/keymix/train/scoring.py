@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,29 @@ class ImageBatch(Protocol):
 
     @property
     def index(self) -> Tensor: ...  # noqa: D102
+
+
+Flips = Literal["horizontal", "both"]
+"""Mirror images that are answered too: left to right; or these, top to bottom, and both at once."""
+
+
+class Mirrored(nn.Module):
+    """Averages a model's logits of images and of their mirror images, as nnU-Net does.
+
+    Shape: ``[B, C, H, W]`` -> ``[B, K, H, W]``.
+    """
+
+    def __init__(self, model: nn.Module, flips: Flips) -> None:
+        super().__init__()
+        self.model = model
+        self.axes = [(-1,)] if flips == "horizontal" else [(-1,), (-2,), (-2, -1)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Answer each mirror image, and turn its logits back."""
+        total = self.model(x)
+        for axes in self.axes:
+            total = total + self.model(x.flip(axes)).flip(axes)
+        return torch.as_tensor(total / (1 + len(self.axes)))
 
 
 Outputs = Iterator[tuple[ImageBatch, Any]]

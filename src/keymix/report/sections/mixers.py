@@ -68,12 +68,10 @@ def columns(record: Results) -> list[ScoreColumn]:
     first, *more = task.scores
     known = [ScoreColumn(key=first.key, head=with_unit(f"test {first.label}", first), score=first)]
     for score in (*more, *page_of(task).test_scores):
-        unit = record.own.values.get(score.unit_key) or score.unit
-        in_unit = replace(score, unit=str(unit))
         found = (row.scores.get(score.key) for row in record.outcome.last)
         if any(summary is not None and summary.mean is not None for summary in found):
-            head = with_unit(score.label, in_unit)
-            known.append(ScoreColumn(key=score.key, head=head, score=in_unit))
+            head = with_unit(score.label, score)
+            known.append(ScoreColumn(key=score.key, head=head, score=score))
     head = with_unit("validation", first)
     return [*known, ScoreColumn(key=f"val_{first.key}", head=head, score=first, spread=False)]
 

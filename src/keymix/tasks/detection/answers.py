@@ -377,7 +377,7 @@ class DetectionAnswersPart(FolderAnswers[InstancePrediction]):
             return {"path": found.path, "error": found.error}
         return {"path": found.path, "size": found.size, "detections": found.results()}
 
-    def details(self, test: SplitScores) -> DetailsTable:
+    def details(self, test: SplitScores) -> Sequence[DetailsTable]:
         """Return the scores of each class that has instances."""
         own = test.own.read(DetectionDetails)
         shapes = [shape for shape in SHAPES if f"{shape}_ap" in test.scores]
@@ -392,13 +392,14 @@ class DetectionAnswersPart(FolderAnswers[InstancePrediction]):
             if each.instances
         ]
         overall = [percent(test.scores[f"{shape}_ap"], 1) for shape in shapes]
-        return DetailsTable(
+        table = DetailsTable(
             title="each class with instances",
             heads=("class", *(f"{shape} AP %" for shape in shapes), "instances", "images"),
             rows=[*rows, ["mean", *overall, f"{own.instances:,}", ""]],
             note=f"{own.detections:,} detections were scored, at most {MOST} of a class and image; "
             f"images without instances: {own.empty:,}; crowd regions, ignored: {own.crowds:,}.",
         )
+        return [table]
 
     def references(self, data: ImageData) -> Iterable[Reference]:
         """Detect the same boxes in every image: those that are frequent in training."""

@@ -184,7 +184,6 @@ class InstanceWriter(FolderWriter[InstancePrediction]):
     what = "detections"
     content = "detections in {images} as COCO's results, and overlays"
     results = RESULTS
-    at_once = AT_ONCE
 
     def __init__(self, wanted: Wanted) -> None:
         super().__init__(wanted)

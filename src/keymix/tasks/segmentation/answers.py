@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,15 +28,24 @@ from keymix.data.specs import MASKS, Setting, parse
 from keymix.errors import UserError
 from keymix.report.formats import distance, percent
 from keymix.task import LOSS, Task
-from keymix.tasks.segmentation.facts import ClassScores, MaskDetails
+from keymix.tasks.segmentation.facts import CaseScores, ClassScores, MaskDetails
 from keymix.tasks.segmentation.predict_masks import (
+    ARRAYS,
     AT_ONCE,
     MaskPrediction,
     MaskWriter,
 )
-from keymix.tasks.segmentation.scoring import MaskScores, overlap_scores, predicted_masks
+from keymix.tasks.segmentation.scoring import (
+    BINS,
+    MaskScores,
+    calibration_error,
+    confidence_bins,
+    overlap_scores,
+    predicted_masks,
+)
 from keymix.tasks.segmentation.windows import seen_whole
 from keymix.train.parts import (
+    Answered,
     DetailsTable,
     Evaluated,
     Prediction,
@@ -50,20 +59,25 @@ from keymix.train.scoring import Outputs
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData, Split
 
+STORED = ("counts", "surfaces", "bins")
+WORST = 10
+"""Cases that are printed."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MaskAnswers(Answers):
     """A model's masks on a split, counted; means are taken over the `scored` of the classes.
 
     Shape: `group` is the number of each image's case, ``[N]``; `counts` are common, predicted and
-    true pixels of each image and class, ``[N, K, 3]``; `hausdorff` distances are ``[N, K]``, NaN
-    where there is none.
+    true pixels of each image and class, ``[N, K, 3]``; `surfaces` are HD95 and surface Dice,
+    ``[N, K, 2]``, NaN where there is none; `bins` are those of `confidence_bins`, ``[N, BINS, 3]``.
     """
 
     index: IntArray
     group: IntArray
     counts: IntArray
-    hausdorff: FloatArray
+    surfaces: FloatArray
+    bins: FloatArray
     classes: tuple[str, ...]
     scored: tuple[int, ...]
 
@@ -97,8 +111,8 @@ class MaskAnswers(Answers):
         return {"index": self.index, "group": self.group}
 
     def arrays(self, which: str) -> Arrays:
-        """Counted pixels and distances."""
-        return {f"{which}_counts": self.counts, f"{which}_hausdorff": self.hausdorff}
+        """Counted pixels, scores of outlines, and pixels by confidence."""
+        return {f"{which}_{name}": getattr(self, name) for name in STORED}
 
     def same_truth(self, other: Answers) -> bool:
         """Whether other answers are to the same images, of the same cases, with the same masks."""
@@ -126,26 +140,42 @@ class MaskAnswers(Answers):
             "only that something was predicted"
         )
 
-    def details(self, unit: Literal["mm", "px"]) -> MaskDetails:
-        """Scores, and distances in mm or in px of the images as the model sees them, by class."""
+    def details(self, unit: Literal["mm", "px"], names: Sequence[str]) -> MaskDetails:
+        """Return the scores by class and by case, whose names are those of each number."""
         pooled, chosen = self.counts.sum(0), list(self.scored)
         jaccard, dice = overlap.jaccard(pooled), overlap.dice(pooled)
         one_empty = (self.counts[..., 1] > 0) != (self.counts[..., 2] > 0)
+        hd95, surface_dice = self.surfaces[..., 0], self.surfaces[..., 1]
+        numbers, images = np.unique(self.group, return_counts=True)
+        means, of_cases = overlap.mean_jaccard(self.cases, chosen), overlap.dice(self.cases)
+        cases = [
+            CaseScores(
+                name=names[number],
+                images=int(images[at]),
+                jaccard=float(means[at]),
+                dice=tuple(known(of_cases[at, k]) for k in chosen),
+            )
+            for at, number in enumerate(numbers)
+        ]
         return MaskDetails(
-            hausdorff_mm=_mean(self.hausdorff[:, chosen]),
-            hausdorff_missed=int(one_empty[:, chosen].sum()),
-            hausdorff_unit=unit,
+            **{f"hd95_{unit}": _mean(hd95[:, chosen])},
+            surface_dice=_mean(surface_dice[:, chosen]),
+            missed=int(one_empty[:, chosen].sum()),
+            distance_unit=unit,
+            calibration_error=known(calibration_error(self.bins.sum(0))),
             true_pixels=int(pooled[chosen, 2].sum()),
             classes=tuple(
                 ClassScores(
                     name=self.classes[k],
                     jaccard=known(jaccard[k]),
                     dice=known(dice[k]),
-                    hausdorff_mm=_mean(self.hausdorff[:, k]),
+                    hd95=_mean(hd95[:, k]),
+                    surface_dice=_mean(surface_dice[:, k]),
                     missed=int(one_empty[:, k].sum()),
                 )
                 for k in chosen
             ),
+            cases=tuple(sorted(cases, key=lambda case: case.jaccard)),
         )
 
 
@@ -158,6 +188,7 @@ class SegmentationAnswers(FolderAnswers[MaskPrediction]):
     """How segmenters are evaluated, at the size that the model sees, or in windows at their own."""
 
     prediction = MaskPrediction
+    predict_options = FolderAnswers.predict_options | {"flips", "overlap", "window"}
     folder_writer = MaskWriter
     writer = "predict_masks"
     at_once = AT_ONCE
@@ -169,27 +200,31 @@ class SegmentationAnswers(FolderAnswers[MaskPrediction]):
         """Count the pixels of every image."""
         scores = MaskScores(data).to(device)
         millimetres = all(row.spacing is not None for row in split.rows)
-        index, counts, distances = [], [], []
+        index, counts, surfaces, bins = [], [], [], []
         for batch, output in outputs:
             counts.append(scores.update(output, batch.targets).cpu().numpy())
             places = batch.index.cpu().numpy()
             index.append(places)
-            for i, logits, wanted in zip(places.tolist(), output, batch.targets, strict=True):
-                mine = predicted_masks(logits[None].float(), multilabel=scores.multilabel)[0]
+            for i, each, wanted in zip(places.tolist(), output, batch.targets, strict=True):
+                logits, multilabel = each.float(), scores.multilabel
+                mine = predicted_masks(logits[None], multilabel=multilabel)[0]
                 spacing = _spacing(split, i) if millimetres else (1.0, 1.0)
                 both = mine.cpu().numpy(), wanted.cpu().numpy()
-                distances.append(_distances(*both, scores, spacing))
+                surfaces.append(_surfaces(*both, scores, spacing))
+                sure = confidence_bins(logits, wanted, multilabel=multilabel, classes=scores.scored)
+                bins.append(sure.cpu().numpy())
         rows = np.concatenate(index)
         answers = MaskAnswers(
             index=rows,
             group=_groups(split)[rows],
             counts=np.concatenate(counts),
-            hausdorff=np.stack(distances),
+            surfaces=np.stack(surfaces),
+            bins=np.stack(bins),
             classes=data.classes,
             scored=tuple(scores.scored),
         )
         answers = self.joined(answers, data)
-        own = answers.details("mm" if millimetres else "px")
+        own = answers.details("mm" if millimetres else "px", sorted(set(split.groups)))
         return Evaluated(scores=scores.metrics(), answers=answers, own=own)
 
     def answering(self, model: nn.Module, seen: DataRecord, size: tuple[int, int]) -> nn.Module:
@@ -202,8 +237,7 @@ class SegmentationAnswers(FolderAnswers[MaskPrediction]):
         return MaskAnswers(
             index=stored["index"][order],
             group=stored["group"][order],
-            counts=stored[f"{which}_counts"][order],
-            hausdorff=stored[f"{which}_hausdorff"][order],
+            **{name: stored[f"{which}_{name}"][order] for name in STORED},
             classes=data.classes,
             scored=data.scored_classes,
         )
@@ -232,7 +266,6 @@ class SegmentationAnswers(FolderAnswers[MaskPrediction]):
         options = {
             "masks": MASKS[bool(seen.multilabel)] if either else None,
             "intensity_window": window,
-            "window_overlap": seen.window_overlap,
         }
         return {name: value for name, value in options.items() if value is not None}
 
@@ -282,38 +315,54 @@ class SegmentationAnswers(FolderAnswers[MaskPrediction]):
         ]
         return PredictionRows(heads=["id", "class", "pixels", "area_mm2"], rows=rows)
 
-    def plain(self, found: Prediction) -> object:
-        """Return all fields."""
-        return asdict(found)
+    def predicted(
+        self, outputs: Any, inputs: Sequence[Answered], seen: DataRecord, *, top: int
+    ) -> Iterator[MaskPrediction]:
+        """Say what a model gave; keep that, for probabilities and overlays."""
+        found = super().predicted(outputs, inputs, seen, top=top)
+        for each, output, given in zip(found, outputs, inputs, strict=True):
+            yield replace(each, source=(output.float().cpu(), given.pixels, seen))
 
-    def details(self, test: SplitScores) -> DetailsTable:
-        """Return the scores and distances of each class."""
+    def plain(self, found: Prediction) -> object:
+        """Return all fields but arrays."""
+        return {name: value for name, value in vars(found).items() if name not in ARRAYS}
+
+    def details(self, test: SplitScores) -> Sequence[DetailsTable]:
+        """Return the scores of each class and of each case, the worst first."""
         own = test.own.read(MaskDetails)
-        rows = [
-            [
-                each.name,
-                percent(each.jaccard, 2),
-                percent(each.dice, 2),
-                distance(each.hausdorff_mm),
-                str(each.missed),
-            ]
-            for each in own.classes
-        ]
-        overall = [percent(test.scores["jaccard"], 2), percent(test.scores["dice"], 2)]
-        overall += [distance(own.hausdorff_mm), str(own.hausdorff_missed)]
-        return DetailsTable(
+        unit = own.distance_unit
+        shares = [
+            (each.name, each.jaccard, each.dice, each.surface_dice) for each in own.classes
+        ] + [("all", test.scores["jaccard"], test.scores["dice"], own.surface_dice)]
+        hd95 = own.hd95_mm if unit == "mm" else own.hd95_px
+        apart = [(each.hd95, each.missed) for each in own.classes] + [(hd95, own.missed)]
+        of_classes = DetailsTable(
             title="each class",
-            heads=(
-                "class",
-                "IoU %",
-                "Dice %",
-                f"Hausdorff {own.hausdorff_unit}",
-                "in one alone",
-            ),
-            rows=[*rows, ["all", *overall]],
-            note="Hausdorff is a mean over the images where truth and prediction both have the "
-            "class; 'in one alone' counts those where only one has it.",
+            heads=("class", "IoU %", "Dice %", "surface Dice %", f"HD95 {unit}", "in one alone"),
+            rows=[
+                [name, *(percent(each, 2) for each in values), distance(far), f"{missed}"]
+                for (name, *values), (far, missed) in zip(shares, apart, strict=True)
+            ],
+            note="HD95 is a mean over the images where truth and prediction both have the class, "
+            f"surface Dice (within {overlap.TOLERANCE:g} {unit}) over those where either has; "
+            "'in one alone' counts those where only one has it. Expected calibration error of the "
+            f"pixels' probabilities: {percent(own.calibration_error, 2)} %.",
         )
+        if len(own.cases) == 1:
+            return [of_classes]
+        names = [each.name for each in own.classes]
+        of_cases = DetailsTable(
+            title="each case",
+            heads=("case", "images", "IoU %", *(f"Dice % {name}" for name in names)),
+            rows=[
+                [each.name, f"{each.images}", *(percent(v, 2) for v in (each.jaccard, *each.dice))]
+                for each in own.cases[:WORST]
+            ],
+            note=f"The {WORST} worst of {len(own.cases):,}; --json has all."
+            if len(own.cases) > WORST
+            else "",
+        )
+        return [of_classes, of_cases]
 
     def references(self, data: ImageData) -> Iterable[Reference]:
         """Of each pixel the class that it has most often in training, for every test image."""
@@ -353,7 +402,8 @@ def _always(mode: NDArray[Any], data: ImageData, split: Split, scores: MaskScore
         index=np.arange(len(split)),
         group=_groups(split),
         counts=np.concatenate(counts),
-        hausdorff=np.full((len(counts), scores.num_classes), np.nan),
+        surfaces=np.full((len(counts), scores.num_classes, 2), np.nan),
+        bins=np.zeros((len(counts), BINS, 3)),
         classes=data.classes,
         scored=tuple(scores.scored),
     )
@@ -387,21 +437,21 @@ def _groups(split: Split) -> IntArray:
     return np.array([codes[name] for name in split.groups], dtype=np.int64)
 
 
-def _distances(
+def _surfaces(
     found: NDArray[np.int64],
     true: NDArray[np.int64],
     scores: MaskScores,
     spacing: tuple[float, float],
 ) -> NDArray[np.float64]:
-    """Hausdorff distance of each class of an image, NaN of those that do not count."""
-    found_at = np.full(scores.num_classes, np.nan)
+    """HD95 and surface Dice of each class of an image, NaN of those that do not count."""
+    measured = np.full((scores.num_classes, 2), np.nan)
     for k in scores.scored:
         if scores.multilabel:
             mine, wanted, out = found[k] == 1, true[k] == 1, true[k] == IGNORE
         else:
             mine, wanted, out = found == k, true == k, true == IGNORE
-        found_at[k] = overlap.hausdorff(mine & ~out, wanted, spacing)
-    return found_at
+        measured[k] = overlap.surface_scores(mine & ~out, wanted, spacing)
+    return measured
 
 
 def _spacing(split: Split, i: int) -> tuple[float, float]:

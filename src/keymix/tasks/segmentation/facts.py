@@ -73,28 +73,49 @@ class MaskOptions:
 class ClassScores:
     """The scores of one class of masks, None where neither truth nor prediction has a pixel of it.
 
-    `missed` counts the images where only one of them has.
+    `hd95` and `surface_dice` are means over images, and `missed` counts the images where only one
+    of them has pixels.
     """
 
     name: str
     jaccard: float | None
     dice: float | None
-    hausdorff_mm: float | None
+    hd95: float | None
+    surface_dice: float | None
     missed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseScores:
+    """The scores of a case, such as a patient or a volume, of all pixels of its images together.
+
+    `dice` is of each class, None where the case has no pixel of it in truth and prediction.
+    """
+
+    name: str
+    images: int
+    jaccard: float
+    dice: tuple[float | None, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskDetails:
     """What an evaluation records of masks next to its scores, of the classes that count.
 
-    `hausdorff_missed` are pairs of image and class without a distance.
+    Distances are in mm where all images have a spacing, else in px of the images as the model sees
+    them. `missed` are pairs of image and class that have pixels in truth or prediction alone: there
+    is no distance, and the surface Dice is 0. `cases` begin with the worst.
     """
 
-    hausdorff_mm: float | None = None
-    hausdorff_missed: int
-    hausdorff_unit: Literal["mm", "px"]
+    hd95_mm: float | None = None
+    hd95_px: float | None = None
+    surface_dice: float | None
+    missed: int
+    distance_unit: Literal["mm", "px"]
+    calibration_error: float | None
     true_pixels: int
     classes: tuple[ClassScores, ...]
+    cases: tuple[CaseScores, ...]
 
 
 TASK = Task(

@@ -6,16 +6,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from keymix.analysis.answers import Answers
 from keymix.data.record import DataRecord
-from keymix.report.by_class import Classes, OfRun, class_scores
+from keymix.report.by_class import Classes, OfRun, by_seed, class_scores
+from keymix.report.charts import Chart, Line, Look, curves
 from keymix.report.formats import distance
 from keymix.report.gallery import Gallery
-from keymix.report.part import ClassScores, ImageOutputs, Page, RunAnswers, packed_shares
+from keymix.report.part import (
+    ClassScores,
+    ImageOutputs,
+    Page,
+    RunAnswers,
+    Section,
+    packed_shares,
+)
 from keymix.report.record import DoneRun, Results, Sparse
 from keymix.report.tables import Column
 from keymix.task import Score
@@ -28,6 +37,9 @@ if TYPE_CHECKING:
 
 PICTURES = 6
 """Test images of which masks are drawn."""
+FEWEST = 1e-3
+"""Share of the pixels below which a bin is not drawn."""
+REFERENCE = Look("ref", "s", "")
 
 
 # ---- what the record keeps -------------------------------------------------------------------
@@ -39,7 +51,14 @@ class OfComparison(Sparse):
 
     test_cases: int | None = None
     classes: Classes
-    hausdorff_unit: str | None = None
+    distance_unit: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfMasks(OfRun):
+    """What it keeps of a run: figures of classes and images, and the test's `confidence_bins`."""
+
+    reliability: tuple[tuple[float, float, float], ...] | None = None
 
 
 def fullest(answers: MaskAnswers, number: int) -> list[int]:
@@ -72,36 +91,52 @@ class MaskPage(Page):
     package = "keymix.tasks.segmentation"
     scripts = ("overlaps",)
     shared_scripts = ("shares",)
-    run = OfRun
+    run = OfMasks
     comparison = OfComparison
     test_scores = (
+        Score(key="surface_dice", name="surface Dice", short="surface", label="surface Dice"),
+        *(
+            Score(
+                key=f"hd95_{unit}",
+                name="95th percentile of the Hausdorff distance",
+                short="HD95",
+                label="HD95",
+                better="less",
+                high=None,
+                unit=unit,
+                places=1,
+            )
+            for unit in ("mm", "px")
+        ),
         Score(
-            key="hausdorff_mm",
-            name="Hausdorff distance",
-            short="Hausdorff",
-            label="Hausdorff",
+            key="calibration_error",
+            name="expected calibration error",
+            short="ECE",
+            label="calibration error",
             better="less",
-            high=None,
-            unit="mm",
-            unit_key="hausdorff_unit",
-            places=1,
         ),
     )
-    terminal = ("weighted_jaccard", "dice", "hausdorff_mm")
-    test_numbers = ("hausdorff_missed",)
+    terminal = ("weighted_jaccard", "dice", "hd95_mm", "hd95_px")
+    test_numbers = ("missed",)
 
-    def keep_run(self, tested: RunAnswers, data: DataRecord) -> OfRun:
-        """Keep the scores of each class, and how well each image overlaps."""
+    def keep_run(self, tested: RunAnswers, data: DataRecord) -> OfMasks:
+        """Keep the scores of each class, how well each image overlaps, and how sure pixels are."""
         del data
         rows = tested.details.read(MaskDetails).classes
-        return OfRun(
+        answers = _masks(tested.answers)
+        return OfMasks(
             classes={
                 "score": tuple(each.jaccard for each in rows),
                 "dice": tuple(each.dice for each in rows),
-                "hausdorff": tuple(each.hausdorff_mm for each in rows),
+                "surface_dice": tuple(each.surface_dice for each in rows),
+                "hd95": tuple(each.hd95 for each in rows),
                 "missed": tuple(each.missed for each in rows),
             },
-            shares=packed_shares(_masks(tested.answers).images()),
+            shares=packed_shares(answers.images()),
+            reliability=tuple(
+                (float(pixels), float(sure), float(right))
+                for pixels, sure, right in answers.bins.sum(0)
+            ),
         )
 
     def keep_comparison(self, tested: Sequence[RunAnswers], data: DataRecord) -> OfComparison:
@@ -114,7 +149,7 @@ class MaskPage(Page):
         return OfComparison(
             test_cases=answers.units,
             classes=Classes(names=names, test_images=images),
-            hausdorff_unit=tested[0].details.read(MaskDetails).hausdorff_unit,
+            distance_unit=tested[0].details.read(MaskDetails).distance_unit,
         )
 
     def chosen(self, answers: Answers, number: int) -> Sequence[int]:
@@ -163,12 +198,48 @@ class MaskPage(Page):
         own = record.own.read(OfComparison)
         further = [
             Column("Dice, %", "dice", "percent", most_first=True),
-            Column(f"Hausdorff, {own.hausdorff_unit}", "hausdorff", "ratio", write=distance),
+            Column("surface Dice, %", "surface_dice", "percent", most_first=True),
+            Column(f"HD95, {own.distance_unit}", "hd95", "ratio", write=distance),
             Column("missed or invented, images", "missed", "ratio", write=distance),
         ]
         counts = {"test images with it": own.classes.test_images or ()}
         names = dict(enumerate(own.classes.names))
         return class_scores(record, "IoU", names, counts, further)
+
+    def sections(self, record: Results, looks: Mapping[str, Look]) -> Sequence[Section]:
+        """Show how often pixels are right, by how sure the models are of them."""
+        ideal = Line("as sure as right", REFERENCE, [0, 100], [0, 1])
+        lines = [ideal]
+        for mixer, runs in by_seed(record, lambda run: run.own.read(OfMasks).reliability).items():
+            if runs:
+                pixels, sure, right = np.sum([*runs.values()], axis=0).T
+                shown = pixels > FEWEST * pixels.sum()
+                ys = (right[shown] / pixels[shown]).tolist()
+                xs = (100 * sure[shown] / pixels[shown]).tolist()
+                lines.append(Line(mixer, looks[mixer], xs, ys))
+        if len(lines) < 2:
+            return []
+        draw = partial(
+            curves,
+            lines=lines,
+            x_label="probability of the predicted class, %",
+            y_label="right, %",
+            percent=True,
+        )
+        return [
+            Section(
+                name="Calibration",
+                heading="How sure they are, and how often right",
+                about="Pixels of the test images in 15 bins of the probability that a model gives "
+                "to the class it predicts, all seeds together; bins with fewer than one pixel in a "
+                "thousand are left out. Below the diagonal a model is too sure of itself. The "
+                "calibration error in the table is the mean distance from the diagonal over "
+                "pixels.",
+                legend=[label for label in looks if label in {line.label for line in lines}],
+                charts=[Chart("reliability", "share of right pixels by probability", draw).svg],
+                layout="narrow",
+            )
+        ]
 
 
 PAGE = MaskPage()

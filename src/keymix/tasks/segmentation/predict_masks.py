@@ -45,6 +45,7 @@ from keymix.train.predict_folder import (
 )
 from keymix.train.recipe import is_part
 from keymix.train.runs import Run
+from keymix.train.scoring import Flips
 
 if TYPE_CHECKING:
     from keymix.data.dataset import Split
@@ -53,6 +54,8 @@ AT_ONCE = 8
 """Images that a model is given together."""
 MASKS = "masks"
 WHAT = "predicted masks"
+ARRAYS = ("mask", "source")
+"""Fields of a prediction that are in no file."""
 RUN_LENGTHS = "predictions.csv"
 COLUMNS = ("id", "class", "segmentation")
 
@@ -70,6 +73,8 @@ class MaskPrediction(Prediction):
         area: Square millimetres of each; None where the spacing is unknown.
         mask: The mask at its own size: uint8 ``[h, w]`` of class numbers, or ``[K, h, w]`` of 0
             and 1 where a pixel may have several classes; None where it was written into a folder.
+        source: What `probabilities` and `overlay` are made of: the model's logits, the image's
+            pixels, and the record of the data; None where the mask is.
         error: Why there is no answer, or None.
     """
 
@@ -79,10 +84,32 @@ class MaskPrediction(Prediction):
     pixels: Mapping[str, int] | None = None
     area: Mapping[str, float] | None = None
     mask: NDArray[np.uint8] | None = field(default=None, compare=False, repr=False)
+    source: tuple[Tensor, Pixels | None, DataRecord] | None = field(
+        default=None, compare=False, repr=False
+    )
+
+    @property
+    def probabilities(self) -> NDArray[np.float32] | None:
+        """Of each class at each pixel of the image, ``[K, h, w]``; None where the mask is."""
+        if self.source is None or self.size is None:
+            return None
+        logits, _, seen = self.source
+        logits = at_native_size(logits, self.size)
+        return np.asarray(logits.sigmoid() if seen.multilabel else logits.softmax(0))
+
+    @property
+    def overlay(self) -> Pixels | None:
+        """The mask over the image, uint8 ``[h, w, 3]``, as ``keymix predict`` draws it.
+
+        None where the mask is, and of what was prepared before.
+        """
+        if self.source is None or self.mask is None or self.source[1] is None:
+            return None
+        return _drawn(self.source[1], self.mask, self.source[2])
 
     def omitted(self) -> tuple[str, ...]:
-        """The fields that are in no manifest: the mask, and what there is not."""
-        return tuple(name for name, value in vars(self).items() if value is None or name == "mask")
+        """The fields that are in no manifest: arrays, and what there is not."""
+        return tuple(name for name, value in vars(self).items() if value is None or name in ARRAYS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,19 +144,11 @@ class MaskWriter(FolderWriter[MaskPrediction]):
     what = WHAT
     content = "masks of {images}, overlays and predictions.csv with run lengths"
     results = RUN_LENGTHS
-    at_once = AT_ONCE
 
     def __init__(self, wanted: Wanted) -> None:
         super().__init__(wanted)
         self.rows: list[tuple[str, str, str]] = []
         self.volumes: dict[Path, dict[int, str]] = {}  # name of each slice, by volume and place
-
-    @property
-    def colours(self) -> list[mask_pictures.Colour | None]:
-        """A colour for each class, None for the background."""
-        number = len(self.seen.classes)
-        left = [k for k in range(number) if k not in self.seen.scored_classes]
-        return mask_pictures.class_colours(number, left[0] if left else None)
 
     @staticmethod
     def named(path: str, seen: DataRecord) -> MaskPrediction:
@@ -147,7 +166,8 @@ class MaskWriter(FolderWriter[MaskPrediction]):
         named: MaskPrediction, size: Size, output: Tensor, seen: DataRecord
     ) -> MaskPrediction:
         """Add the mask of logits ``[K, H, W]``, with its pixels and areas."""
-        mask = at_native_size(output.float().cpu(), size, multilabel=bool(seen.multilabel))
+        logits = at_native_size(output.float().cpu(), size)[None]
+        mask = predicted_masks(logits, multilabel=bool(seen.multilabel))[0].to(torch.uint8).numpy()
         planes = mask_pictures.planes(mask, len(seen.classes))
         pixels = {seen.classes[k]: int(planes[k].sum()) for k in seen.scored_classes}
         area = None
@@ -216,7 +236,7 @@ class MaskWriter(FolderWriter[MaskPrediction]):
             multilabel=bool(self.seen.multilabel),
             classes=tuple(
                 ClassColour(name=name, colour=colour)
-                for name, colour in zip(self.seen.classes, self.colours, strict=True)
+                for name, colour in zip(self.seen.classes, _colours(self.seen), strict=True)
             ),
             images=tuple(found),
             volumes=tuple(map(_volume, self._answered(found))),
@@ -232,17 +252,16 @@ class MaskWriter(FolderWriter[MaskPrediction]):
         ]
 
     def write(self, found: MaskPrediction, image: Pixels, truth: Pixels | None) -> MaskPrediction:
-        """Write the mask and the overlay, of a stack on its middle slice; keep run lengths."""
+        """Write the mask and the overlay; keep run lengths."""
         mask, seen = found.mask, self.seen
         assert mask is not None
-        shown = image[len(image) // 2][None] if (seen.stack or 1) > 1 else image
         planes = mask_pictures.planes(mask, len(seen.classes))
         if seen.multilabel:
             whites = planes.astype(np.uint8) * 255
             pictures = [Image.fromarray(whites[k]) for k in seen.scored_classes]
         else:
-            pictures = [mask_pictures.mask_picture(mask, self.colours)]
-        pictures.append(Image.fromarray(mask_pictures.overlay(shown, mask, self.colours, truth)))
+            pictures = [mask_pictures.mask_picture(mask, _colours(seen))]
+        pictures.append(Image.fromarray(_drawn(image, mask, seen, truth)))
         for folder, picture in zip((*self.folders(), OVERLAYS), pictures, strict=True):
             write_picture(self.folder / folder / f"{found.id}.png", picture)
         self.rows += [
@@ -272,6 +291,19 @@ class MaskWriter(FolderWriter[MaskPrediction]):
             files.replace_folder(part, place)
 
 
+def _colours(seen: DataRecord) -> list[mask_pictures.Colour | None]:
+    """A colour for each class, None for the background."""
+    number = len(seen.classes)
+    left = [k for k in range(number) if k not in seen.scored_classes]
+    return mask_pictures.class_colours(number, left[0] if left else None)
+
+
+def _drawn(image: Pixels, mask: Pixels, seen: DataRecord, truth: Pixels | None = None) -> Pixels:
+    """Draw a mask over its image, of a stack over the middle slice."""
+    shown = image[len(image) // 2][None] if (seen.stack or 1) > 1 else image
+    return mask_pictures.overlay(shown, mask, _colours(seen), truth)
+
+
 def _raise(why: str) -> Pixels:
     raise UserError(why)
 
@@ -291,12 +323,15 @@ def predict_masks(
     which: Which = "last",
     image_size: int | tuple[int, int] | None = None,
     resize: str | None = None,
+    overlap: float | None = None,
+    flips: Flips | None = None,
     overwrite: bool = False,
 ) -> list[MaskPrediction]:
     """Predict masks into a folder. A broken image gets its error as an answer, others are answered.
 
     The model sees an image at its own image size; its logits are brought back to the image's
-    (bilinear), and there each pixel takes its class.
+    (bilinear), and there each pixel takes its class. With ``overlap`` windows of the model's image
+    size slide over the image instead.
 
     - ``masks/<id>.png``: class numbers with a palette, or ``masks/<class>/<id>.png`` of 0 and 255
       where a pixel may have several classes;
@@ -319,6 +354,8 @@ def predict_masks(
         which: Weights of the ``last`` or the ``best`` epoch.
         image_size: As in `keymix.train.runs.evaluate`.
         resize: As in `keymix.train.runs.evaluate`.
+        overlap: As in `keymix.train.runs.evaluate`.
+        flips: As in `keymix.train.runs.evaluate`.
         overwrite: Replace predictions that the folder holds.
 
     Raises:
@@ -335,18 +372,15 @@ def predict_masks(
         which=which,
         image_size=image_size,
         resize=resize,
+        overlap=overlap,
+        flips=flips,
         overwrite=overwrite,
     )
     return MaskWriter(wanted).predict()
 
 
-def at_native_size(logits: Tensor, size: Size, *, multilabel: bool) -> Pixels:
-    """Resize the logits of an image to its own size (bilinear), and give each pixel its class.
-
-    Shape: ``[K, H, W]`` -> uint8 ``[h, w]`` of class numbers, ``[K, h, w]`` of 0 and 1 if
-    ``multilabel``.
-    """
-    if logits.shape[-2:] != size:
-        logits = F.interpolate(logits[None], size, mode="bilinear", align_corners=False)[0]
-    mask: Pixels = predicted_masks(logits[None], multilabel=multilabel)[0].to(torch.uint8).numpy()
-    return mask
+def at_native_size(logits: Tensor, size: Size) -> Tensor:
+    """Resize the logits of an image to its own size (bilinear): ``[K, H, W]`` -> ``[K, h, w]``."""
+    if logits.shape[-2:] == size:
+        return logits
+    return F.interpolate(logits[None], size, mode="bilinear", align_corners=False)[0]

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from keymix.analysis import overlap
+from keymix.data.kinds import IGNORE
 from keymix.tasks.segmentation.losses import pixel_losses
 from keymix.train.scoring import Metrics, ValidationScores
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
+
+BINS = 15
 
 
 def predicted_masks(logits: Tensor, *, multilabel: bool) -> Tensor:
@@ -28,6 +32,39 @@ def predicted_masks(logits: Tensor, *, multilabel: bool) -> Tensor:
     Shape: ``[B, K, H, W]`` -> int64 ``[B, H, W]``; 0 and 1 ``[B, K, H, W]`` where ``multilabel``.
     """
     return (logits > 0).long() if multilabel else logits.argmax(1)
+
+
+def confidence_bins(
+    logits: Tensor, targets: Tensor, *, multilabel: bool, classes: Sequence[int]
+) -> Tensor:
+    """Count an image's pixels by how sure their class is, from 0 to 1 in `BINS` equal steps.
+
+    Of multi-label masks each of the classes, found or not found, counts for itself.
+
+    Shape: ``[K, H, W]`` and ``[H, W]``, or ``[K, H, W]`` twice -> float64 ``[BINS, 3]``: pixels,
+    the sum of their probabilities, and how many are right.
+    """
+    if multilabel:
+        positive, targets = logits[list(classes)].sigmoid(), targets[list(classes)]
+        sure = torch.maximum(positive, 1 - positive)
+        found = (positive > 0.5).long()
+    else:
+        sure, found = logits.softmax(0).max(0)
+    values = torch.stack([torch.ones_like(sure), sure, (found == targets).float()], -1)
+    counted = targets != IGNORE
+    at = (sure[counted] * BINS).long().clamp(max=BINS - 1)
+    bins = torch.zeros(BINS, 3, dtype=torch.float64, device=logits.device)
+    return bins.index_add_(0, at, values[counted].double())
+
+
+def calibration_error(bins: NDArray[np.float64]) -> float:
+    """Return the expected calibration error of `confidence_bins`, or of their sum; NaN of none.
+
+    The mean distance over pixels of a bin's share of right ones from its mean probability
+    (https://arxiv.org/abs/1706.04599, Eq. 5).
+    """
+    total = bins[..., 0].sum()
+    return float(np.abs(bins[..., 2] - bins[..., 1]).sum() / total) if total else math.nan
 
 
 def overlap_scores(counts: NDArray[np.int64], scored: Sequence[int]) -> dict[str, float]:

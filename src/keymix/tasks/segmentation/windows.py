@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from keymix.data.record import DataRecord
 from keymix.data.sample import Size
-from keymix.errors import UserError
+from keymix.errors import KeymixWarning, UserError
 
 AT_ONCE = 4
 """Windows that a model is given together."""
@@ -40,7 +41,7 @@ class SlidingWindows(nn.Module):
             from monai.inferers.utils import sliding_window_inference
         except ImportError as error:
             raise UserError(
-                "task.options.window_overlap needs MONAI: pip install 'keymix[medical]'"
+                "sliding windows (window_overlap) need MONAI: pip install 'keymix[medical]'"
             ) from error
         self.model, self.size, self.overlap, self.black = model, size, overlap, black
         self._slide = sliding_window_inference
@@ -52,6 +53,9 @@ class SlidingWindows(nn.Module):
     def _answered(self, image: Tensor) -> Tensor:
         height, width = image.shape[-2:]
         over = max(self.size[0] - height, 0), max(self.size[1] - width, 0)
+        if all(over):
+            text = "images that are smaller than a window of {}x{} pixels are padded with black"
+            warnings.warn(text.format(*self.size), KeymixWarning, stacklevel=2)
         if any(over):
             black = image.new_tensor(self.black)[:, None, None]
             image = F.pad(image - black, (0, over[1], 0, over[0])) + black
