@@ -32,6 +32,7 @@ examples:
   keymix predict model.onnx a-folder     a file that keymix export wrote
   keymix predict my-masks-run            its own test split, into predictions/
   keymix predict my-masks-run case20_day0/scans --out case20
+  keymix predict my-masks-run scans/patient7 --out seven    a DICOM series, or NIfTI
   keymix predict my-masks-run slides --window 512 --overlap 0.5 --flips both
   keymix predict my-masks-run --data uwgi:PATH --split val --out val-masks
 
@@ -40,8 +41,9 @@ its mean share of their pixels. --per-image prints a line per image, --format cs
 a line per image and class, with areas. It writes a folder: masks/<id>.png with
 class numbers (masks/<class>/<id>.png with 0 and 255 where a pixel may have
 several classes), overlays/<id>.png, predictions.csv with run lengths at the size
-of each image (id,class,segmentation), and predictions.json. A run on stacks of
-slices finds the neighbours next to a file. A detector's folder has detections.json,
+of each image (id,class,segmentation), predictions.json, and of volumes (NIfTI,
+DICOM, TIFF) volumes/ in their own format and place. A run on stacks of slices
+finds the neighbours next to a file. A detector's folder has detections.json,
 in COCO's format, overlays/<id>.jpg and predictions.json."""
 
 
