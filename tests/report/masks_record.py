@@ -16,13 +16,18 @@ from keymix.compare.results import outcome
 from keymix.compare.runs import Scores
 from keymix.records import to_json
 from keymix.report.part import packed_shares
-from keymix.report.pictures import image_uri, layer_uri
+from keymix.report.pictures import hex_colour, image_uri, layer_uri, outlines_uri
 from keymix.task import get_task
 from keymix.tasks.segmentation.answers import MaskAnswers
+from keymix.tasks.segmentation.gallery import ERRORS, errors
 
 LEVELS = {"softmax": 0.86, "key_value": 0.88, "key_value(pos_dim=50)": 0.87, "identity": 0.4}
 ORGANS = ("large_bowel", "small_bowel", "stomach")
 SIDE = 96
+WHY = (
+    *(f"{name}: mean IoU 9.0 %" for name in ("worst", "worst", "median", "best", "best")),
+    "empty",
+)
 
 
 def ellipse(rng: np.random.Generator, shift: float = 0.0) -> np.ndarray:
@@ -34,6 +39,8 @@ def ellipse(rng: np.random.Generator, shift: float = 0.0) -> np.ndarray:
 
 def made_up_gallery(labels: Sequence[str], names: Sequence[str], images: int) -> dict[str, Any]:
     paint = colours_of(len(names))
+    classes = {name: hex_colour(colour) for name, colour in zip(names, paint, strict=True)}
+    wrong = {name: hex_colour(colour) for name, colour in ERRORS.items()}
     scenes = []
     for i in range(6):
         area = i < 5
@@ -41,15 +48,22 @@ def made_up_gallery(labels: Sequence[str], names: Sequence[str], images: int) ->
         picture = np.clip(rng.normal(90, 20, (1, SIDE, SIDE)), 0, 255).astype(np.uint8)
         seeds = [10 * i + c for c in range(len(names))]
         true = np.stack([ellipse(np.random.default_rng(seed)) & area for seed in seeds])
-        panels: list[dict[str, Any]] = [{"text": "", "layer": layer_uri(true, paint, most=SIDE)}]
+        lines, masks = outlines_uri(true, paint, true), layer_uri(true, paint, most=SIDE)
+        layers = {"masks": masks, "outlines": lines, "errors": lines}
+        panels: list[dict[str, Any]] = [{"text": "", "layers": layers}]
         for j, label in enumerate(labels):
             said = np.stack([ellipse(np.random.default_rng(s), 2.0 * j) & area for s in seeds])
             text = f"IoU {90 - j}.0\u00a0%" if area else "rightly nothing"
-            layer = layer_uri(said, paint, outlines=true, most=SIDE)
-            panels.append({"mixers": {label: ""}, "text": text, "layer": layer})
+            layers = {
+                "masks": layer_uri(said, paint, outlines=true, most=SIDE),
+                "outlines": outlines_uri(said, paint, true),
+                "errors": layer_uri(errors(said, true), [*ERRORS.values()], most=SIDE),
+            }
+            panels.append({"mixers": {label: ""}, "text": text, "layers": layers})
         scenes.append(
             {
                 "id": f"case{7 * i}_day{20 + i}_slice_{60 + i:04d}",
+                "why": WHY[i],
                 "picture": image_uri(picture, most=SIDE),
                 "size": [SIDE, SIDE],
                 "panels": panels,
@@ -57,11 +71,8 @@ def made_up_gallery(labels: Sequence[str], names: Sequence[str], images: int) ->
         )
     return {
         "scenes": scenes,
-        "about": {"seed": 0, "distinct": True, "empty": True, "ignored": False},
-        "legend": {
-            name: "#{:02x}{:02x}{:02x}".format(*colour)
-            for name, colour in zip(names, paint, strict=True)
-        },
+        "about": {"seed": 0, "empty": True, "ignored": False},
+        "legends": {"masks": classes, "outlines": classes, "errors": wrong},
         "missing": {},
         "names": [f"slice_{i:04d}" for i in range(images)],
     }

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from keymix.analysis.answers import Answers
 from keymix.data.record import DataRecord
 from keymix.report.by_class import Classes, OfRun, by_seed, class_scores
@@ -35,8 +33,6 @@ if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
     from keymix.tasks.segmentation.answers import MaskAnswers
 
-PICTURES = 6
-"""Test images of which masks are drawn."""
 FEWEST = 1e-3
 """Share of the pixels below which a bin is not drawn."""
 REFERENCE = Look("ref", "s", "")
@@ -89,7 +85,7 @@ class MaskPage(Page):
     """What a report shows of masks."""
 
     package = "keymix.tasks.segmentation"
-    scripts = ("overlaps",)
+    scripts = ("overlaps", "slider")
     shared_scripts = ("shares",)
     run = OfMasks
     comparison = OfComparison
@@ -160,12 +156,9 @@ class MaskPage(Page):
         """Name a test image."""
         return data.test.rows[i].name
 
-    def drawn(self, answers: Answers) -> Sequence[int]:
-        """Choose full images of different cases, and one that is empty."""
-        masks = _masks(answers)
-        empty = np.flatnonzero(~masks.truth.any(axis=1))[:1].tolist()
-        full = [i for i in fullest(masks, PICTURES - len(empty)) if masks.truth[i].any()]
-        return [*full, *empty]
+    def drawn(self, tested: Sequence[RunAnswers]) -> Mapping[int, str]:
+        """Choose the worst, median and best images, and one that is empty."""
+        return gallery.telling([_masks(each.answers) for each in tested])
 
     def draw(self, data: ImageData, given: ImageOutputs) -> Mapping[str, Gallery]:
         """Draw what every mixer's model finds, next to the truth."""
