@@ -16,7 +16,7 @@ from keymix.errors import UserError
 from keymix.records import Own
 from keymix.report.part import RunAnswers, packed_shares
 from keymix.tasks.segmentation.answers import MaskAnswers
-from keymix.tasks.segmentation.page import PAGE, fullest
+from keymix.tasks.segmentation.page import PAGE, by_size, fullest
 from keymix.train.files import write_arrays
 from keymix.train.folder import Which, read_answers
 
@@ -164,3 +164,38 @@ def test_few_images_are_drawn_once_and_one_that_is_empty_after_them():
     made.counts[2, 1] = 0  # nothing is there, and nothing is found
     assert kinds(PAGE.drawn([run])) == {0: "worst", 1: "best", 2: "empty"}
     assert PAGE.drawn(runs_of([0.0])) == {0: "worst: mean IoU 0.0\u00a0%"}
+
+
+def test_structures_are_parted_by_size_and_scored_by_their_pixels_together():
+    rng = np.random.default_rng(4)
+    areas = rng.integers(0, 50, (30, 3)) * (rng.random((30, 3)) < 0.8)
+    runs: dict[str, list[MaskAnswers]] = {"a": [], "b": []}
+    for mixer in ("a", "a", "b"):
+        made = answers([1] * 30, [0] * 30)
+        both = np.floor(areas * rng.random(areas.shape))
+        made.counts[...] = np.stack([both, both + 3, areas], axis=-1)
+        runs[mixer].append(made)
+    found = by_size(runs)
+    assert found is not None
+    structures = [(int(areas[i, k]), i, k) for i in range(30) for k in (1, 2) if areas[i, k]]
+    assert sum(found.structures) == len(structures)
+    assert max(found.structures) <= len(structures) / 3 + 4  # those of one size stay together
+    assert found.pixels == tuple(sorted(found.pixels))
+    for at, (low, high) in enumerate(found.pixels):
+        inside = [(i, k) for size, i, k in structures if low <= size <= high]
+        assert found.structures[at] == len(inside)
+        for mixer, of in runs.items():
+            each = []
+            for run in of:
+                both, said, true = (
+                    sum(int(run.counts[i, k, j]) for i, k in inside) for j in range(3)
+                )
+                each.append(2 * both / (said + true))
+            assert found.dice[mixer][at] == pytest.approx(sum(each) / len(each))
+
+
+def test_structures_of_one_size_are_one_part_and_without_any_there_is_none():
+    found = by_size({"a": [answers([7, 7, 7], [0, 1, 2])]})
+    assert found is not None
+    assert (found.pixels, found.structures) == (((7, 7),), (3,))
+    assert by_size({"a": [answers([0, 0], [0, 1])]}) is None

@@ -20,6 +20,7 @@ from keymix.report.pictures import hex_colour, image_uri, layer_uri, outlines_ur
 from keymix.task import get_task
 from keymix.tasks.segmentation.answers import MaskAnswers
 from keymix.tasks.segmentation.gallery import ERRORS, errors
+from keymix.tasks.segmentation.page import by_size
 
 LEVELS = {"softmax": 0.86, "key_value": 0.88, "key_value(pos_dim=50)": 0.87, "identity": 0.4}
 ORGANS = ("large_bowel", "small_bowel", "stomach")
@@ -95,6 +96,7 @@ def make_mask_record(
     true = rng.integers(0, 900, (images, len(organs) + 1)) * (rng.random((images, 1)) < 0.7)
     hard = rng.normal(0, 0.03, (cases, 1))[group]
     scores: dict[str, dict[int, Scores]] = {label: {} for label in labels}
+    runs: dict[str, list[MaskAnswers]] = {label: [] for label in labels}
     for run in record["runs"]:
         part = np.clip(levels[run["mixer"]] + hard + rng.normal(0, 0.03, true.shape), 0, 1)
         shared = (true * part).astype(np.int64)
@@ -122,6 +124,7 @@ def make_mask_record(
             classes=("background", *organs),
             scored=scored,
         )
+        runs[run["mixer"]].append(answers)
         scores[run["mixer"]][run["seed"]] = Scores(val=val["jaccard"], test=test, answers=answers)
         for key in ("correct", "class_correct"):
             del run[key]
@@ -152,6 +155,7 @@ def make_mask_record(
         "test_cases": cases,
         "classes": {"names": list(organs), "test_images": (true[:, 1:] > 0).sum(0).tolist()},
         "distance_unit": "mm",
+        "sizes": to_json(by_size(runs)),
         "galleries": {"masks": made_up_gallery(labels, organs[:3], images)},
         "data": record["data"]
         | {

@@ -163,6 +163,19 @@ def test_pictures_have_the_truth_and_every_prediction_with_words(page):
     assert len(page) < 1_500_000
 
 
+def test_the_dice_of_each_size_is_shown_by_mixer(page):
+    sizes = make_mask_record()["sizes"]
+    rows = table(page, "Dice coefficient by size")
+    assert [row[""].split()[0] for row in rows] == list(LEVELS)
+    heads = [
+        f"{low:,} to {high:,} pixels ({number:,}), %"
+        for (low, high), number in zip(sizes["pixels"], sizes["structures"], strict=True)
+    ]
+    assert len(heads) == 3
+    for row, mixer in zip(rows, LEVELS, strict=True):
+        assert [row[head] for head in heads] == [f"{100 * d:.1f}" for d in sizes["dice"][mixer]]
+
+
 def test_the_script_gets_every_image_s_overlap(page):
     record, payload = make_mask_record(), payload_of(page)
     assert payload["names"][:2] == ["slice_0000", "slice_0001"]
