@@ -23,6 +23,7 @@ function startSlider() {
     const figures = sides.map((side) => scenes[image.value].figures[labels[side.value]]);
     const [under, over] = figures.map((each) => each.querySelector(".cell").cloneNode(true));
     over.classList.add("over");
+    picture.className = `picture ${under.classList.item(1)}`; // its shape
     slider.setAttribute("aria-label", `Divider: ${labels[sides[0].value]} left, ${labels[sides[1].value]} right`);
     picture.replaceChildren(under, over, make("span", { class: "divider" }), slider);
     captions.replaceChildren(...figures.map((each) => each.querySelector("figcaption").cloneNode(true)));
