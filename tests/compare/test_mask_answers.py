@@ -180,6 +180,8 @@ def test_structures_are_parted_by_size_and_scored_by_their_pixels_together():
     structures = [(int(areas[i, k]), i, k) for i in range(30) for k in (1, 2) if areas[i, k]]
     assert sum(found.structures) == len(structures)
     assert max(found.structures) <= len(structures) / 3 + 4  # those of one size stay together
+    assert 3 * found.structures[0] >= len(structures)
+    assert 3 * sum(found.structures[:2]) >= 2 * len(structures)
     assert found.pixels == tuple(sorted(found.pixels))
     for at, (low, high) in enumerate(found.pixels):
         inside = [(i, k) for size, i, k in structures if low <= size <= high]
