@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import pytest
 
 from keymix.data.record import DataRecord
 from keymix.errors import UserError
-from keymix.report.part import packed_shares
+from keymix.records import Own
+from keymix.report.part import RunAnswers, packed_shares
 from keymix.tasks.segmentation.answers import MaskAnswers
-from keymix.tasks.segmentation.page import PAGE, fullest
+from keymix.tasks.segmentation.page import PAGE, by_size, fullest
 from keymix.train.files import write_arrays
 from keymix.train.folder import Which, read_answers
 
@@ -109,11 +111,93 @@ def test_packed_overlaps_read_back_and_ends_are_exact():
     assert (back[0], back[1]) == (0.0, 1.0)
 
 
-def test_the_fullest_of_different_cases_are_shown_and_one_that_is_empty():
+def test_attention_is_shown_on_the_fullest_of_different_cases():
     #                 0   1   2  3   4   5  6   7   8
     made = answers([10, 30, 20, 0, 40, 15, 0, 50, 45], [0, 0, 0, 0, 1, 1, 2, 2, 2])
     assert fullest(made, 4) == [7, 4, 1, 8]
     assert fullest(made, 99) == [7, 4, 1, 8, 2, 5, 0, 6, 3]
-    assert PAGE.drawn(made) == [7, 4, 1, 8, 2, 3]
-    assert PAGE.drawn(answers([10, 30], [0, 1])) == [1, 0]
     assert PAGE.chosen(answers([0, 0, 0], [0, 1, 2]), 2) == [0, 1]
+
+
+def runs_of(*shares: list[float], group: list[int] | None = None) -> list[RunAnswers]:
+    """Make runs that find such shares of class 1 in images of 100 true pixels, of some cases."""
+    runs = []
+    for found in shares:
+        made = answers([100] * len(found), group or list(range(len(found))))
+        made.counts[:, 1, :2] = np.array(found)[:, None] * 100
+        runs.append(RunAnswers(mixer="a", answers=made, details=Own.of(None)))
+    return runs
+
+
+def kinds(drawn: Mapping[int, str]) -> dict[int, str]:
+    return {i: why.partition(":")[0] for i, why in drawn.items()}
+
+
+def test_the_worst_median_and_best_images_are_drawn_by_the_mean_over_runs():
+    first = [0.1, 0.9, 0.5, 0.3, 0.8, 0.2, 0.6, 0.4, 0.7]
+    found = PAGE.drawn(runs_of(first))
+    worst, median, best = {0, 5}, {2, 7}, {1, 4}
+    assert kinds(found) == {
+        **dict.fromkeys(worst, "worst"),
+        **dict.fromkeys(median, "median"),
+        **dict.fromkeys(best, "best"),
+    }
+    assert next(iter(found.values())) == "worst: mean IoU 10.0\u00a0%"
+    second = [1 - share for share in first]  # one is as good as the other, but for an image
+    second[3] = first[3]
+    assert PAGE.drawn(runs_of(first, second))[3] == "worst: mean IoU 30.0\u00a0%"
+
+
+def test_two_images_of_a_kind_are_of_different_cases_where_there_are():
+    shares = [0.1, 0.2, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9]
+    found = kinds(PAGE.drawn(runs_of(shares, group=[0, 0, 1, 1, 2, 3, 3, 3])))
+    assert [i for i in found if found[i] == "worst"] == [0, 2]
+    assert [i for i in found if found[i] == "best"] == [7, 4]
+    one = kinds(PAGE.drawn(runs_of(shares, group=[0] * 8)))
+    assert [i for i in one if one[i] == "worst"] == [0, 1]
+
+
+def test_few_images_are_drawn_once_and_one_that_is_empty_after_them():
+    (run,) = runs_of([0.2, 0.5, 0.0])
+    made = run.answers
+    assert isinstance(made, MaskAnswers)
+    made.counts[2, 1] = 0  # nothing is there, and nothing is found
+    assert kinds(PAGE.drawn([run])) == {0: "worst", 1: "best", 2: "empty"}
+    assert PAGE.drawn(runs_of([0.0])) == {0: "worst: mean IoU 0.0\u00a0%"}
+
+
+def test_structures_are_parted_by_size_and_scored_by_their_pixels_together():
+    rng = np.random.default_rng(4)
+    areas = rng.integers(0, 50, (30, 3)) * (rng.random((30, 3)) < 0.8)
+    runs: dict[str, list[MaskAnswers]] = {"a": [], "b": []}
+    for mixer in ("a", "a", "b"):
+        made = answers([1] * 30, [0] * 30)
+        both = np.floor(areas * rng.random(areas.shape))
+        made.counts[...] = np.stack([both, both + 3, areas], axis=-1)
+        runs[mixer].append(made)
+    found = by_size(runs)
+    assert found is not None
+    structures = [(int(areas[i, k]), i, k) for i in range(30) for k in (1, 2) if areas[i, k]]
+    assert sum(found.structures) == len(structures)
+    assert max(found.structures) <= len(structures) / 3 + 4  # those of one size stay together
+    assert 3 * found.structures[0] >= len(structures)
+    assert 3 * sum(found.structures[:2]) >= 2 * len(structures)
+    assert found.pixels == tuple(sorted(found.pixels))
+    for at, (low, high) in enumerate(found.pixels):
+        inside = [(i, k) for size, i, k in structures if low <= size <= high]
+        assert found.structures[at] == len(inside)
+        for mixer, of in runs.items():
+            each = []
+            for run in of:
+                both, said, true = (
+                    sum(int(run.counts[i, k, j]) for i, k in inside) for j in range(3)
+                )
+                each.append(2 * both / (said + true))
+            assert found.dice[mixer][at] == pytest.approx(sum(each) / len(each))
+
+
+def test_structures_of_one_size_are_one_part_and_without_any_there_is_none():
+    found = by_size({"a": [answers([7, 7, 7], [0, 1, 2])]})
+    assert found is not None
+    assert (found.pixels, found.structures) == (((7, 7),), (3,))
+    assert by_size({"a": [answers([0, 0], [0, 1])]}) is None

@@ -29,6 +29,7 @@ from keymix.data.kinds import IGNORE
 from keymix.errors import UserError
 from keymix.records import to_json
 from keymix.report.pictures import GROUND
+from keymix.tasks.segmentation.gallery import ERRORS
 from keymix.train.runs import load_run
 
 TEST = 16  # images: 0.4 of ten cases of four
@@ -45,6 +46,12 @@ def done(finished_masks, folder, tmp_path_factory) -> Comparison:
     out = tmp_path_factory.mktemp("comparison") / "out"
     shutil.copytree(finished_masks / "out", out)
     return few(folder, out, controls=False)
+
+
+def pixels_of(panel: dict[str, Any], layer: str) -> np.ndarray:
+    """Read a layer of a panel, ``[H, W, 4]``."""
+    png = panel["layers"][layer].partition(",")[2]
+    return np.array(Image.open(io.BytesIO(base64.b64decode(png))))
 
 
 def answers_of(done: Comparison, run: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -99,7 +106,7 @@ def test_results_csv_names_distances_by_their_unit(done):
     assert all(int(row["macs"]) > 0 and float(row["latency_ms"]) > 0 for row in rows)
 
 
-def test_pictures_are_the_models_answers_on_images_chosen_by_the_truth(done, folder):
+def test_pictures_are_the_models_answers_on_images_chosen_by_all_of_them(done, folder):
     gallery = to_json(done.pictures)["galleries"]["masks"]
     data = load(f"masks:{folder}", image_size=SIDE, val_fraction=1 / 6, test_fraction=0.4)
     assert len(data.test) == TEST
@@ -108,9 +115,16 @@ def test_pictures_are_the_models_answers_on_images_chosen_by_the_truth(done, fol
     chosen = [gallery["names"].index(scene["name"]) for scene in scenes]
     truth = torch.stack([data.test.mask(i) for i in chosen])
     ignored = truth == IGNORE
-    assert gallery["about"] == {"seed": 0, "distinct": False, "empty": True, "ignored": True}
+    assert gallery["about"] == {"seed": 0, "empty": True, "ignored": True}
     areas = ((truth > 0) & ~ignored).sum((1, 2)).tolist()
-    assert areas[5] == 0 < min(areas[:5])
+    assert areas[6] == 0 < min(areas[:6])
+    answers = [answers_of(done, run)["last_counts"] for run in to_json(done.record)["runs"]]
+    mean = np.mean([mean_jaccard(counts, (1, 2)) for counts in answers], axis=0)
+    full = [i for i in range(TEST) if answers[0][i, 1:, 2].any()]
+    assert chosen[0] == min(full, key=lambda i: mean[i])
+    assert mean[chosen[5]] <= mean[chosen[4]] == max(mean[i] for i in full)
+    kinds = [scene.get("why", "").partition(":")[0] for scene in scenes]
+    assert kinds == ["worst", "worst", "median", "median", "best", "best", "empty"]
     model = load_run(done.out / "runs/softmax/seed0").model("last")
     with torch.inference_mode():
         said = model(normalised(data, data.test, chosen)).argmax(1)
@@ -119,20 +133,26 @@ def test_pictures_are_the_models_answers_on_images_chosen_by_the_truth(done, fol
         next(p for p in scene["panels"] if "softmax" in p.get("mixers", ())) for scene in scenes
     ]
     shares = mean_jaccard(counts, (1, 2))
-    assert [p["text"] for p in panels[:5]] == [f"IoU {100 * s:.1f}\u00a0%" for s in shares[:5]]
+    assert [p["text"] for p in panels[:6]] == [f"IoU {100 * s:.1f}\u00a0%" for s in shares[:6]]
     found = ((said > 0) & ~ignored).sum((1, 2)).tolist()
-    assert panels[5]["text"] == "rightly nothing" or panels[5]["text"].startswith(f"{found[5]:,} ")
-    for true, scene in zip(truth.numpy(), scenes, strict=True):
-        png = scene["panels"][0]["layer"].partition(",")[2]
-        drawn = np.array(Image.open(io.BytesIO(base64.b64decode(png))))
+    assert panels[6]["text"] == "rightly nothing" or panels[6]["text"].startswith(f"{found[6]:,} ")
+    for true, mine, scene in zip(truth.numpy(), said.numpy(), scenes, strict=True):
+        drawn = pixels_of(scene["panels"][0], "masks")
         assert ((drawn[..., 3] > 0) == (true > 0)).all()
         assert (drawn[true == IGNORE] == (*GREY, GROUND)).all()
-        png = next(p for p in scene["panels"] if "softmax" in p["mixers"])["layer"].partition(",")[
-            2
-        ]
-        drawn = np.array(Image.open(io.BytesIO(base64.b64decode(png))))
+        panel = next(p for p in scene["panels"] if "softmax" in p["mixers"])
+        drawn = pixels_of(panel, "masks")
         for c in (1, 2):  # the rim of the truth lies over every prediction
             assert (drawn[rim(true == c)] == 255).all()
+        drawn, known = pixels_of(panel, "errors"), true != IGNORE
+        for colour, where in (
+            (ERRORS["right"], (mine == true) & (true > 0)),
+            (ERRORS["found too much"], (mine > 0) & (true == 0)),
+            (ERRORS["missed"], (mine == 0) & (true > 0)),
+            (ERRORS["of another class"], (mine != true) & (mine > 0) & (true > 0)),
+        ):
+            shown = (drawn[..., :3] == colour).all(-1) & (drawn[..., 3] > 0)
+            assert (shown == (where & known)).all()
 
 
 def test_attention_is_read_on_slices_of_different_cases(done):

@@ -16,13 +16,19 @@ from keymix.compare.results import outcome
 from keymix.compare.runs import Scores
 from keymix.records import to_json
 from keymix.report.part import packed_shares
-from keymix.report.pictures import image_uri, layer_uri
+from keymix.report.pictures import hex_colour, image_uri, layer_uri, outlines_uri
 from keymix.task import get_task
 from keymix.tasks.segmentation.answers import MaskAnswers
+from keymix.tasks.segmentation.gallery import ERRORS, errors
+from keymix.tasks.segmentation.page import by_size
 
 LEVELS = {"softmax": 0.86, "key_value": 0.88, "key_value(pos_dim=50)": 0.87, "identity": 0.4}
 ORGANS = ("large_bowel", "small_bowel", "stomach")
 SIDE = 96
+WHY = (
+    *(f"{name}: mean IoU 9.0 %" for name in ("worst", "worst", "median", "best", "best")),
+    "empty",
+)
 
 
 def ellipse(rng: np.random.Generator, shift: float = 0.0) -> np.ndarray:
@@ -34,6 +40,8 @@ def ellipse(rng: np.random.Generator, shift: float = 0.0) -> np.ndarray:
 
 def made_up_gallery(labels: Sequence[str], names: Sequence[str], images: int) -> dict[str, Any]:
     paint = colours_of(len(names))
+    classes = {name: hex_colour(colour) for name, colour in zip(names, paint, strict=True)}
+    wrong = {name: hex_colour(colour) for name, colour in ERRORS.items()}
     scenes = []
     for i in range(6):
         area = i < 5
@@ -41,15 +49,22 @@ def made_up_gallery(labels: Sequence[str], names: Sequence[str], images: int) ->
         picture = np.clip(rng.normal(90, 20, (1, SIDE, SIDE)), 0, 255).astype(np.uint8)
         seeds = [10 * i + c for c in range(len(names))]
         true = np.stack([ellipse(np.random.default_rng(seed)) & area for seed in seeds])
-        panels: list[dict[str, Any]] = [{"text": "", "layer": layer_uri(true, paint, most=SIDE)}]
+        lines, masks = outlines_uri(true, paint, true), layer_uri(true, paint, most=SIDE)
+        layers = {"masks": masks, "outlines": lines, "errors": lines}
+        panels: list[dict[str, Any]] = [{"text": "", "layers": layers}]
         for j, label in enumerate(labels):
             said = np.stack([ellipse(np.random.default_rng(s), 2.0 * j) & area for s in seeds])
             text = f"IoU {90 - j}.0\u00a0%" if area else "rightly nothing"
-            layer = layer_uri(said, paint, outlines=true, most=SIDE)
-            panels.append({"mixers": {label: ""}, "text": text, "layer": layer})
+            layers = {
+                "masks": layer_uri(said, paint, outlines=true, most=SIDE),
+                "outlines": outlines_uri(said, paint, true),
+                "errors": layer_uri(errors(said, true), [*ERRORS.values()], most=SIDE),
+            }
+            panels.append({"mixers": {label: ""}, "text": text, "layers": layers})
         scenes.append(
             {
                 "id": f"case{7 * i}_day{20 + i}_slice_{60 + i:04d}",
+                "why": WHY[i],
                 "picture": image_uri(picture, most=SIDE),
                 "size": [SIDE, SIDE],
                 "panels": panels,
@@ -57,11 +72,8 @@ def made_up_gallery(labels: Sequence[str], names: Sequence[str], images: int) ->
         )
     return {
         "scenes": scenes,
-        "about": {"seed": 0, "distinct": True, "empty": True, "ignored": False},
-        "legend": {
-            name: "#{:02x}{:02x}{:02x}".format(*colour)
-            for name, colour in zip(names, paint, strict=True)
-        },
+        "about": {"seed": 0, "empty": True, "ignored": False},
+        "legends": {"masks": classes, "outlines": classes, "errors": wrong},
         "missing": {},
         "names": [f"slice_{i:04d}" for i in range(images)],
     }
@@ -84,6 +96,7 @@ def make_mask_record(
     true = rng.integers(0, 900, (images, len(organs) + 1)) * (rng.random((images, 1)) < 0.7)
     hard = rng.normal(0, 0.03, (cases, 1))[group]
     scores: dict[str, dict[int, Scores]] = {label: {} for label in labels}
+    runs: dict[str, list[MaskAnswers]] = {label: [] for label in labels}
     for run in record["runs"]:
         part = np.clip(levels[run["mixer"]] + hard + rng.normal(0, 0.03, true.shape), 0, 1)
         shared = (true * part).astype(np.int64)
@@ -111,6 +124,7 @@ def make_mask_record(
             classes=("background", *organs),
             scored=scored,
         )
+        runs[run["mixer"]].append(answers)
         scores[run["mixer"]][run["seed"]] = Scores(val=val["jaccard"], test=test, answers=answers)
         for key in ("correct", "class_correct"):
             del run[key]
@@ -141,6 +155,7 @@ def make_mask_record(
         "test_cases": cases,
         "classes": {"names": list(organs), "test_images": (true[:, 1:] > 0).sum(0).tolist()},
         "distance_unit": "mm",
+        "sizes": to_json(by_size(runs)),
         "galleries": {"masks": made_up_gallery(labels, organs[:3], images)},
         "data": record["data"]
         | {

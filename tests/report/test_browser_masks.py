@@ -37,7 +37,7 @@ def test_predictions_lie_on_their_images(driver, page):
     for width, columns in ((WIDE, 5), (PHONE, 2)):
         visit(driver, page, width=width)
         boxes = driver.execute_script(
-            "return [...document.querySelectorAll('#masks .panels .cell')].map((cell) => {"
+            "return [...document.querySelectorAll('#masks .scenes .cell')].map((cell) => {"
             "const [a, b] = [cell, cell.querySelector('img') ?? cell].map((e) =>"
             " e.getBoundingClientRect());"
             "return [a.left, a.width - b.width, a.height - b.height, a.width / a.height,"
@@ -79,3 +79,49 @@ def test_attention_names_the_slice_and_no_class(driver, page):
     find(driver, "#map-mixer option:nth-of-type(2)").click()
     assert "Name case0_day20_slice_0070, row 0" in texts(driver, "#map-stage p")
     assert "class" not in find(driver, "#attention .plain .cell").get_attribute("aria-label")
+
+
+SHOWN = (
+    "const seen = (e) => getComputedStyle(e).display !== 'none';"
+    "return [...new Set([...document.querySelectorAll('#masks .layer, #masks ul.legend')]"
+    ".filter(seen).map((e) => [...e.classList].find((name) => name.startsWith('of-'))))]"
+)
+
+
+def test_masks_outlines_and_errors_take_turns_and_masks_are_printed(driver, page):
+    visit(driver, page)
+    assert driver.execute_script(SHOWN) == ["of-masks"]
+    for layer in ("outlines", "errors"):
+        find(driver, f"#masks [value={layer}]").click()
+        assert driver.execute_script(SHOWN) == [f"of-{layer}"]
+    look(driver, media="print")
+    assert driver.execute_script(SHOWN) == ["of-masks"]
+    assert not find(driver, "#masks .slider").is_displayed()
+
+
+def test_a_divider_moves_between_two_mixers_over_one_picture(driver, page):
+    visit(driver, page)
+    shown = (
+        "const [a, b] = document.querySelectorAll('#masks .picture .cell');"
+        "return [a.ariaLabel, b.ariaLabel, getComputedStyle(b).clipPath,"
+        " a.getBoundingClientRect().width, b.getBoundingClientRect().width]"
+    )
+    left, right, clip, *widths = driver.execute_script(shown)
+    assert left.startswith("case0_day20_slice_0060, softmax: ")
+    assert right.startswith("case0_day20_slice_0060, key_value")
+    assert clip == "inset(0px 0px 0px 50%)"
+    assert widths[0] == pytest.approx(widths[1], abs=0.1)
+    assert widths[0] > 300
+    slider = find(driver, "#masks .slider input")
+    slider.send_keys("\ue012" * 10)  # arrow to the left
+    assert driver.execute_script(shown)[2] == "inset(0px 0px 0px 40%)"
+    box = slider.rect
+    drag = "const s = arguments[0]; s.value = 80; s.dispatchEvent(new Event('input'))"
+    driver.execute_script(drag, slider)
+    assert driver.execute_script(shown)[2] == "inset(0px 0px 0px 80%)"
+    assert box["width"] == pytest.approx(widths[0], abs=0.5)
+    for i, (option, expected) in enumerate((("case35", "case35"), ("identity", "identity"))):
+        select = driver.find_elements("css selector", "#masks .slider select")[i]
+        next(o for o in select.find_elements("css selector", "option") if option in o.text).click()
+        assert expected in driver.execute_script(shown)[0]
+    assert complaints(driver) == []

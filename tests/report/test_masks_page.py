@@ -8,6 +8,7 @@ import html
 import io
 import json
 import re
+import xml.etree.ElementTree as ET
 from statistics import mean
 from typing import Any
 
@@ -20,8 +21,9 @@ from test_html import EVIL, read, words
 
 from keymix.analysis.mask_pictures import PALETTE, colours_of, rim
 from keymix.report.charts import looks
-from keymix.report.pictures import layer_uri
+from keymix.report.pictures import hex_colour, layer_uri, outlines_uri
 from keymix.report.tables import plain_value
+from keymix.tasks.segmentation.gallery import errors
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -149,17 +151,29 @@ def test_pictures_have_the_truth_and_every_prediction_with_words(page):
     ]
     assert [each for each in said if each in expected] == expected
     assert len(expected) == 6 * (1 + len(LEVELS))
-    assert page.count('<img class="layer"') == len(expected)
-    assert "the fullest of different cases, and one with nothing in it" in words(page)
-    for colour in stored["legend"].values():
-        assert f"color: {colour}" in page
+    for name, legend in stored["legends"].items():
+        assert page.count(f'<img class="layer of-{name}"') == len(expected)
+        (shown,) = re.findall(rf'<ul class="legend of-{name}">(.*?)</ul>', page, re.DOTALL)
+        for each, colour in legend.items():
+            assert f'style="color: {colour}"></span><bdi>{each}</bdi>' in shown
+    assert "the worst, median and best by their IoU, the mean over mixers and seeds" in words(page)
+    assert "and one with nothing in it" in words(page)
+    for scene in stored["scenes"]:
+        assert f'<span class="tag">{scene["why"]}</span>' in html.unescape(page)
     assert len(page) < 1_500_000
 
 
-def test_images_of_one_case_are_not_called_different_cases():
-    record = make_mask_record()
-    record["galleries"]["masks"]["about"]["distinct"] = False
-    assert "different cases" not in words(render(record)).split("What they find")[1][:200]
+def test_the_dice_of_each_size_is_shown_by_mixer(page):
+    sizes = make_mask_record()["sizes"]
+    rows = table(page, "Dice coefficient by size")
+    assert [row[""].split()[0] for row in rows] == list(LEVELS)
+    heads = [
+        f"{low:,} to {high:,} pixels ({number:,}), %"
+        for (low, high), number in zip(sizes["pixels"], sizes["structures"], strict=True)
+    ]
+    assert len(heads) == 3
+    for row, mixer in zip(rows, LEVELS, strict=True):
+        assert [row[head] for head in heads] == [f"{100 * d:.1f}" for d in sizes["dice"][mixer]]
 
 
 def test_the_script_gets_every_image_s_overlap(page):
@@ -225,6 +239,51 @@ def test_a_layer_fills_each_class_and_draws_rims_of_prediction_and_truth():
     assert tuple(drawn[7, 7]) == (255, 255, 255, 255)  # where the picture ends
     assert drawn[6, 6, 3] == 0  # what is true and not found stays empty
     assert drawn[0, 0, 3] == 0
+
+
+def test_outlines_are_those_of_both_masks_and_the_truth_s_are_dashed():
+    found = np.zeros((2, 8, 9), dtype=bool)
+    found[0, 2:5, 1:7] = True
+    true = np.zeros_like(found)
+    true[1, 0:3, 0:3] = True
+    true[1, 1, 1] = False  # a hole
+    uri = outlines_uri(found, colours_of(2), true)
+    kind, _, content = uri.partition(",")
+    assert kind == "data:image/svg+xml;base64"
+    drawn = ET.fromstring(base64.b64decode(content))
+    assert drawn.attrib["viewBox"] == "0 0 9 8"
+    halo, line, dashed = drawn
+    assert line.attrib["stroke"] == hex_colour(PALETTE[0])
+    assert "stroke-dasharray" not in line.attrib
+    (outline,) = corners(line)
+    assert outline.min(axis=0).tolist() == [1, 2]
+    assert outline.max(axis=0).tolist() == [7, 5]
+    assert halo.attrib["d"] == dashed.attrib["d"]
+    assert (dashed.attrib["stroke"], "stroke-dasharray" in dashed.attrib) == ("#fff", True)
+    sizes = sorted(np.ptp(each, axis=0).tolist() for each in corners(dashed))
+    assert sizes == [[1, 1], [3, 3]]
+
+
+def corners(path: ET.Element) -> list[np.ndarray]:
+    """Read the corners of each line of a path, x and y."""
+    lines = path.attrib["d"].removeprefix("M").removesuffix("Z").split("ZM")
+    return [np.array(line.split(), dtype=float).reshape(-1, 2) for line in lines]
+
+
+def test_errors_are_right_too_much_missed_or_of_another_class():
+    rng = np.random.default_rng(0)
+    found, true = rng.random((2, 3, 20, 20)) < 0.3
+    drawn = errors(found, true)
+    for y in range(20):
+        for x in range(20):
+            said, wanted = ({*np.flatnonzero(each[:, y, x])} for each in (found, true))
+            expected = [
+                bool(wanted) and said == wanted,
+                bool(said - wanted) and not wanted - said,
+                bool(wanted - said) and not said - wanted,
+                bool(said - wanted) and bool(wanted - said),
+            ]
+            assert drawn[:, y, x].tolist() == expected
 
 
 def test_a_rim_is_what_has_a_neighbour_outside():

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -206,8 +208,19 @@ def test_scores_and_predictions_are_at_the_images_own_size(
         epochs=1,
         controls=False,
         reference=False,
-        images=False,
         overrides={"task.options.window_overlap": 0.25, "data.test_fraction": 0.25},
         out=tmp_path / "from",
     )
     assert {*result.scores.mixer} == {"softmax", "static_key"}
+    gallery = result.pictures.galleries["masks"]
+    with np.load(tmp_path / "from/runs/static_key/seed0/predictions_test.npz") as stored:
+        found = dict(zip(stored["index"].tolist(), stored["last_counts"], strict=True))
+    for scene in gallery.scenes:  # whole, and as it is scored
+        i = (gallery.names or ()).index(scene.name)
+        assert tuple(scene.size) == data.test.size(i)
+        (panel,) = (each for each in scene.panels if "static_key" in each.mixers)
+        share = 100 * float(overlap.mean_jaccard(found[i], [1, 2]))
+        assert panel.text == f"IoU {share:.1f}\u00a0%"
+        encoded = panel.layers["errors"].partition(",")[2]
+        drawn = Image.open(io.BytesIO(base64.b64decode(encoded)))
+        assert drawn.size == scene.size[::-1]

@@ -20,7 +20,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from keymix.analysis.answers import Answers
 from keymix.analysis.attention import attention_maps, masks_tokens, on_image, token_masks
 from keymix.analysis.capture import shown_layers
 from keymix.analysis.similarity import map_similarity
@@ -33,17 +32,20 @@ from keymix.errors import FAILURES, UserError, reason
 from keymix.hosts import find_host, find_mixers
 from keymix.records import from_json
 from keymix.report.gallery import NO_PICTURES, Gallery, Pictures
-from keymix.report.part import ImageOutputs, Page, packed_shares, page_of
+from keymix.report.part import ImageOutputs, Page, RunAnswers, packed_shares, page_of
 from keymix.report.pictures import image_uri
 from keymix.report.record import Attention, Collapse, MapImage, PackedMaps, RunSpikes
 from keymix.train.files import read_json, weights_file, write_json
 from keymix.train.model import device_of_this_machine, load_data
+from keymix.train.parts import answers_of
 from keymix.train.runs import load_run
 
 T = TypeVar("T")
 FloatArray = npt.NDArray[np.float64]
 
 PICTURES_FILE = "pictures.json"
+FORMAT = 2
+"""Of this file; one of another is made again."""
 PICTURES, COLLAPSE_IMAGES = 4, 64
 SPIKE_IMAGES, SPIKE_BATCH = 32, 8
 """Validation images of which spikes are counted, and how many at a time."""
@@ -55,6 +57,7 @@ MOST_BYTES = 1_200_000
 class Kept:
     """The content of ``pictures.json``: what it was read off, and what was seen."""
 
+    format: int
     weights: Mapping[str, str]  # the hash of each finished run's, by its folder
     data: SameImages
     images: bool  # whether it has pictures of the data
@@ -78,10 +81,10 @@ def look(
     path = plan.out / PICTURES_FILE
     folders = [each.run.folder for each in runs if isinstance(each, Finished)]
     weights = {name: _hash(plan.out / name) for name in folders}
-    kept = Kept(weights={}, data=same, images=False, pictures=NO_PICTURES, spikes={})
+    kept = Kept(format=FORMAT, weights={}, data=same, images=False, pictures=NO_PICTURES, spikes={})
     with suppress(UserError):
         there = from_json(Kept, read_json(path), where=repr(str(path)))
-        kept = there if there.data == same else kept
+        kept = there if (there.format, there.data) == (FORMAT, same) else kept
     if kept.images and not images:
         kept = replace(kept, images=False, pictures=Pictures(collapse=kept.pictures.collapse))
         write_json(path, kept)
@@ -96,7 +99,7 @@ def look(
         seen = kept.pictures if kept.weights == weights else NO_PICTURES
         note = f"what needs the images is left out: {reason(error)}"
         return replace(kept, pictures=replace(seen, notes=(*seen.notes, note)), spikes=known)
-    kept = Kept(weights=weights, data=same, images=images, pictures=seen, spikes=rows)
+    kept = replace(kept, weights=weights, images=images, pictures=seen, spikes=rows)
     write_json(path, kept)
     return kept
 
@@ -170,17 +173,18 @@ def pictures(plan: Plan, runs: Sequence[Reading], data: ImageData, *, images: bo
     models = {r.run.mixer: load_run(plan.out / r.run.folder).model("last") for r in shown}
     trained = Trained(models=models, data=data, seed=seed)
     task = data.record().task_kind
-    page, answers = page_of(task), done[0].answers["last"]
+    page = page_of(task)
     galleries: dict[str, Gallery] = {}
     if images:
         chosen = tried if len({each.run.mixer for each in done} & tried) > 1 else labels
-        galleries |= _drawn(page, trained, answers)
-        galleries |= page.gallery(data, [r.tested for r in done if r.run.mixer in chosen])
+        tested = [each.tested for each in done if each.run.mixer in chosen]
+        galleries |= _drawn(page, trained, tested)
+        galleries |= page.gallery(data, tested)
     if task.whole_images:
         return Pictures(galleries=galleries, notes=tuple(trained.notes))
     seen = None
     if images:
-        at = page.chosen(answers, PICTURES)
+        at = page.chosen(done[0].answers["last"], PICTURES)
         said = {r.run.mixer: tuple(page.said(r.answers["last"], at)) for r in shown}
         seen = attention(trained, at, pooling=plan.pooling, label=page.label)
         seen = replace(seen, said={m: each for m, each in said.items() if each} or None)
@@ -226,18 +230,22 @@ def _spikes(folder: Path, images: Tensor) -> RunSpikes:
     )
 
 
-def _drawn(page: Page, trained: Trained, answers: Answers) -> Mapping[str, Gallery]:
+def _drawn(page: Page, trained: Trained, tested: Sequence[RunAnswers]) -> Mapping[str, Gallery]:
     """Let the task draw what each model answers to the test images that it chose."""
-    chosen, data = page.drawn(answers), trained.data
+    chosen, data = page.drawn(tested), trained.data
     if not chosen:
         return {}
-    images: Tensor | list[Tensor]
-    if data.record().task_kind.whole_images:  # which keep their own sizes
-        images = [normalised(data, data.test, [i])[0] for i in chosen]
-    else:
-        images = normalised(data, data.test, chosen)
+    record, test = data.record(), data.test
+    read = test.own if test.view.mode == "window" else test.read
+    each = [data.prepared(read(i)[None])[0] for i in chosen]
+    images = each if record.listed else torch.stack(each)
+    part = answers_of(record.task_kind)
+
+    def answered(model: nn.Module) -> Any:
+        return part.answering(model.eval(), record, data.image_size)(images)
+
     with torch.inference_mode():
-        outputs, missing = trained.each(lambda model: model.eval()(images), "answers")
+        outputs, missing = trained.each(answered, "answers")
     given = ImageOutputs(chosen=chosen, outputs=outputs, missing=missing, seed=trained.seed)
     return page.draw(data, given)
 

@@ -34,13 +34,13 @@ class Panel(Sparse):
     """The truth of an image, or an answer to it.
 
     `mixers` are those that gave the answer, with a figure of each, such as its probability; none of
-    the truth. `layer` is a mask as a transparent PNG.
+    the truth. `layers` are transparent pictures of masks, one of which is shown at a time.
     """
 
     mixers: Mapping[str, str] = field(default_factory=dict)
     text: str
     right: bool | None = None
-    layer: str | None = None
+    layers: Mapping[str, str] = field(default_factory=dict)
     boxes: tuple[Box, ...] = ()
 
 
@@ -49,10 +49,12 @@ class Scene:
     """A test image as a data URI, its height and width, and its panels, the truth first.
 
     `id` is where it is from, `name` what the page calls it; the last part of the `id`, if empty.
+    `why` says in a few words why it was chosen.
     """
 
     id: str
     name: str = ""
+    why: str = ""
     picture: str
     size: tuple[int, int]
     panels: tuple[Panel, ...]
@@ -68,13 +70,13 @@ class Gallery(Sparse):
     """A few test images and the answers to them.
 
     `about` are the numbers of its heading and note, which the macro of its name in the task's
-    ``captions.html.j2`` writes. `legend` are names of classes and their colours, `missing` says why
-    a mixer's model gave no answer, and `names` are of all test images.
+    ``captions.html.j2`` writes. `legends` are names and colours of what each layer shows, `missing`
+    says why a mixer's model gave no answer, and `names` are of all test images.
     """
 
     scenes: tuple[Scene, ...]
     about: Mapping[str, bool | int | float] = field(default_factory=dict)
-    legend: Mapping[str, str] = field(default_factory=dict)
+    legends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
     names: tuple[str, ...] | None = None
 
@@ -82,7 +84,7 @@ class Gallery(Sparse):
     def drawn(self) -> bool:
         """Whether answers lie over the images, as masks or boxes do, or stand below them."""
         panels = (panel for scene in self.scenes for panel in scene.panels)
-        return any(panel.layer or panel.boxes for panel in panels)
+        return any(panel.layers or panel.boxes for panel in panels)
 
 
 @dataclass(frozen=True, kw_only=True)

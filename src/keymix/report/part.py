@@ -91,13 +91,13 @@ class ImageOutputs:
     """What a model of each mixer returned for the same few test images.
 
     Args:
-        chosen: The images' positions.
+        chosen: The images' positions, each with a few words on why it was chosen.
         outputs: What each mixer's model returned for them, by label.
         missing: Why a model returned nothing, by label.
         seed: Whose weights they are.
     """
 
-    chosen: Sequence[int]
+    chosen: Mapping[int, str]
     outputs: Mapping[str, Output]
     missing: Mapping[str, str]
     seed: int
@@ -198,10 +198,17 @@ class Page:
         del data, tested
         return {}
 
-    def drawn(self, answers: Answers) -> Sequence[int]:
-        """Choose test images of which the models' answers are drawn; none to draw nothing."""
-        del answers
-        return ()
+    def drawn(self, tested: Sequence[RunAnswers]) -> Mapping[int, str]:
+        """Choose test images of which the models' answers are drawn; none to draw nothing.
+
+        Args:
+            tested: As for `gallery`.
+
+        Returns:
+            Their positions, each with a few words on why it was chosen, or none.
+        """
+        del tested
+        return {}
 
     def draw(self, data: ImageData, given: ImageOutputs) -> Mapping[str, Gallery]:
         """Draw the models' answers to the images of `drawn`: galleries by name."""

@@ -7,6 +7,7 @@ import base64
 import io
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -76,6 +77,44 @@ def layer_uri(
         for plane in outlines[:, ::step, ::step]:
             rgba[rim(plane)] = 255
     return png_uri(Image.fromarray(rgba))
+
+
+def outlines_uri(
+    planes: npt.NDArray[np.bool_],
+    paint: Sequence[Colour],
+    truth: npt.NDArray[np.bool_],
+) -> str:
+    """Encode the outlines of masks as a transparent SVG; those of the truth are dashed and white.
+
+    Shape: ``[C, H, W]`` twice.
+    """
+    true = "".join(map(_outline, truth))
+    lines = [(true, "#000", 'stroke-width="2.6" stroke-opacity="0.5"')]  # white is seen on white
+    for plane, colour in zip(planes, paint, strict=True):
+        lines.append((_outline(plane), hex_colour(colour), 'stroke-width="1.8"'))
+    lines.append((true, "#fff", 'stroke-width="1.2" stroke-dasharray="4 4"'))
+    drawn = "".join(
+        f'<path d="{path}" stroke="{colour}" {how} vector-effect="non-scaling-stroke"/>'
+        for path, colour, how in lines
+        if path
+    )
+    height, width = truth.shape[1:]
+    box = f'viewBox="0 0 {width} {height}" preserveAspectRatio="none" fill="none"'
+    content = f'<svg xmlns="http://www.w3.org/2000/svg" {box}>{drawn}</svg>'
+    return _uri("svg+xml", content.encode())
+
+
+def _outline(mask: npt.NDArray[np.bool_]) -> str:
+    """Trace a mask as a path, midway between the centres of its pixels and their neighbours."""
+    from contourpy import contour_generator
+
+    traced: Any = contour_generator(z=np.pad(mask, 1).astype(np.float64)).lines(0.5)
+    path = ""
+    for line in traced:
+        steps = np.diff(line, axis=0)  # the line is closed
+        corners = line[:-1][(steps != np.roll(steps, 1, axis=0)).any(axis=1)] - 0.5
+        path += "M" + " ".join(f"{x:g} {y:g}" for x, y in corners) + "Z"
+    return path
 
 
 def _encoded(made: Image.Image, kind: str) -> bytes:

@@ -111,8 +111,8 @@ class _Drawing:
         if crowds:
             text += f", {crowds} crowd{'s' * (crowds != 1)}"
         boxes = [self._box(box, label) for box, label in zip(true.boxes, true.labels, strict=True)]
-        layer = self._masks(true.masks, true.labels) if masks else None
-        return Panel(text=text, layer=layer, boxes=tuple(boxes[:MOST_BOXES]))
+        layers = self._masks(true.masks, true.labels) if masks else {}
+        return Panel(text=text, layers=layers, boxes=tuple(boxes[:MOST_BOXES]))
 
     def of_model(self, label: str, output: Mapping[str, Tensor]) -> Panel:
         """Draw what a model returned."""
@@ -125,7 +125,7 @@ class _Drawing:
         }
         sure = _surest(found.scores)
         masks = self._masks(found.chosen(sure).masks, found.labels[sure])
-        return self._panel(label, self._boxes(stored, sure), layer=masks)
+        return self._panel(label, self._boxes(stored, sure), layers=masks)
 
     def of_answers(self, label: str, answers: DetectionAnswers, row: int) -> Panel:
         """Draw the stored boxes of a model."""
@@ -135,7 +135,12 @@ class _Drawing:
         return self._panel(label, boxes, before=share)
 
     def _panel(
-        self, label: str, boxes: Sequence[Box], *, layer: str | None = None, before: str = ""
+        self,
+        label: str,
+        boxes: Sequence[Box],
+        *,
+        layers: Mapping[str, str] | None = None,
+        before: str = "",
     ) -> Panel:
         """Put boxes together, and say how many instances are found and how many boxes are wrong."""
         number = int((~self.instances.crowd).sum())
@@ -143,7 +148,12 @@ class _Drawing:
         right, wrong = kinds.count("right"), kinds.count("wrong")
         text = f"{right} of {number} found" if number else "nothing to find"
         text = f"{before}{text}, {wrong} wrong" if wrong else f"{before}{text}"
-        return Panel(mixers={label: ""}, text=text, layer=layer, boxes=tuple(boxes[:MOST_BOXES]))
+        return Panel(
+            mixers={label: ""},
+            text=text,
+            layers=layers or {},
+            boxes=tuple(boxes[:MOST_BOXES]),
+        )
 
     def _boxes(self, found: Arrays, rows: IntArray) -> list[Box]:
         """Make the boxes of detections, which are right, wrong, or count neither way."""
@@ -171,9 +181,10 @@ class _Drawing:
             kind=kind,
         )
 
-    def _masks(self, runs: Sequence[RunLengths] | None, labels: NDArray[Any]) -> str | None:
+    def _masks(self, runs: Sequence[RunLengths] | None, labels: NDArray[Any]) -> dict[str, str]:
         """Draw masks as one transparent PNG, the first ones on top."""
         if not runs:
-            return None
+            return {}
         planes = decoded(runs, self.own)[::-1].astype(bool)
-        return layer_uri(planes, [colour_of(int(label)) for label in labels[::-1]], most=WIDTH)
+        paint = [colour_of(int(label)) for label in labels[::-1]]
+        return {"masks": layer_uri(planes, paint, most=WIDTH)}

@@ -139,9 +139,9 @@ class DetectionPage(Page):
             intervals={mixer: intervals(runs) for mixer, runs in by_mixer.items()},
         )
 
-    def drawn(self, answers: Answers) -> Sequence[int]:
+    def drawn(self, tested: Sequence[RunAnswers]) -> Mapping[int, str]:
         """Choose images by the truth alone."""
-        return gallery.representative(_answers(answers))
+        return dict.fromkeys(gallery.representative(_answers(tested[0].answers)), "")
 
     def draw(self, data: ImageData, given: ImageOutputs) -> Mapping[str, Gallery]:
         """Draw what every mixer's model detects, next to the truth."""
