@@ -205,13 +205,13 @@ def test_faulty_labels_are_named(
 
 @pytest.mark.slow
 def test_a_run_answers_volumes_with_volumes(tmp_path: Path) -> None:
-    recipe = get("small_masks_setr")
+    recipe = get("small_masks_trans_unet")
     changes = {
         "data.spec": decathlon(tmp_path / "set", values=(0, 5, 7)),
         "data.image_size": (16, 16),
         "data.test_fraction": 0.3,
         "data.val_fraction": 0.3,
-        "model.options": {"embed_dim": 12, "depth": 1},
+        "model.options": {"width": 4, "blocks": 1, "num_heads": 1},
         "task.options.window_overlap": 0.25,
         "task.options.intensity_window": (-100, 300),
         "schedule.epochs": 1,
