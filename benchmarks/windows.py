@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Peak memory and time of one image's mask: in sliding windows, and with the whole image at once.
 
-    keymix train small_masks_setr --data uwgi:DATA --model unet --model.options.backbone resnet18 \
+    keymix train small_masks_unet --data uwgi:DATA --model unet --model.options.backbone resnet18 \
         --epochs 1 --out unet
     python benchmarks/windows.py unet
 

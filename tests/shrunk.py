@@ -143,6 +143,15 @@ FAMILIES: dict[str, Family] = {
         head="decoder.head",
         dense=True,
     ),
+    "trans_unet": Family(
+        options={"width": 8, "blocks": 2, "num_heads": 2},
+        wide={},
+        blocks=2,
+        image=(32, 48),
+        path=r"transformer\.blocks\.\d+\.attn\.mixer",
+        head="decoder.head",
+        dense=True,
+    ),
     "multi_scale": Family(
         options={
             "backbone": "cvt_micro_32",

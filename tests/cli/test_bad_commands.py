@@ -121,7 +121,7 @@ ROWS = (
         "augment.crop_padding=1 does not fit images with masks, which take augment.flip, "
         "augment.vertical_flip, augment.shift_scale_rotate, augment.coarse_dropout, "
         "augment.brightness_contrast. Set it to 0, or take a recipe for images with masks, such as "
-        "small_masks_setr.",
+        "small_masks_unet.",
     ),
     (
         "train digits_vit --data uwgi:scans --task.options.masks both",

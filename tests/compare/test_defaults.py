@@ -38,8 +38,8 @@ EVENTS, SPIKING = "moving_digits_qkformer", "qkformer_micro_32"
         ("cifar10", None, "identity,pooling", "small_images_vit", "vit_micro_conv_p4_32"),
         ("cifar10", "qkformer_hst_4_384", "qkta,ssa", "small_images_vit", "qkformer_hst_4_384"),
         (None, None, None, "digits_vit", "vit_nano_p4_12"),
-        ("masks:mine", None, None, "small_masks_setr", "setr_micro"),
-        ("uwgi:there", None, "mhsa,kv(pos_dim=50)", "small_masks_setr", "setr_micro"),
+        ("masks:mine", None, None, "small_masks_unet", "trans_unet_micro"),
+        ("uwgi:there", None, "mhsa,kv(pos_dim=50)", "small_masks_unet", "trans_unet_micro"),
     ],
 )
 def test_data_and_mixers_choose_recipe_and_model(
@@ -48,7 +48,7 @@ def test_data_and_mixers_choose_recipe_and_model(
     found, why = named_recipe(Question(data=data, model=model, mixers=mixers))
     assert (found.name, found.model.name) == (recipe, built)
     assert f"with model {built}" in default_note(found, why)
-    assert bool(why) == (built in (SPIKING, "setr_micro"))
+    assert bool(why) == (built in (SPIKING, "trans_unet_micro"))
 
 
 def test_the_recipe_of_events_is_for_all_data_of_events() -> None:

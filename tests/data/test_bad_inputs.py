@@ -94,7 +94,11 @@ BAD: Mapping[str, tuple[str, Callable[[], object], str]] = {
     "no network, half an archive": ("cifar10:data", half_archive, "data/cifar-10-python.tar.gz"),
     "no network, a set of the Hub": ("hf:uoft-cs/cifar10", list, "uoft-cs/cifar10"),
 }
-RECIPES = {"uwgi": "small_masks_setr", "masks": "small_masks_setr", "coco": "mask_rcnn_small"}
+RECIPES = {
+    "uwgi": "small_masks_unet",
+    "masks": "small_masks_unet",
+    "coco": "mask_rcnn_small",
+}
 
 
 @pytest.mark.parametrize("given", BAD)

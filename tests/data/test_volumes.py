@@ -415,7 +415,7 @@ def returned(made: Path, given: Path) -> tuple[np.ndarray, Any, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [".nii.gz", "", ".tif"])
 def test_a_run_answers_volumes_with_volumes(end: str, tmp_path: Path) -> None:
-    recipe = get("small_masks_setr")
+    recipe = get("small_masks_unet")
     changes = {
         "data.spec": decathlon(tmp_path / "set", values=(0, 5, 7), end=end),
         "data.image_size": (16, 16),

@@ -56,6 +56,12 @@ def test_shifted_windows_refuse_what_the_page_says(mixer: str) -> None:
 @pytest.mark.slow
 @together
 @pytest.mark.parametrize("mixer", keymix.list_mixers(domain="dense"))
-def test_every_mixer_sits_in_cvt_and_cait_and_caformer_and_setr(mixer: str) -> None:
-    for name in ("cvt_micro_32", "cait_micro_p4_32", "caformer_micro_32", "setr_micro"):
+def test_every_mixer_sits_in_cvt_and_cait_and_caformer_and_dense_models(mixer: str) -> None:
+    for name in (
+        "cvt_micro_32",
+        "cait_micro_p4_32",
+        "caformer_micro_32",
+        "setr_micro",
+        "trans_unet_micro",
+    ):
         keymix.create_model(name, mixer=mixer)

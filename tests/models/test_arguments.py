@@ -39,6 +39,7 @@ SHOWN = {
     "spikformer": "spikformer_4_384",
     "plain_convnet": "plain_convnet",
     "plain_unet": "plain_unet",
+    "trans_unet": "trans_unet_micro",
     "setr": "setr_micro",
     "setr on a CvT": "setr_qkv_cvt",
     "setr on a backbone": "setr",

@@ -60,7 +60,7 @@ def test_every_variant_takes_a_step(name: str) -> None:
 
 def test_other_models_classify() -> None:
     dense = {name for name in list_models() if task_of_model(name) == "segmentation"}
-    assert dense == {*DENSE, *KINDS, "plain_unet"}
+    assert dense == {*DENSE, *KINDS, "plain_unet", "trans_unet_micro"}
     assert task_of_model("resnet18") == task_of_model("no model") == "classification"
     assert domain_of("setr") == "dense"
     assert own_mixers("setr", shrunk("setr")) is None

@@ -70,6 +70,6 @@ def test_variants_differ_from_the_baseline_in_the_model_alone() -> None:
 
 
 def test_recipes_for_masks_have_models_for_masks() -> None:
-    for name in (*ROWS, "small_masks_setr"):
+    for name in (*ROWS, "small_masks_unet"):
         recipe = recipes.get(name)
         assert task_name(recipe.data.spec) == task_of_model(recipe.model.name) == "segmentation"

@@ -102,7 +102,7 @@ def test_scores_on_shards_are_those_on_the_data(digits: Path, whole: Path) -> No
 
 
 def test_a_model_of_another_task_refuses_a_stream(digits: Path, tmp_path: Path, capsys) -> None:
-    words = ["train", "small_masks_setr", "--data", f"stream:{digits}", "--out"]
+    words = ["train", "small_masks_unet", "--data", f"stream:{digits}", "--out"]
     assert main([*words, str(tmp_path / "x")]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert not (tmp_path / "x").exists()

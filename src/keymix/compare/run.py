@@ -92,7 +92,7 @@ def compare(
         recipe: A recipe, its name or file; if None, that which the data's task has for it: for
             classification ``digits_vit`` for digits, ``moving_digits_qkformer`` for recordings of
             events and for mixers of spiking tokens alone, else ``small_images_vit``; for
-            segmentation ``small_masks_setr``.
+            segmentation ``small_masks_unet``.
         overrides: Recipe fields by dotted key, e.g. ``{"optim.lr": 1e-3}``.
         epochs: Epochs of each run.
         limit: Training and validation images together.

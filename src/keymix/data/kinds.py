@@ -142,7 +142,7 @@ MASK = TargetKind(
         instead="data for segmentation, such as masks:PATH",
     ),
     augment=("vertical_flip", "shift_scale_rotate", "coarse_dropout", "brightness_contrast"),
-    recipe="small_masks_setr",
+    recipe="small_masks_unet",
     seen="keymix.data.mask_facts:seen_of",
     facts="keymix.data.mask_facts:facts",
     described="keymix.data.mask_facts:describe",

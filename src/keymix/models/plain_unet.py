@@ -107,15 +107,6 @@ class PlainUNet(MultiScale):
 
 
 VARIANTS: dict[str, dict[str, Any]] = {"plain_unet": {"img_size": 96}}
+CFG = {"first_conv": "encoder.conv1.0", "classifier": "decoder.head", "num_classes": CLASSES}
 
-
-register_variants(
-    __name__,
-    PlainUNet,
-    VARIANTS,
-    cfg={
-        "first_conv": "encoder.conv1.0",
-        "classifier": "decoder.head",
-        "num_classes": CLASSES,
-    },
-)
+register_variants(__name__, PlainUNet, VARIANTS, cfg=CFG)

@@ -141,5 +141,5 @@ TASK = Task(
     answers="keymix.tasks.segmentation.answers:ANSWERS",
     page="keymix.tasks.segmentation.page:PAGE",
     plain="plain_unet",
-    recipes={"": "small_masks_setr"},
+    recipes={"": "small_masks_unet"},
 )
