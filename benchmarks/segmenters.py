@@ -33,7 +33,7 @@ from keymix.analysis.measure import training_quartiles_ms
 from keymix.analysis.statistics import crossed_difference, summarize
 from keymix.models import create_model
 from keymix.recipes import get
-from keymix.tasks.segmentation.facts import TASK
+from keymix.tasks.segmentation.facts import TASK, MaskDetails
 from keymix.train.engine import train
 from keymix.train.folder import FinishedRun, read_finished
 from keymix.train.recipe import ModelConfig, Recipe, replace_path
@@ -144,7 +144,8 @@ def cells(part: str, name: str, found: Runs) -> Iterator[str]:
         else "{:+.1f} ({:+.1f} to {:+.1f})".format(*(100 * value for value in (apart.mean, *ends)))
     )
     yield percent(float(np.mean([test["dice"] or 0.0 for test in tests])))
-    yield f"{np.median([run.summary.seconds for run in runs.values()]):.0f}"
+    outlines = [run.summary.last.test.own.read(MaskDetails).surface_dice for run in runs.values()]
+    yield percent(float(np.mean([each or 0.0 for each in outlines])))
 
 
 def rows(names: Sequence[str], found: Runs, steps: Mapping[str, float]) -> Iterator[list[str]]:
@@ -205,7 +206,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         found.setdefault((part, name), {})[seed] = trained(given.out / part / "runs", name, recipe)
     heads = ["model", "rate"]
     for part in EPOCHS:
-        heads += [f"{part}: mean IoU, %", f"against `{PLAIN}`, points", "Dice, %", "training, s"]
+        heads += [
+            f"{part}: mean IoU, %",
+            f"against `{PLAIN}`, points",
+            "Dice, %",
+            "surface Dice, %",
+        ]
     heads += ["parameters, M", "multiply-adds, M", "step, ms"]
     table(heads, rows(given.models, found, steps))
     return 0

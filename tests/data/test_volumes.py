@@ -421,6 +421,7 @@ def test_a_run_answers_volumes_with_volumes(end: str, tmp_path: Path) -> None:
         "data.image_size": (16, 16),
         "data.test_fraction": 0.3,
         "data.val_fraction": 0.3,
+        "model.name": "setr_micro",
         "model.options": {"embed_dim": 12, "depth": 1},
         "task.options.window_overlap": 0.25,
         "task.options.intensity_window": (-100, 300),
