@@ -103,13 +103,13 @@ def placed(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     return values, LPS @ affine
 
 
-def paged(path: Path, values: np.ndarray, unit: str = "mm") -> Path:
+def paged(path: Path, values: np.ndarray, unit: str = "mm", more: str = "") -> Path:
     """Save slices as the pages of a TIFF file, rows from the front, as ImageJ does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     first, *rest = (
         Image.fromarray(np.ascontiguousarray(values[:, ::-1, z].T)) for z in range(values.shape[2])
     )
-    about = f"ImageJ=1.53t\nimages=5\nslices=5\nunit={unit}\nspacing=5.0\nInfo=Jane Roe\n"
+    about = f"ImageJ=1.53t\nimages=5\nslices=5\nunit={unit}\nspacing=5.0\n{more}Info=Jane Roe\n"
     tags = {270: about, 282: 1 / 1.5, 283: 1 / 1.25, 296: 1}
     first.save(path, save_all=True, append_images=rest, tiffinfo=tags)
     return path
@@ -193,6 +193,13 @@ def test_a_page_of_a_tiff_file_is_a_slice(kind: type, tmp_path: Path) -> None:
         for z in range(5):
             image.seek(z)
             np.testing.assert_array_equal(np.asarray(image), large[z])
+
+
+def test_labels_of_two_values_may_be_bits(tmp_path: Path) -> None:
+    inside = body()[1] > 0
+    volume = open_volume(paged(tmp_path / "c.tif", inside))
+    for z in range(5):
+        np.testing.assert_array_equal(volume.plane(z), inside[:, ::-1, z].T.astype(np.uint8))
 
 
 def test_millimetres_of_a_tiff_file_need_a_unit(tmp_path: Path) -> None:
@@ -386,6 +393,7 @@ def test_faulty_pages_are_named(tmp_path: Path) -> None:
         (lambda: image.write_bytes(whole[:5000]), "c0_0000.tif"),
         (lambda: image.write_bytes(b"nothing"), "c0_0000.tif: not an image"),
         (lambda: Image.new("RGB", (24, 30)).save(image), "24x30 RGB.* must be grey"),
+        (lambda: paged(image, body()[1], more="channels=5\n"), "its pages are channels"),
     ):
         paged(label, body()[1])
         image.write_bytes(whole)
@@ -453,6 +461,14 @@ def test_a_run_answers_volumes_with_volumes(end: str, tmp_path: Path) -> None:
     keymix.predict_masks(tmp_path / "run", out=tmp_path / "own split", overwrite=True)
     assert not volumes & {path.name for path in (tmp_path / "own split/volumes").iterdir()}
     trained = keymix.load(tmp_path / "run")
+    if not end:  # a series that an anonymiser left with little
+        for path in files[0].iterdir():
+            one = pydicom.dcmread(path)
+            del one.SOPClassUID
+            one.save_as(path)
+        keymix.predict_masks(tmp_path / "run", files[:1], out=tmp_path / "bare")
+        written = [*(tmp_path / "bare/volumes/c2").iterdir()]
+        assert len(written) == len([*files[0].iterdir()])
     if end:
         with pytest.raises(UserError, match="is a volume"):
             trained.predict(files[0])

@@ -166,6 +166,14 @@ def test_another_size_and_other_weights_are_loaded_as_evaluation_takes_them(
     assert all(torch.equal(loaded[name].cpu(), best[name]) for name in best)
 
 
+def test_the_first_page_of_a_file_is_the_image(trained: TrainedModel, tmp_path: Path) -> None:
+    first, second = (Image.fromarray(np.full((12, 12), grey, np.uint8)) for grey in (50, 200))
+    first.save(tmp_path / "pages.tif", save_all=True, append_images=[second])
+    assert trained.predict(tmp_path / "pages.tif").probabilities == pytest.approx(
+        trained.predict(first).probabilities
+    )
+
+
 def test_a_comparisons_folder_names_its_runs(tiny_run: Path, tmp_path: Path) -> None:
     for name in ("softmax/seed0", "softmax/seed2", "softmax/seed10", "static_key/seed0"):
         folder = tmp_path / "cmp" / "runs" / name

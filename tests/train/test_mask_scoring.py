@@ -153,6 +153,9 @@ def test_the_calibration_error_is_that_of_the_pixels_that_count(multilabel: bool
     assert calibration_error(found) == pytest.approx(wanted, rel=1e-9)
     assert found[:, 0].sum() == counted.sum()
     assert math.isnan(calibration_error(np.zeros((BINS, 3))))
+    logits[0] = math.nan  # of a model that diverged
+    of_first = confidence_bins(logits[0], targets[0], multilabel=multilabel, classes=[1, 2])
+    assert of_first.sum() == 0
 
 
 def test_cases_begin_with_the_worst_and_are_scored_over_all_their_pixels(tmp_path: Path) -> None:

@@ -173,6 +173,7 @@ def test_a_mirrored_image_has_the_mirrored_mask(runs: dict[str, Run]) -> None:
     found = trained.predict(image).mask
     np.testing.assert_array_equal(trained.predict(image[:, ::-1]).mask, found[:, ::-1])
     np.testing.assert_array_equal(trained.predict(image[::-1]).mask, found[::-1])
+    assert type(trained.model) is type(keymix.load(runs["exclusive"]).model)  # which is exported
     alone = keymix.load(runs["exclusive"], image_size=16, overlap=0.5)
     assert (alone.predict(image[:, ::-1]).mask != alone.predict(image).mask[:, ::-1]).any()
 
@@ -210,6 +211,17 @@ def test_probabilities_and_overlays_are_those_of_the_mask(
     of_file = keymix.load(tmp_path / "run.onnx", overlap=overlap).predict(path)
     np.testing.assert_allclose(of_file.probabilities, likely, rtol=0, atol=1e-4)
     np.testing.assert_array_equal(of_file.overlay, drawn)
+
+
+def test_scans_in_memory_have_any_values(runs: dict[str, Run]) -> None:
+    trained, image = keymix.load(runs["exclusive"]), scan(SIDE, SIDE)
+    found = trained.predict(image).mask
+    moved = image.astype(np.float32) - 1024  # Hounsfield units, say
+    np.testing.assert_array_equal(trained.predict(moved).mask, found)
+    np.testing.assert_array_equal(trained.predict(moved.astype(np.int16)).mask, found)
+    moved[3, 3] = np.nan
+    with pytest.raises(UserError, match="finite"):
+        trained.predict(moved)
 
 
 def test_names_in_the_table_of_run_lengths_are_neutralised(

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from keymix.analysis.attention import attention_maps, masks_tokens, on_image, token_masks
 from keymix.analysis.capture import shown_layers
@@ -238,11 +239,14 @@ def _drawn(page: Page, trained: Trained, tested: Sequence[RunAnswers]) -> Mappin
     record, test = data.record(), data.test
     read = test.own if test.view.mode == "window" else test.read
     each = [data.prepared(read(i)[None])[0] for i in chosen]
+    part, device = answers_of(record.task_kind), device_of_this_machine()
+    each = [one.to(device) for one in each]
     images = each if record.listed else torch.stack(each)
-    part = answers_of(record.task_kind)
 
     def answered(model: nn.Module) -> Any:
-        return part.answering(model.eval(), record, data.image_size)(images)
+        outputs = part.answering(model.eval().to(device), record, data.image_size)(images)
+        model.cpu()
+        return tree_map_only(Tensor, Tensor.cpu, outputs)
 
     with torch.inference_mode():
         outputs, missing = trained.each(answered, "answers")

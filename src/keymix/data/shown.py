@@ -43,10 +43,10 @@ def read_file(path: Path, record: DataRecord, size: Size) -> Tensor:
 
 def file_pixels(path: Path, record: DataRecord) -> Pixels:
     """Decode an image file at its own size, as the data of a record does: uint8 ``[C, h, w]``."""
-    if is_volume(path):
+    if is_volume(path) and (of_scans(record) or not is_image(path.name)):
         raise UserError(
-            f"{path} is a volume: `keymix predict` and keymix.predict_masks take it; in memory, "
-            "give its slices as arrays."
+            f"{path} is a volume: `keymix predict` and keymix.predict_masks take it for a run on "
+            "slices whose masks have one class per pixel; in memory, give its slices as arrays."
         )
     if path.suffix.lower() == ".dcm":
         raise UserError(f"{path} is a slice of a DICOM series: give the folder of the series.")
@@ -78,7 +78,7 @@ def memory_pixels(
 ) -> Pixels:
     """Take an image in memory as `picture_pixels` takes a file of the same pixels.
 
-    Of scans they may have 16 bits, and are scaled from the values of a window, or their own.
+    Scans may have any values, and are scaled from those of a window, or their own.
 
     Shape: bytes ``[h, w]``, ``[h, w, C]`` or ``[C, h, w]``, or values 0..1 -> uint8 ``[C, h, w]``.
     """
@@ -92,8 +92,10 @@ def memory_pixels(
         if image.mode not in ("L", *SIXTEEN_BIT):
             raise UserError(f"an image of mode {image.mode}: {wanted}")
         image = np.asarray(image)
-    if not scans or image.dtype.kind not in "iu":
+    if not scans or image.dtype.kind not in "iuf":
         image = _bytes(image)
+    if not np.isfinite(image).all():
+        raise UserError(f"an array of shape {image.shape} has values that are not finite.")
     array = image[..., None] if image.ndim == 2 else image
     given = array.shape[-1] if array.ndim == 3 and array.size else 0
     if given == channels:

@@ -62,12 +62,14 @@ class TrainedModel:
         model: In eval mode, on this machine's GPU if it has one. ``model.to(...)`` moves it.
         data: The record of the data it was trained on.
         image_size: Height and width, pixels, at which it sees images.
+        flips: Mirror images that are answered too.
     """
 
     source: Run | Shipped
     model: nn.Module
     data: DataRecord
     image_size: Size
+    flips: Flips | None = None
 
     def __repr__(self) -> str:
         """Say in a few lines which model it is, what it was trained on, and what it scores."""
@@ -211,7 +213,8 @@ class TrainedModel:
         precision = "32" if isinstance(source, Shipped) else source.recipe.precision
         with torch.inference_mode(), autocast(device, precision):
             part = answers_of(self.task)
-            answering = part.answering(self.model, self.data, self.image_size)
+            model = self.model if self.flips is None else Mirrored(self.model, self.flips)
+            answering = part.answering(model, self.data, self.image_size)
             return answering(batch if whole else batch.to(device))
 
     def check_answers(self) -> None:
@@ -371,7 +374,7 @@ def load(
     if not isinstance(run, Run) and is_exported(run):
         given = {"which": None if which == "last" else which, "resize": resize}
         file = _of_exported(Path(run), image_size, {**given, "time_steps": time_steps})
-        return _answering(file, overlap, flips)
+        return replace(file, data=in_windows(file.data, overlap, flips), flips=flips)
     refuse_lone(resize, image_size)
     source: Run | Shipped
     with enough_memory(image_size):
@@ -389,17 +392,10 @@ def load(
         if time_steps is not None:
             take_time_steps(model, time_steps)
         model = model.to(device_of_this_machine())
-    trained = TrainedModel(source=source, model=model, data=seen, image_size=size)
-    if time_steps is not None and trained.takes_events:
-        trained = replace(trained, data=replace(seen, time_steps=time_steps))
-    return _answering(trained, overlap, flips)
-
-
-def _answering(trained: TrainedModel, overlap: float | None, flips: Flips | None) -> TrainedModel:
-    """Let a model answer in windows, and mirror images too."""
-    data = in_windows(trained.data, overlap, flips)
-    model = trained.model if flips is None else Mirrored(trained.model, flips)
-    return replace(trained, model=model, data=data)
+    if time_steps is not None and seen.events:
+        seen = replace(seen, time_steps=time_steps)
+    seen = in_windows(seen, overlap, flips)
+    return TrainedModel(source=source, model=model, data=seen, image_size=size, flips=flips)
 
 
 def _of_exported(

@@ -21,7 +21,7 @@ from torch import Tensor
 from keymix._version import __version__
 from keymix.data.decode import Pixels
 from keymix.data.record import DataRecord
-from keymix.data.sample import Size
+from keymix.data.sample import BadSampleError, Size
 from keymix.data.shown import file_pixels, image_files, takes_volumes
 from keymix.errors import UserError
 from keymix.task import Task
@@ -256,6 +256,8 @@ def _read(item: Item[Any]) -> tuple[Pixels | str, Pixels | None]:
     try:
         truth = None if item.truth is None else np.asarray(item.truth())
         return np.asarray(item.pixels()), truth
+    except BadSampleError as error:
+        return error.faults[0].message, None  # leaving images out is training's remedy
     except UserError as error:
         return str(error), None
 

@@ -114,7 +114,8 @@ class DicomSeries(Volume):
         made = {}
         for k, position in enumerate(self.positions):
             one = self.dicom.Dataset()
-            one.SOPClassUID, one.Modality = own.SOPClassUID, own.get("Modality", "OT")
+            one.SOPClassUID = own.get("SOPClassUID", uid.SecondaryCaptureImageStorage)
+            one.Modality = own.get("Modality", "OT")
             one.ImageType, one.InstanceNumber = ["DERIVED", "SECONDARY"], k + 1
             one.StudyInstanceUID, one.SeriesInstanceUID = study, series
             one.FrameOfReferenceUID = frame

@@ -20,7 +20,7 @@ from keymix.data.decode import DAMAGE, SIXTEEN_BIT, open_image, reason
 from keymix.data.formats.base import Volume, bad, fitting
 
 _ABOUT, _X, _Y, _UNIT = 270, 282, 283, 296  # tags: description, pixels per unit, unit
-_MODES = ("L", "P", "F", *SIXTEEN_BIT)
+_MODES = ("1", "L", "P", "F", *SIXTEEN_BIT)
 _UNITS = {"mm": 1.0, "cm": 10.0, "um": 1e-3, "µm": 1e-3, r"\u00B5m": 1e-3, "micron": 1e-3}
 _DAMAGE = (*DAMAGE, TypeError)  # of pages after the first
 _AS_STORED = ((0, -1), (1, -1), (2, 1))  # columns to the left, rows to the back
@@ -46,6 +46,9 @@ class TiffVolume(Volume):
             raise bad(path, f"its pages are {kinds}: they must be grey, and of one size")
         super().__init__([path], (*image.size, len(found)), _AS_STORED, None)
         about = dict(re.findall(r"^(\w+)=(\S*)", str(tags.get(_ABOUT, "")), re.MULTILINE))
+        axes = [name for name in ("channels", "slices", "frames") if int(about.get(name, 1)) > 1]
+        if len(axes) > 1 or "channels" in axes:
+            raise bad(path, f"its pages are {' and '.join(axes)}: they must be slices alone")
         unit = _UNITS.get(about.get("unit", "")) if "ImageJ" in about else None
         unit = 10.0 if unit is None and tags.get(_UNIT) == 3 else unit
         x, y = (float(tags.get(tag, 0)) for tag in (_X, _Y))
@@ -65,7 +68,8 @@ class TiffVolume(Volume):
         try:
             with open_image(self.stored[0]) as image:
                 image.seek(at)
-                return np.asarray(image).T
+                pixels = np.asarray(image)
+                return (pixels.astype(np.uint8) if pixels.dtype == bool else pixels).T
         except _DAMAGE as error:
             raise bad(self.stored[0], f"page {at + 1}: {reason(error)}") from error
 

@@ -180,25 +180,22 @@ class MaskWriter(FolderWriter[MaskPrediction]):
         """List images, and of volumes the slices."""
         items = []
         for path in paths:
-            if not is_volume(path):
+            if not (takes_volumes(self.seen) and is_volume(path)):
                 items += super().of_files([path])
                 continue
-            if not takes_volumes(self.seen):
-                raise UserError(
-                    f"{path} is a volume: a run on slices predicts it, whose masks have one class "
-                    "for each pixel"
-                )
+            slices = partial(
+                VolumeSlices, path, count=self.seen.in_chans, window=self.seen.intensity_window
+            )
             try:
                 volume = open_volume(path)
-            except BadSampleError as error:
+            except BadSampleError:
                 broken = MaskPrediction(path=str(path), id=case_of(path))
-                items.append(Item(named=broken, pixels=partial(_raise, error.faults[0].message)))
+                items.append(Item(named=broken, pixels=slices(0)))  # which says what is wrong
                 continue
             for z in range(volume.depth):
                 name = f"{case_of(path)}_slice_{z:04d}"
-                slices = VolumeSlices(path, z, self.seen.in_chans, self.seen.intensity_window)
                 named = MaskPrediction(path=f"{path} slice {z}", id=name, spacing=volume.spacing)
-                items.append(Item(named=named, pixels=slices))
+                items.append(Item(named=named, pixels=slices(z)))
                 self.volumes.setdefault(path, {})[z] = name
         return items
 
@@ -302,10 +299,6 @@ def _drawn(image: Pixels, mask: Pixels, seen: DataRecord, truth: Pixels | None =
     """Draw a mask over its image, of a stack over the middle slice."""
     shown = image[len(image) // 2][None] if (seen.stack or 1) > 1 else image
     return mask_pictures.overlay(shown, mask, _colours(seen), truth)
-
-
-def _raise(why: str) -> Pixels:
-    raise UserError(why)
 
 
 def _volume(path: Path) -> str:

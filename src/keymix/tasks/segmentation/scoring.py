@@ -39,7 +39,8 @@ def confidence_bins(
 ) -> Tensor:
     """Count an image's pixels by how sure their class is, from 0 to 1 in `BINS` equal steps.
 
-    Of multi-label masks each of the classes, found or not found, counts for itself.
+    Of multi-label masks each of the classes, found or not found, counts for itself. What is NaN
+    counts nowhere.
 
     Shape: ``[K, H, W]`` and ``[H, W]``, or ``[K, H, W]`` twice -> float64 ``[BINS, 3]``: pixels,
     the sum of their probabilities, and how many are right.
@@ -51,7 +52,7 @@ def confidence_bins(
     else:
         sure, found = logits.softmax(0).max(0)
     values = torch.stack([torch.ones_like(sure), sure, (found == targets).float()], -1)
-    counted = targets != IGNORE
+    counted = (targets != IGNORE) & sure.isfinite()
     at = (sure[counted] * BINS).long().clamp(max=BINS - 1)
     bins = torch.zeros(BINS, 3, dtype=torch.float64, device=logits.device)
     return bins.index_add_(0, at, values[counted].double())
