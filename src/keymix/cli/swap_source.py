@@ -60,9 +60,7 @@ class Source:
             )
         rows = evenly(len(split), number)
         pixels = torch.stack([split.read(i) for i in rows])
-        numbers = self.numbers[split.labels[rows]]
-        mean, std = (torch.tensor(v)[:, None, None] for v in (self.data.mean, self.data.std))
-        return (pixels.float() / 255 - mean) / std, numbers
+        return self.data.prepared(pixels), self.numbers[split.labels[rows]]
 
 
 def load_source(given: argparse.Namespace) -> Source:
