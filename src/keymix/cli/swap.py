@@ -374,8 +374,6 @@ def _test(source: Source, model: nn.Module, swapped: nn.Module) -> BothScores:
             shown,
             source.data,
             "test",
-            numbers=source.numbers,
-            classes=source.seen.classes,
         )
         metrics: dict[str, Any] = {**found.scores, "images": len(found.answers.index)}
         return TestScores(**metrics)
