@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes share the cores, take no more threads than they are given, and see a busy machine."""
+"""Processes share the cores and take no more threads than they are given."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from keymix.analysis.threads import busy, threads_each, use_threads
+from keymix.analysis.threads import threads_each, use_threads
 
 
 @pytest.mark.parametrize(
@@ -27,12 +27,3 @@ def test_threads_are_a_share_of_the_cores_and_not_more_than_given(
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(cores)}, raising=False)
     with use_threads(given):
         assert threads_each(processes) == expected
-
-
-def test_a_load_above_the_cores_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(os, "getloadavg", lambda: (4.0, 9.0, 9.0))
-    assert busy() == ""
-    monkeypatch.setattr(os, "getloadavg", lambda: (5.25, 0.0, 0.0))
-    assert "5.2" in busy()
-    assert "4 cores" in busy()

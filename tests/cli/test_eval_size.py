@@ -123,7 +123,7 @@ def test_larger_images_are_cropped_as_in_training(run: Path) -> None:
     size = (132, 132)
     assert data.load("digits", image_size=132, limit=60).crop_pct < 1.0
     opened = load_run(run)
-    loaded, _ = data_for(opened.recipe.data, opened.weights()[1].data, None, size)
+    loaded = data_for(opened.recipe.data, opened.weights()[1].data, None, size)
     assert {split.view.crop_pct for split in loaded.splits} == {1.0}
 
 

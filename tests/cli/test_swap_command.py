@@ -65,7 +65,7 @@ def record(folder: Path) -> dict[str, Any]:
 def test_the_folder_holds_what_swap_gives(trained: str, swapped: Path) -> None:
     run = load_run(trained)
     model, seen = run.model_and_data()
-    data, _ = data_for(run.recipe.data, seen, None, (12, 12))
+    data = data_for(run.recipe.data, seen, None, (12, 12))
     rows = [i * len(data.train) // 16 for i in range(16)]
     pixels = torch.stack([data.train.read(i) for i in rows])
     images = (pixels.float() / 255 - data.mean[0]) / data.std[0]

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from few_digits import FINISHED, brittle, small
 
 from keymix.analysis.attention import attention_maps
 from keymix.analysis.threads import use_threads
 from keymix.compare.events import Event
 from keymix.compare.models import share_out
-from keymix.compare.pictures import normalised
 from keymix.compare.run import Comparison
 from keymix.data import load
 from keymix.errors import UserError, reason
@@ -111,7 +111,9 @@ def test_attention_maps_of_all_layers_and_heads_are_whole(done):
 def test_the_stored_weights_are_those_of_the_model(done):
     stored = pictures_of(done.out)["attention"]
     data = load("digits", limit=100)
-    images = normalised(data, data.test, spread_out(data.test.labels.tolist(), 4))
+    images = data.prepared(
+        torch.stack([data.test.read(i) for i in spread_out(data.test.labels.tolist(), 4)])
+    )
     model = load_run(done.out / "runs/static_key/seed0").model("last")
     (rows,) = attention_maps(model, images, layers=1).values()
     first = model.num_prefix_tokens

@@ -14,7 +14,7 @@ import torch
 
 from keymix import data
 from keymix.analysis.attention import attention_maps
-from keymix.compare.pictures import Trained, attention, collapse, normalised
+from keymix.compare.pictures import Trained, attention, collapse
 from keymix.models import create_model
 from keymix.report.record import Attention
 
@@ -58,7 +58,7 @@ def drawn(attention: Attention) -> Any:
 def test_the_class_token_is_asked_where_it_passes_through_the_mixers(digits: Any) -> None:
     attention, model = looked("vit_nano_p2_12", digits)
     assert attention.class_token
-    images = normalised(digits, digits.test, CHOSEN)
+    images = digits.prepared(torch.stack([digits.test.read(i) for i in CHOSEN]))
     (rows,) = attention_maps(model, images, layers=1, queries=[0]).values()
     wanted = rows[:, :, 0, 1:].unflatten(-1, (6, 6)).numpy()
     assert np.abs(drawn(attention)[:, 1, 1:] - wanted).max() < 1e-4
@@ -69,7 +69,7 @@ def test_all_patches_are_asked_where_it_comes_later(digits: Any) -> None:
     attention, model = looked("cait_micro_p4_32", digits)
     assert model.global_pool == "token"
     assert not attention.class_token
-    images = normalised(digits, digits.test, CHOSEN)
+    images = digits.prepared(torch.stack([digits.test.read(i) for i in CHOSEN]))
     (rows,) = attention_maps(model, images, layers=1).values()
     wanted = rows.mean(2).unflatten(-1, (4, 4)).numpy()
     assert np.abs(drawn(attention)[:, 1, 1:] - wanted).max() < 1e-4
@@ -80,7 +80,7 @@ def test_windows_are_put_back_on_the_image(digits: Any) -> None:
     attention, model = looked("swin_micro_p2_32", digits)
     assert attention.layers == ("Block 1 of 3", "Block 2 of 3")
     assert any(model.layers[0].blocks[1].shift_size)
-    images = normalised(digits, digits.test, CHOSEN)
+    images = digits.prepared(torch.stack([digits.test.read(i) for i in CHOSEN]))
     maps = attention_maps(model, images, layers=[0, 1], windows="image")
     packed = attention.maps["ska"]
     side = images.shape[-1] // 2

@@ -21,7 +21,6 @@ from keymix.analysis.mask_pictures import GREY, rim
 from keymix.analysis.overlap import mean_jaccard, overlap_counts
 from keymix.cli.comparison import plain, print_result
 from keymix.compare.models import choose_mixers, make_plan
-from keymix.compare.pictures import normalised
 from keymix.compare.question import Question
 from keymix.compare.run import Comparison, rebuild
 from keymix.data import load
@@ -127,7 +126,7 @@ def test_pictures_are_the_models_answers_on_images_chosen_by_all_of_them(done, f
     assert kinds == ["worst", "worst", "median", "median", "best", "best", "empty"]
     model = load_run(done.out / "runs/softmax/seed0").model("last")
     with torch.inference_mode():
-        said = model(normalised(data, data.test, chosen)).argmax(1)
+        said = model(data.prepared(torch.stack([data.test.read(i) for i in chosen]))).argmax(1)
     counts = overlap_counts(said.numpy(), truth.numpy(), num_classes=3, multilabel=False)
     panels = [
         next(p for p in scene["panels"] if "softmax" in p.get("mixers", ())) for scene in scenes

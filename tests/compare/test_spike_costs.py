@@ -15,7 +15,7 @@ from few_digits import small
 
 import keymix
 from keymix.compare import pictures
-from keymix.compare.pictures import SPIKE_IMAGES, evenly, normalised
+from keymix.compare.pictures import SPIKE_IMAGES
 from keymix.compare.run import Comparison, rebuild
 from keymix.data import load
 from keymix.errors import UserError
@@ -62,7 +62,7 @@ def copied(with_ann, tmp_path) -> Path:
 
 def test_rates_and_energy_are_those_of_the_trained_weights_on_validation_images(with_ann):
     data = load("digits", limit=100)
-    images = normalised(data, data.val, evenly(data.val, SPIKE_IMAGES))
+    images = torch.stack(data.some(data.val, SPIKE_IMAGES))
     each = []
     for seed in (0, 1):
         folder = f"runs/qk_token/seed{seed}"

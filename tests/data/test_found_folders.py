@@ -352,7 +352,7 @@ def test_values_of_fewer_bits_are_warned_of_and_scaled(tmp_path: Path) -> None:
     seen = load(f"folder:{root}", white_level="auto").record()
     config = DataConfig(spec=f"folder:{root}", white_level="auto")
     for spec in (None, f"folder:{other}"):  # scored as the run was trained
-        assert data_for(config, seen, spec, seen.image_size)[0].record().white_level == 1020
+        assert data_for(config, seen, spec, seen.image_size).record().white_level == 1020
 
 
 def test_the_full_sixteen_bits_stay_as_they_are(tmp_path: Path) -> None:

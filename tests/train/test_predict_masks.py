@@ -138,7 +138,7 @@ def test_scores_in_windows_are_those_of_the_masks_at_the_images_own_size(
         scores = keymix.evaluate(run, **given)
         keymix.evaluate(run, overlap=0.25)  # of the training's size: the images are its own
     trained, counts = keymix.load(run, **given), []
-    data, _ = data_for(run.recipe.data, trained.data, None, trained.image_size)
+    data = data_for(run.recipe.data, trained.data, None, trained.image_size)
     for row in data.test.rows:
         found, true = trained.predict(row.id).mask, row.read_target().numpy()
         assert found.shape == true.shape
@@ -241,7 +241,7 @@ def test_the_model_is_shown_the_pixels_of_an_evaluation_to_the_bit(
     model.register_forward_pre_hook(lambda _, given: shown.append(given[0].clone()))
     monkeypatch.setattr(Run, "model_and_data", lambda *_: (model, seen))
     predict_masks(run, out=tmp_path / "out")
-    data, _ = data_for(run.recipe.data, seen, None, (SEEN, SEEN))
+    data = data_for(run.recipe.data, seen, None, (SEEN, SEEN))
     evaluated = [batch.images for batch in Loader(data.test, data, batch_size=8, train=False)]
     assert torch.equal(torch.cat(shown).cpu(), torch.cat(evaluated))
 

@@ -20,6 +20,7 @@ from keymix.errors import KeymixWarning, UserError
 from keymix.tasks.classification.answers import Scores
 from keymix.train import files
 from keymix.train.engine import train
+from keymix.train.evaluation import data_for
 from keymix.train.predict import predict
 from keymix.train.recipe import Recipe, replace_path
 from keymix.train.runs import Run, evaluate, load_run
@@ -190,11 +191,9 @@ def test_images_larger_than_the_runs_are_cropped_as_it_cropped_them(
 
 def test_another_size_shows_as_much_of_an_image_as_training_did(done: Run) -> None:
     """In memory or not: what evaluation crops does not depend on the size."""
-    from keymix.train.evaluation import data_for
-
     seen = replace(done.weights()[1].data, crop_pct=0.75)
     for side in (14, 16, 150):
-        loaded, _ = data_for(done.recipe.data, seen, None, (side, side))
+        loaded = data_for(done.recipe.data, seen, None, (side, side))
         assert loaded.crop_pct == 0.75
         image = fit(loaded.test.own(0), (side, side), 0.75)
         assert torch.equal(loaded.test.read(0), image)
@@ -225,6 +224,31 @@ def test_data_with_unknown_classes_is_refused(done: Run, tmp_path: Path) -> None
             Image.new("L", (12, 12), 10 * i).save(tmp_path / name / f"{i}.png")
     with pytest.raises(UserError, match=r"cat, dog|channels"):
         evaluate(done, f"folder:{tmp_path}")
+
+
+def test_data_with_some_of_the_classes_has_the_runs_numbers(
+    tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    def spec(place: str, *labels: str) -> str:
+        for label in labels:
+            (tmp_path / place / label).mkdir(parents=True)
+            for i in range(12):
+                image = Image.new("RGB", (12, 12), (80 * "abc".index(label) + i,) * 3)
+                image.save(tmp_path / place / label / f"{i}.png")
+        return f"folder:{tmp_path / place}"
+
+    changes = {"data.spec": spec("all", *"abc"), "schedule.epochs": 1}
+    run = train(replace_path(tiny_recipe, changes), tmp_path / "run")
+    seen = run.summary.data
+    data = data_for(run.recipe.data, seen, spec("some", *"bc"), seen.image_size)
+    assert data.classes == ("a", "b", "c")
+    assert set(data.test.labels.tolist()) == {1, 2}
+    classes = [int(data.test.ids(i).split("/")[-2] == "c") + 1 for i in range(len(data.test))]
+    assert data.test.labels.tolist() == classes
+    found = predict(run, [tmp_path / "some" / "b", tmp_path / "some" / "c"], top=1)
+    right = {answer.path: answer.classes[0] == Path(answer.path).parent.name for answer in found}
+    share = sum(right[data.test.ids(i)] for i in range(len(data.test))) / len(data.test)
+    assert evaluate(run, f"folder:{tmp_path / 'some'}")["top1"] == pytest.approx(share)
 
 
 def test_run_on_images_that_are_not_square_is_evaluated(

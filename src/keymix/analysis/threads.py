@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU threads: how many a process takes, and whether the machine has cores to spare for them.
+"""CPU threads: how many a process takes.
 
 The number decides how sums are split, and with it the last bits of a result.
 """
@@ -38,12 +38,3 @@ def use_threads(number: int | None) -> Iterator[int]:
         yield torch.get_num_threads()
     finally:
         torch.set_num_threads(before)
-
-
-def busy() -> str:
-    """Say that other programs need all cores of the machine, by its load average; else nothing."""
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    there = os.cpu_count() or 1
-    if load <= there:
-        return ""
-    return f"the machine is busy: load average {load:.1f} on {there} cores; steps will take longer"

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,7 @@ def main(argv: list[str]) -> int:
     from keymix.train.signals import interruptible
 
     made_by = frame(shlex.join(["keymix", "analyze", *argv]))
-    session = Session(note=console.note, working=_working)
+    session = Session(note=console.note, working=lambda: console.working(_lines()))
     found = None
     with (
         interruptible(lambda: _stopped(found, given.out)),
@@ -155,20 +154,6 @@ def _write(found: Result, folder: Path) -> None:
     for old in folder.glob(f"{found.name}-*"):
         if old.name not in made and old.suffix in (".csv", ".png", ".svg"):
             old.unlink(missing_ok=True)
-
-
-@contextmanager
-def _working() -> Iterator[Callable[[str, float], None]]:
-    """Show what is being done: a bar at a terminal, else a line for each step."""
-    if not console.err.is_terminal:
-        yield _lines()
-        return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(bar_width=24), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console.err, transient=True) as bar:
-        task = bar.add_task("", total=1.0)
-        yield lambda text, share: bar.update(task, completed=share, description=one_line(text))
 
 
 def _lines() -> Callable[[str, float], None]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from keymix.cli import console
 from keymix.errors import one_line
 from keymix.records import to_json
-from keymix.train.callbacks import SIGN_OF_LIFE, roughly
+from keymix.train.callbacks import SIGN_OF_LIFE
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -40,20 +40,6 @@ def watching() -> Iterator[Watcher]:
         bars.stop()
 
 
-class _Left:
-    """The time that is left, computed each time it is shown."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        from keymix.compare.events import Remaining
-
-        self._remaining = Remaining(clock=clock)
-        self.see = self._remaining.see
-
-    def __str__(self) -> str:
-        seconds = self._remaining.seconds()
-        return "" if seconds is None else f"about {roughly(seconds)} left"
-
-
 def _plain(text: str) -> str:
     """Write plain spaces, which any terminal has."""
     return text.replace("\u00a0", " ")
@@ -66,8 +52,10 @@ class Lines:
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        from keymix.compare.events import Remaining
+
         self._ended = self._total = 0
-        self._left = _Left(clock)
+        self._left = Remaining(clock=clock)
         self._clock = clock
         self._said = clock()
         self._scores: dict[tuple[str, int], str] = {}
@@ -115,6 +103,8 @@ class Bars:
     def __init__(self) -> None:
         from rich.progress import BarColumn, Progress, TextColumn
 
+        from keymix.compare.events import Remaining
+
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
@@ -126,7 +116,7 @@ class Bars:
         )
         self._all: TaskID | None = None
         self._runs: dict[tuple[str, int], TaskID] = {}
-        self._left = _Left()
+        self._left = Remaining()
         self._ended = self._total = 0
         self._fraction: dict[tuple[str, int], float] = {}
         self._progress.start()

@@ -79,6 +79,20 @@ def line(cells: Iterable[str]) -> None:
     out.file.write("\t".join(map(one_line, cells)) + "\n")  # rich would turn tabs into spaces
 
 
+@contextmanager
+def working(line: Callable[[str, float], None]) -> Iterator[Callable[[str, float], None]]:
+    """Show what is being done, and the share that is done: a bar at a terminal, else by `line`."""
+    if not err.is_terminal:
+        yield line
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(bar_width=24), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=err, transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda text, share: bar.update(task, completed=share, description=one_line(text))
+
+
 def report_broken(reasons: Iterable[str]) -> int:
     """Name the images that could not be read; return the exit code, 2 if there are any."""
     different = dict.fromkeys(reasons)

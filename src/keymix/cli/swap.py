@@ -6,16 +6,14 @@ from __future__ import annotations
 import argparse
 import copy
 import shlex
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keymix.cli import console
 from keymix.cli.console import VerbParser
-from keymix.errors import UserError, one_line
+from keymix.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -306,7 +304,7 @@ def _search(
         f"{judge} images will judge. If one answer in twenty changes, a change of accuracy is "
         f"known to about ±{196 * (changed / max(judge, 1)) ** 0.5:.1f} points{wanted}"
     )
-    with _watching() as progress:
+    with console.working(lambda text, share: console.note(f"{share:4.0%} {text}")) as progress:
         return search(
             model,
             calibration=calibration,
@@ -376,8 +374,6 @@ def _test(source: Source, model: nn.Module, swapped: nn.Module) -> BothScores:
             shown,
             source.data,
             "test",
-            numbers=source.numbers,
-            classes=source.seen.classes,
         )
         metrics: dict[str, Any] = {**found.scores, "images": len(found.answers.index)}
         return TestScores(**metrics)
@@ -448,32 +444,3 @@ def _print_result(record: Swapped, folder: Path, *, as_json: bool) -> None:
         console.note(f"  {line}")
     console.prose(record.answer)
     console.say(f"report   {folder / PAGE}")
-
-
-@contextmanager
-def _watching() -> Iterator[Callable[[str, float], None]]:
-    """Show progress on standard error: a bar at a terminal, else a line for each measurement."""
-    from keymix.report.formats import duration
-
-    start, first = time.monotonic(), -1.0
-
-    def left(share: float) -> str:
-        nonlocal first
-        if first < 0:
-            first = share  # known before, where a stopped search resumes
-        if share <= first:
-            return ""
-        rest = (time.monotonic() - start) * (1 - share) / (share - first)
-        return f"; about {duration(rest)} left"
-
-    if not console.err.is_terminal:
-        yield lambda text, share: console.note(f"{share:4.0%} {text}{left(share)}")
-        return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(bar_width=24), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console.err, transient=True) as bar:
-        task = bar.add_task("", total=1.0)
-        yield lambda text, share: bar.update(
-            task, completed=share, description=one_line(text + left(share))
-        )

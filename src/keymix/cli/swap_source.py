@@ -30,8 +30,8 @@ HELD_OUT = 1000
 class Source:
     """A trained model in eval mode on this machine's device, with the data that it is used with.
 
-    `seen` is the record of its data, `numbers` the model's class of each class of the data, and
-    `weights` says where its weights come from, with a digest of their file if there is one.
+    `seen` is the record of its data, and `weights` says where its weights come from, with a digest
+    of their file if there is one.
     """
 
     name: str
@@ -39,7 +39,6 @@ class Source:
     recipe: Recipe
     seen: DataRecord
     data: ImageData
-    numbers: Tensor
     weights: str
     run: Run | None
 
@@ -60,9 +59,7 @@ class Source:
             )
         rows = evenly(len(split), number)
         pixels = torch.stack([split.read(i) for i in rows])
-        numbers = self.numbers[split.labels[rows]]
-        mean, std = (torch.tensor(v)[:, None, None] for v in (self.data.mean, self.data.std))
-        return (pixels.float() / 255 - mean) / std, numbers
+        return self.data.prepared(pixels), split.labels[rows]
 
 
 def load_source(given: argparse.Namespace) -> Source:
@@ -104,14 +101,13 @@ def _trained(name: str, spec: str | None) -> Source:
     else:
         raise UserError(f"{name!r} brings no images: give --data, such as folder:PATH")
     own = replace(recipe.data, spec=seen.spec)
-    data, numbers = data_for(own, seen, spec, trained.image_size)
+    data = data_for(own, seen, spec, trained.image_size)
     return Source(
         name=name,
         model=trained.model,
         recipe=recipe,
-        seen=seen if run is not None else replace(data.record(), classes=seen.classes),
+        seen=seen if run is not None else data.record(),
         data=data,
-        numbers=numbers,
         weights=f"{name}, sha256 {digest_of(trained.model)[:16]}",
         run=run,
     )
@@ -133,7 +129,6 @@ def _refuse_others(what: str, task: Task, kind: InputKind) -> None:
 
 def _by_name(given: argparse.Namespace) -> Source:
     import timm
-    import torch
 
     from keymix.cli.console import parse_size
     from keymix.models import load_weights
@@ -203,7 +198,6 @@ def _by_name(given: argparse.Namespace) -> Source:
         recipe=recipe,
         seen=data.record(),
         data=data,
-        numbers=torch.arange(len(data.classes)),
         weights=weights,
         run=None,
     )

@@ -12,6 +12,7 @@ from typing import Literal
 from keymix.compare.question import Plan
 from keymix.compare.runs import read_error
 from keymix.task import Score
+from keymix.train.callbacks import roughly
 from keymix.train.files import METRICS, read_metrics
 from keymix.train.folder import is_finished
 
@@ -91,6 +92,10 @@ class Remaining:
         if now <= 0:
             return None
         return (self._clock() - self._begun) / now * max(self._left - done, 0.0)
+
+    def __str__(self) -> str:
+        seconds = self.seconds()
+        return "" if seconds is None else f"about {roughly(seconds)} left"
 
 
 def resume_hint(out: Path) -> str:

@@ -27,7 +27,7 @@ from keymix.analysis.similarity import map_similarity
 from keymix.analysis.spikes import read_spikes
 from keymix.compare.question import Plan
 from keymix.compare.runs import Finished, Reading
-from keymix.data.dataset import ImageData, Split
+from keymix.data.dataset import ImageData
 from keymix.data.record import SameImages
 from keymix.errors import FAILURES, UserError, reason
 from keymix.hosts import find_host, find_mixers
@@ -205,7 +205,7 @@ def spikes(
     done = [r.run for r in runs if isinstance(r, Finished) and r.run.mixer in spiking]
     if not done:
         return {}
-    images = normalised(data, data.val, evenly(data.val, SPIKE_IMAGES))
+    images = torch.stack(data.some(data.val, SPIKE_IMAGES))
     return {r.folder: known.get(r.folder) or _spikes(plan.out / r.folder, images) for r in done}
 
 
@@ -254,17 +254,6 @@ def _drawn(page: Page, trained: Trained, tested: Sequence[RunAnswers]) -> Mappin
     return page.draw(data, given)
 
 
-def evenly(split: Split, number: int) -> list[int]:
-    """Return indices of images at equal distances over a split."""
-    n = len(split)
-    return sorted({i * n // min(number, n) for i in range(min(number, n))})
-
-
-def normalised(data: ImageData, split: Split, chosen: Sequence[int]) -> Tensor:
-    """Read images as the models see them in evaluation, ``[B, C, H, W]`` or frames."""
-    return data.prepared(torch.stack([split.read(i) for i in chosen]))
-
-
 def attention(
     trained: Trained,
     chosen: Sequence[int],
@@ -281,7 +270,7 @@ def attention(
     mixers have maps. `chosen` says which test images, and `label` what one of them is.
     """
     data, models = trained.data, trained.models
-    images = normalised(data, data.test, chosen)
+    images = data.prepared(torch.stack([data.test.read(i) for i in chosen]))
     found = [list(find_mixers(model).values()) for model in models.values()]
     # CaiT's class token is not there yet where its mixers sit
     present = all(mixer.site.num_prefix_tokens for mixers in found for mixer in mixers)
@@ -375,7 +364,7 @@ def collapse(trained: Trained) -> Collapse:
     is taken in which most mixers can be read, and of those the deepest.
     """
     data, every = trained.data, _stages(trained.models)
-    images = normalised(data, data.test, evenly(data.test, COLLAPSE_IMAGES))
+    images = torch.stack(data.some(data.test, COLLAPSE_IMAGES))
     read = []
     for stage in [stage for stage in every if len(stage) > 1] or every[:1]:
         alike = partial(_likeness, images=images, stage=stage)

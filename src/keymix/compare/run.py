@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from keymix.analysis.threads import busy
 from keymix.arguments import checked
 from keymix.compare import folder
 from keymix.compare.costs import known_costs, measure_costs
@@ -265,7 +264,7 @@ def _planned(question: Question, watch: Watcher) -> tuple[Plan, ImageData]:
     notes = [summary(plan, data), *plan.notes]
     notes += [f"left out of the comparison: {sentence}" for sentence in plan.cannot_sit]
     notes += [f"{each.label}: {each.note}" for each in plan.mixers if each.note]
-    for text in filter(None, (*notes, busy())):
+    for text in filter(None, notes):
         watch(Event(kind="note", text=text))
     return plan, data
 

@@ -43,7 +43,7 @@ class Quantiser:
     content: bytes  # the float ONNX file; its nodes begin with the paths of their layers
     metadata: str  # what the 8-bit file says of itself
     trained: TrainedModel  # the run
-    data: tuple[ImageData, Tensor]  # its data, and the run's number of each class
+    data: ImageData
     opened: Callable[[bytes], nn.Module]  # opens a file's content as it will be used
     batch: bool  # whether files take more than one image
 
@@ -61,7 +61,7 @@ class Quantiser:
                 raise unknown("block", name, blocks)
         before = self._scored(self.content, "test")
         found, gains = self._file(kept), {}
-        after, task = self._scored(found, "test"), self.data[0].task
+        after, task = self._scored(found, "test"), self.data.task
 
         def lost(one: Evaluated, other: Evaluated) -> float:
             a, b = one.scores[task.score.key], other.scores[task.score.key]
@@ -99,10 +99,7 @@ class Quantiser:
         )
 
     def _scored(self, content: bytes, split: SplitName) -> Evaluated:
-        data, numbers = self.data
-        run, classes = self.trained.run, self.trained.classes
-        model = self.opened(content)
-        return score_split(run.recipe, model, data, split, numbers=numbers, classes=classes)
+        return score_split(self.trained.run.recipe, self.opened(content), self.data, split)
 
     def _layers(self) -> list[tuple[str, str]]:
         """Name the nodes that may have 8 bits, each with its block; not the last, the head."""
@@ -123,7 +120,7 @@ class Quantiser:
 
     @cached_property
     def _images(self) -> Tensor:
-        return torch.stack(self.data[0].some(self.data[0].train, CALIBRATION))
+        return torch.stack(self.data.some(self.data.train, CALIBRATION))
 
     def _file(self, kept: Sequence[str]) -> bytes:
         """Quantise all but some blocks."""

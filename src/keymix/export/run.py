@@ -77,7 +77,7 @@ class _Subject:
     origin: str  # where these come from, in words
     resize: str | None  # what mixers do at other sizes
     limit: float  # how far outputs may differ
-    splits: tuple[ImageData, Tensor] | None = None  # the run's data, where it was loaded
+    splits: ImageData | None = None  # the run's data, where it was loaded
 
     @property
     def size(self) -> Size:
@@ -287,7 +287,7 @@ def _subject(given: object, images: Images | None, resize: str | None, limit: fl
         shown, origin = [*one_batch(images, given)[:most]], "the images that were given"
     elif trained is not None and isinstance(trained.source, Run):
         splits, origin = _for_checks(trained), "images of the run's validation split"
-        shown = splits[0].some(splits[0].val, most)
+        shown = splits.some(splits.val, most)
     else:
         noise = torch.Generator().manual_seed(0)
         shown = [*torch.randn(most, *default_input_size(model), generator=noise)]
@@ -310,12 +310,12 @@ def _subject(given: object, images: Images | None, resize: str | None, limit: fl
     )
 
 
-def _data_of(trained: TrainedModel) -> tuple[ImageData, Tensor]:
-    """Load a run's data, with the run's number of each class."""
+def _data_of(trained: TrainedModel) -> ImageData:
+    """Load a run's data."""
     return data_for(trained.run.recipe.data, trained.data, None, trained.image_size)
 
 
-def _for_checks(trained: TrainedModel) -> tuple[ImageData, Tensor]:
+def _for_checks(trained: TrainedModel) -> ImageData:
     """Load a run's data, or say how to do without."""
     try:
         return _data_of(trained)

@@ -144,18 +144,13 @@ class Pace:
         if self._first is None:
             self._first = (done, self._clock())
 
-    def per_second(self) -> float | None:
-        """Steps in a second, validation included; None before there are two."""
-        if self._first is None or self._now <= self._first[0]:
-            return None
-        start, since = self._first
-        return (self._now - start) / max(self._clock() - since, 1e-9)
-
     def left(self) -> str:
         """Say how long the rest will take; empty where nothing is known yet."""
-        pace = self.per_second()
-        rest = self._steps - self._now
-        return f"about {roughly(rest / pace)} left" if pace and rest else ""
+        start, since = self._first or (self._now, 0.0)
+        done, rest = self._now - start, self._steps - self._now
+        if not done or not rest:
+            return ""
+        return f"about {roughly(rest * (self._clock() - since) / done)} left"
 
 
 class Display(Callback):
@@ -179,10 +174,7 @@ class Display(Callback):
         self._pace = Pace(self._total, clock=self._clock)
         self._said = self._epoch_began = self._clock()
         self._epoch_from = plan.done
-        from keymix.analysis.threads import busy
-
-        for text in filter(None, (plan.sentence(), busy())):
-            self._say(text)
+        self._say(plan.sentence())
         if not self._console.is_terminal or plan.done >= self._total:
             return
         self._bar = rich.Progress(

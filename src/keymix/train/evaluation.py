@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from keymix.analysis.answers import Answers
 from keymix.data.kinds import SLICES
@@ -23,7 +23,6 @@ from keymix.train.model import device_of_this_machine, load_data, warn_of_sparse
 from keymix.train.parts import Evaluated, answers_of
 from keymix.train.recipe import DataConfig, ModelConfig, Recipe
 from keymix.train.record import SplitScores
-from keymix.train.scoring import ImageBatch, Inputs
 
 if TYPE_CHECKING:
     from keymix.data.dataset import ImageData
@@ -62,21 +61,14 @@ def score_split(
     model: nn.Module,
     data: ImageData,
     split: SplitName,
-    *,
-    numbers: Tensor | None = None,
-    classes: Sequence[str] | None = None,
 ) -> Evaluated:
-    """Answer all of a split and score the answers.
-
-    For data other than the model's own, `classes` are the model's, and `numbers` has the model's
-    number of each class of the data.
-    """
+    """Answer all of a split and score the answers."""
     batches = eval_loader(recipe, data, split)
     return answers_of(data.task).evaluate(
         model,
-        batches if numbers is None else _relabelled(batches, numbers),
+        batches,
         batches.split,
-        data if classes is None else replace(data, classes=tuple(classes)),
+        data,
         device=device_of_this_machine(),
         precision=recipe.precision,
     )
@@ -112,8 +104,8 @@ def data_for(
     spec: str | None,
     size: tuple[int, int],
     time_steps: int | None = None,
-) -> tuple[ImageData, Tensor]:
-    """Load data as a run's model wants it, and the run's class number of each of its classes.
+) -> ImageData:
+    """Load data as a run's model wants it, its labels by the numbers of the run's classes.
 
     `seen` is the record of the data that the run was trained on; `spec` names other data; images
     that keep their own size ignore `size`. `time_steps` are frames per recording, of events.
@@ -147,8 +139,19 @@ def data_for(
     if wanted == own and _changed(seen, data.record()):
         text = f"the {kind.nouns} of data {data.spec} are not those that the run was trained with: "
         warnings.warn(f"{text}what is scored may have been trained on", KeymixWarning, stacklevel=2)
-    numbers = torch.tensor([seen.classes.index(name) for name in data.classes])
-    return replace(data, mean=seen.mean, std=seen.std), numbers
+    theirs, data = data.classes, replace(data, classes=seen.classes, mean=seen.mean, std=seen.std)
+    if theirs == seen.classes[: len(theirs)]:
+        return data
+    if data.train.stream is not None:
+        raise UserError(
+            f"data {data.spec!r} is a stream whose classes are not in the run's order: write its "
+            "shards again, or name the data that they were made of."
+        )
+    numbers = torch.tensor([seen.classes.index(name) for name in theirs])
+    splits: dict[str, Any] = {
+        split.name: replace(split, values=numbers[split.labels]) for split in data.splits
+    }
+    return replace(data, **splits)
 
 
 def of_other_data(
@@ -189,21 +192,3 @@ def _changed(seen: DataRecord, now: DataRecord) -> bool:
     if same and seen.fingerprint_of == now.fingerprint_of and seen.fingerprint != now.fingerprint:
         return True
     return seen.index_sha256 != now.index_sha256
-
-
-class _Relabelled(NamedTuple):
-    """A batch with other targets."""
-
-    images: Inputs
-    targets: Tensor
-    index: Tensor  # type: ignore[assignment]  # hides tuple.index, which nobody wants here
-
-
-def _relabelled(batches: Iterable[ImageBatch], numbers: Tensor) -> Iterator[ImageBatch]:
-    """Yield batches whose targets are a run's: ``numbers`` holds the run's class of each class."""
-    if torch.equal(numbers, torch.arange(len(numbers))):
-        yield from batches
-        return
-    numbers = numbers.to(device_of_this_machine())
-    for batch in batches:
-        yield _Relabelled(batch.images, numbers[batch.targets], batch.index)

@@ -174,7 +174,7 @@ class FolderWriter(ABC, Generic[PredictionT]):
                 paths = image_files(wanted.paths, volumes=takes_volumes(seen))
                 self.items = self.of_files([*dict.fromkeys(paths)])
             else:
-                data = data_for(trained.recipe.data, seen, wanted.data, trained.image_size)[0]
+                data = data_for(trained.recipe.data, seen, wanted.data, trained.image_size)
                 split = wanted.split or "test"
                 splits = {each.name: each for each in data.splits}
                 if split not in splits:

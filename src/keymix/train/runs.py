@@ -190,11 +190,9 @@ def evaluate(
         size = at_size(model, seen, image_size, resize)
         if time_steps is not None:
             take_time_steps(model, time_steps)
-        data, numbers = data_for(run.recipe.data, seen, data_spec, size, time_steps)
+        data = data_for(run.recipe.data, seen, data_spec, size, time_steps)
         answering = model if flips is None else Mirrored(model, flips)
-        scored = score_split(
-            run.recipe, answering, data, split, numbers=numbers, classes=seen.classes
-        )
+        scored = score_split(run.recipe, answering, data, split)
     inputs = f"{split} {data.kind.nouns}"
     warn_of_degenerate(scored.answers, run.recipe.model, inputs, scored.scores.get(LOSS))
     plain: dict[str, Any] = to_json(

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import os
 import pickle
-import socket
 import tarfile
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from keymix.data.sample import Faults, Row, Source, array_rows, some
 from keymix.data.specs import source
 from keymix.errors import UserError
 
-_PATIENCE = 30.0  # seconds without an answer before a download is given up
 # What torchvision raises: RuntimeError on a wrong checksum, the others on damage and no network.
 _TROUBLE = (
     RuntimeError,
@@ -141,7 +139,7 @@ def _made(
     try:
         root.mkdir(parents=True, exist_ok=True)
         # processes that start together must not write the same file at once
-        with FileLock(root / f".{name}.lock"), _impatient():
+        with FileLock(root / f".{name}.lock"):
             return [kind(root, download=True, **split) for split in splits]
     except _TROUBLE as error:
         why = (str(error).strip() or type(error).__name__).splitlines()[-1].rstrip(".")
@@ -152,14 +150,3 @@ def _made(
             f"data {name}: it is not whole in {root}, and downloading it failed ({why}). Put "
             f"{', '.join(urls)} into {place}{instead}, or use hf:OWNER/NAME or parquet:PATH."
         ) from error
-
-
-@contextmanager
-def _impatient() -> Iterator[None]:
-    """Let connections of torchvision's downloads, which set no limit, time out."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(_PATIENCE)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)
