@@ -392,10 +392,11 @@ def load(
         if time_steps is not None:
             take_time_steps(model, time_steps)
         model = model.to(device_of_this_machine())
-    if time_steps is not None and seen.events:
-        seen = replace(seen, time_steps=time_steps)
     seen = in_windows(seen, overlap, flips)
-    return TrainedModel(source=source, model=model, data=seen, image_size=size, flips=flips)
+    trained = TrainedModel(source=source, model=model, data=seen, image_size=size, flips=flips)
+    if time_steps is None or not trained.takes_events:
+        return trained
+    return replace(trained, data=replace(seen, time_steps=time_steps))
 
 
 def _of_exported(
