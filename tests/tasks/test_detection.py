@@ -427,7 +427,8 @@ def test_where_data_have_boxes_alone_they_are_learned_scored_and_predicted(
     loaded = load_data(small(root).data)
     (reference,) = ANSWERS.references(loaded)
     assert set(reference.evaluated.scores) == scores
-    (row, *_) = ANSWERS.details(keymix.load_run(run).summary.last.test).rows
+    (table,) = ANSWERS.details(keymix.load_run(run).summary.last.test)
+    row, *_ = table.rows
     assert len(row) == 4
 
 
