@@ -362,6 +362,7 @@ def at_height(folder: Path, z: float) -> Path:
         (changed(2, PixelSpacing=[1.25, 2]), r"IM000[02].* PixelSpacing differs"),
         (changed(1, NumberOfFrames=3), "IM0001: it has several frames"),
         (changed(1, PhotometricInterpretation="MONOCHROME1"), "IM0001.* MONOCHROME1"),
+        (changed(1, RescaleSlope=None), "IM0001: its RescaleSlope is empty"),
         (changed(1, ImagePositionPatient=None), "IM0001.* no slice of a volume: ImagePos"),
         (changed(1, PixelData=b"12"), "IM0001: .*pixel data"),
         (

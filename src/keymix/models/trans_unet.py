@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from timm.layers import get_device_dtype
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from keymix.arguments import whole_size
 from keymix.hosts.base import MixerNames, MixerOptions
 from keymix.mixers.base import Grid, to_image
-from keymix.models.encoder_decoder import within
+from keymix.models.encoder_decoder import CLASSES, within
 from keymix.models.family import Wanted, register_variants
 from keymix.models.plain_convnet import STAGES
 from keymix.models.plain_unet import CFG, PlainUNet
@@ -33,13 +32,19 @@ class TransUNet(PlainUNet):
     the U-Net are those of ``plain_unet``.
 
     Args:
+        img_size: Side, or height and width, of the images, pixels.
+        in_chans: Channels of the images.
+        num_classes: Outputs of a pixel; 0 for none.
         width: Channels w of the encoder's first stage, an even number of 4 or more; tokens have 8w.
+        depth: Residual blocks of every stage of the encoder.
         blocks: Blocks of the transformer.
         num_heads: Heads of every block.
+        drop_rate: Probability of dropping a channel before the classifier.
         drop_path_rate: Probability of dropping a branch in the last block; rises from 0.
         mixer: One name, or one per block.
         mixer_options: One dict for all, one per mixer name, or a list as long as ``mixer``.
-        unet: The other arguments of :class:`keymix.models.plain_unet.PlainUNet`.
+        device: As PyTorch's modules take it.
+        dtype: As PyTorch's modules take it.
 
     Shape: images ``[B, in_chans, H, W]`` -> logits ``[B, num_classes, H, W]``.
     Cost: at 96x96 pixels 77 M multiply-adds, 0.60 M parameters.
@@ -54,15 +59,30 @@ class TransUNet(PlainUNet):
     def __init__(
         self,
         *,
+        img_size: int | Grid = 224,
+        in_chans: int = 3,
+        num_classes: int = CLASSES,
         width: int = 12,
+        depth: int = 1,
         blocks: int = 4,
         num_heads: int = 3,
+        drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
         mixer: MixerNames = "softmax",
         mixer_options: MixerOptions = None,
-        **unet: Any,
+        device: Any = None,
+        dtype: Any = None,
     ) -> None:
-        super().__init__(width=width, **unet)
+        super().__init__(
+            img_size=img_size,
+            in_chans=in_chans,
+            num_classes=num_classes,
+            width=width,
+            depth=depth,
+            drop_rate=drop_rate,
+            device=device,
+            dtype=dtype,
+        )
         self.transformer = MixerVisionTransformer(
             img_size=self._grid(self.img_size),
             patch_size=1,
@@ -78,7 +98,8 @@ class TransUNet(PlainUNet):
             drop_path_rate=drop_path_rate,
             mixer=mixer,
             mixer_options=mixer_options,
-            **get_device_dtype(self),
+            device=device,
+            dtype=dtype,
         )
         nn.init.constant_(self.transformer.norm.weight, 0.1)  # of what is added
 

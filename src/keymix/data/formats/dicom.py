@@ -22,7 +22,8 @@ from keymix.data.formats.base import Volume, bad, fitting, library
 _PLANE = {"ImageOrientationPatient": 6, "PixelSpacing": 2, "Rows": 1, "Columns": 1}
 _PLACED = {**_PLANE, "ImagePositionPatient": 3}  # with the number of values
 _KIND = ("SOPClassUID", "Modality", "SliceThickness", "SeriesInstanceUID")
-_READ = [*_PLACED, *_KIND, "NumberOfFrames", "PhotometricInterpretation"]  # no patient
+_SCALE = ("RescaleSlope", "RescaleIntercept")
+_READ = [*_PLACED, *_KIND, *_SCALE, "NumberOfFrames", "PhotometricInterpretation"]  # no patient
 _UNEVEN = 0.1  # of the distance of slices: positions are rounded
 _DAMAGE = (OSError, EOFError, ValueError, LookupError, AttributeError, TypeError, struct.error)
 _RAS = np.diag([-1.0, -1.0, 1.0])  # DICOM's axes are to the left, back and head
@@ -85,6 +86,8 @@ class DicomSeries(Volume):
             for name, count in _PLACED.items():
                 if np.size(given[name] or ()) != count:
                     raise ValueError(f"it is no slice of a volume: {name} is {given[name]}")
+            if empty := [name for name in _SCALE if name in head and given[name] is None]:
+                raise ValueError(f"its {empty[0]} is empty")
             if (look := given["PhotometricInterpretation"]) != "MONOCHROME2":
                 raise ValueError(f"its pixels are {look}, and only MONOCHROME2 is read")
         except self.damage as error:
